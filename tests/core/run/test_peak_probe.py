@@ -39,17 +39,12 @@ def measure(plan: Plan, machine: str = "here") -> MeasuredPeaks:
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
     assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
-    found = measure(plan)
+    said: list[str] = []
+    found = measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
+    assert said == ["measuring the fp32 matmul peak of fake on this machine (3 s; kept for later runs)"]
     assert found.tflops == {"fp32": 2.0} and found.how.startswith("best matmul rate of fake 1.2.3 with ")
     assert measurement.known_peaks(plan, "here") == found
-    assert measurement.known_peaks(plan, "there") == MeasuredPeaks()
-
-
-def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
-    said: list[str] = []
-    measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
-    assert said == ["measuring the fp32 matmul peak of fake on this machine (3 s; kept for later runs)"]
-    assert asked(plan) == []
+    assert measurement.known_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
 
 
 def test_a_divided_host_has_its_peak_divided(plan_for: Make, plan: Plan) -> None:
@@ -82,6 +77,10 @@ def test_a_peak_that_a_run_has_exceeded_is_forgotten(plan: Plan) -> None:
         ('{"fp32": {}}', "the probe failed: KeyError"),
         ('{"fp32": {"tflops": "fast"}}', "the probe failed: ValueError"),
         ('{"fp32": 3}', "the probe failed: TypeError"),
+        *(
+            (f'{{"fp32": {{"tflops": {value}}}}}', "the probe gave no fp32 rate")
+            for value in ("NaN", "Infinity", "0", "-1")
+        ),
     ],
 )
 def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
@@ -93,14 +92,17 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
     assert "fp32" not in measurement.known_peaks(plan, "here").tflops
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "0", "-1"])
-def test_a_peak_that_is_no_peak_is_not_taken(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {value}}}}}')
-    assert measure(plan) == MeasuredPeaks(how="the probe gave no fp32 rate")
-    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
-
-
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"fp32": 3}', '{"fp32": {"tflops": null}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[1]", '{"fp32": 3}', '{"fp32": {"tflops": null}}'),
+        *(
+            json.dumps({"fp32": {"tflops": 2.0, "measurement": measurement}})
+            for measurement in ("x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"})
+        ),
+        '{"fp32": {"tflops": 2.0, "measurement": {"at": "2026-11-22T12:00:00+00:00", "more": 1}}}',
+    ],
+)
 def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
     measure(plan)
     (cached,) = measurement.peaks_folder().iterdir()
@@ -383,16 +385,6 @@ def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
     assert used.peak.measurement and "products" not in job_of(used, RunPaths(Path("/")))
 
 
-@pytest.mark.parametrize(
-    "made", ["x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"}, {"at": NOW.isoformat(), "more": 1}]
-)
-def test_a_damaged_measurement_is_no_peak(plan: Plan, made: object) -> None:
-    measure(plan)
-    (cached,) = measurement.peaks_folder().iterdir()
-    cached.write_text(json.dumps({"fp32": {"tflops": 2.0, "measurement": made}}))
-    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
-
-
 def test_the_dry_run_shows_age_and_doubt(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -423,9 +415,9 @@ def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices
     assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
 
 
-def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedSlurm) -> None:
     """It asks for the nodes of the run, once; another partition, or another share of a node, is measured anew."""
-    planted, said = PlantedSlurm(tmp_path / "slurm", monkeypatch), list[str]()
+    said: list[str] = []
     answers = ("4\n", '{"fp32": {"tflops": 3.0}}\n')
     planted.says("srun", *answers, *answers, *answers)
 
@@ -444,8 +436,8 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, tmp_path: Path, m
     assert len(planted.calls("srun")) == 6
 
 
-def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    PlantedSlurm(tmp_path / "slurm", monkeypatch).says("srun", (1, "srun: error: Unable to allocate resources"))
+def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedSlurm) -> None:
+    planted.says("srun", (1, "srun: error: Unable to allocate resources"))
     asked = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
     found = measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), lambda text: None)
     assert found.tflops == {} and "CalledProcessError" in found.how

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from levelfield.run.launchers.slurm import slurm_commands as slurm
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, UNKNOWN, JobState, SlurmJob, SubmissionError
@@ -12,11 +10,6 @@ from planted_slurm import PlantedSlurm
 JOB = SlurmJob("12")
 GONE = (1, "slurm_load_jobs error: Invalid job id specified\n")
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
-
-
-@pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
-    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
 from levelfield.errors import UsageError
-from levelfield.run.launchers.slurm import slurm_watch
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
@@ -22,17 +21,8 @@ DONE = "COMPLETED|None|alpha\n"
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
-    for name in ("STEP_SECONDS", "QUICKEST", "SLOWEST", "RECORD_SECONDS"):
-        monkeypatch.setattr(slurm_watch, name, 0.01)
-    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    root = tmp_path / "run"
-    for folder in ("events", "nodes", "logs"):
-        (root / folder).mkdir(parents=True)
+def request_(node_run: Path) -> Request:
+    root = node_run
     work = ProcessWork(0, ("train",), {"RANK": "0", "HF_TOKEN": "verysecret"}, "rank0.log")
     files = {"nodes/job.sbatch": "#!/bin/bash\n", "nodes/node0.json": "{}\n"}
     sent = Submission("levelfield.run", ("sbatch", "--parsable", str(root / "nodes/job.sbatch")), files)

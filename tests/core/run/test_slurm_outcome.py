@@ -16,47 +16,35 @@ NODES = ("alpha", "beta")
 GOOD = (ended("exited", (0, 0, None)), ended("exited", (1, 0, None)))
 
 
-@pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
-    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
-
-
-@pytest.fixture
-def run(tmp_path: Path, planted: PlantedSlurm) -> Path:
-    for folder in ("events", "nodes", "logs"):
-        (tmp_path / "run" / folder).mkdir(parents=True)
-    return tmp_path / "run"
-
-
-def request_of(run: Path) -> Request:
+def request_of(node_run: Path) -> Request:
     nodes = tuple(
-        NodeWork(k, "", (ProcessWork(k, ("train",), {}, str(run / "logs" / f"rank{k}.log")),)) for k in (0, 1)
+        NodeWork(k, "", (ProcessWork(k, ("train",), {}, str(node_run / "logs" / f"rank{k}.log")),)) for k in (0, 1)
     )
-    return Request("slurm", "process", nodes, str(run / "events"), 60, 60, 30)
+    return Request("slurm", "process", nodes, str(node_run / "events"), 60, 60, 30)
 
 
-def outcome(run: Path, word: str, *records: str | None, intent: Intent | None = None, **state: str) -> Outcome:
+def outcome(node_run: Path, word: str, *records: str | None, intent: Intent | None = None, **state: str) -> Outcome:
     """Return the outcome of two nodes that wrote these records, one rank each."""
     for node, text in enumerate(records):
         if text is not None:
-            (run / "nodes" / f"node{node}.record.jsonl").write_text(text)
-    return outcome_of(request_of(run), JOB, JobState(word, nodes=NODES, **state), intent)
+            (node_run / "nodes" / f"node{node}.record.jsonl").write_text(text)
+    return outcome_of(request_of(node_run), JOB, JobState(word, nodes=NODES, **state), intent)
 
 
 def words(found: Outcome) -> list[str]:
     return [f"{node.name}: {node.word}" for node in found.nodes]
 
 
-def test_a_good_run(run: Path) -> None:
-    found = outcome(run, "COMPLETED", *GOOD)
+def test_a_good_run(node_run: Path) -> None:
+    found = outcome(node_run, "COMPLETED", *GOOD)
     assert (found.cause, found.evidence, words(found)) == ("exited", None, ["alpha: ended", "beta: ended"])
     assert [(end.rank, end.exit_code) for end in found.ends] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("word", ["CANCELLED", "NODE_FAIL", "TIMEOUT"])
-def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(run: Path, word: str) -> None:
+def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(node_run: Path, word: str) -> None:
     """A controller that was killed may recall an older state of the job."""
-    found = outcome(run, word, *GOOD)
+    found = outcome(node_run, word, *GOOD)
     assert found.cause == "exited"
     assert found.warnings == (f"Slurm job 12 is {word}, although every node has ended by itself",)
 
@@ -70,37 +58,37 @@ def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(run: 
         ("DEADLINE", "time-limit", "time-limit"),
     ],
 )
-def test_slurm_s_own_ends(run: Path, word: str, cause: str, node: str) -> None:
+def test_slurm_s_own_ends(node_run: Path, word: str, cause: str, node: str) -> None:
     """Its signal may have reached a rank before the node's own part."""
     records = (ended("stopped", (0, None, 15)), ended("rank-failed", (1, None, 15)))
-    found = outcome(run, word, *records)
+    found = outcome(node_run, word, *records)
     assert (found.cause, found.evidence) == (cause, f"Slurm job 12: {word}")
     assert words(found) == [f"alpha: {node}", f"beta: {node}"]
     assert all(end.stopped_by_us for end in found.ends)
 
 
-def test_who_cancelled_is_named(run: Path) -> None:
-    assert outcome(run, "CANCELLED", None, None, by="0").evidence == "Slurm job 12: CANCELLED by root"
-    assert outcome(run, "CANCELLED", None, None, by="99999").evidence == "Slurm job 12: CANCELLED by user 99999"
+def test_who_cancelled_is_named(node_run: Path) -> None:
+    assert outcome(node_run, "CANCELLED", None, None, by="0").evidence == "Slurm job 12: CANCELLED by root"
+    assert outcome(node_run, "CANCELLED", None, None, by="99999").evidence == "Slurm job 12: CANCELLED by user 99999"
 
 
-def test_a_lost_node_is_named_with_slurm_s_reason(run: Path, planted: PlantedSlurm) -> None:
+def test_a_lost_node_is_named_with_slurm_s_reason(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("sinfo", "alpha|idle|none\nbeta|down*|Not responding\n")
-    found = outcome(run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
+    found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
     assert found.cause == "node-lost"
     assert found.evidence == "Slurm job 12: NODE_FAIL; beta is down* (Not responding)"
     assert words(found) == ["alpha: stopped", "beta: lost"]
     assert found.nodes[1].missing == ("last record", "facts", "telemetry")
 
 
-def test_a_lost_node_that_slurm_shows_no_more_is_the_one_without_a_last_record(run: Path) -> None:
-    found = outcome(run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
+def test_a_lost_node_that_slurm_shows_no_more_is_the_one_without_a_last_record(node_run: Path) -> None:
+    found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
     assert found.evidence == "Slurm job 12: NODE_FAIL; no last record from beta"
 
 
-def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(run: Path) -> None:
+def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(node_run: Path) -> None:
     records = (ended("rank-failed", (0, None, 15)), ended("rank-failed", (1, None, 9)))
-    found = outcome(run, "FAILED", *records)
+    found = outcome(node_run, "FAILED", *records)
     assert (found.cause, found.evidence) == ("rank-failed", "beta: rank 1 was ended by SIGKILL")
     assert [end.stopped_by_us for end in found.ends] == [True, False]
     assert words(found) == ["alpha: stopped", "beta: failed"]
@@ -109,15 +97,15 @@ def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(run: Path)
 @pytest.mark.parametrize(
     ("free", "is_full"), [(0, True), (2**20 - 1, True), (2**20, False), (None, False), ("0", False)]
 )
-def test_a_full_disk_is_said_beside_the_rank_that_failed(run: Path, free: object, is_full: bool) -> None:
+def test_a_full_disk_is_said_beside_the_rank_that_failed(node_run: Path, free: object, is_full: bool) -> None:
     record = json.dumps({**json.loads(ended("rank-failed", (0, 1, None))), "disk_free_bytes": free}) + "\n"
-    found = outcome(run, "FAILED", record, GOOD[1])
+    found = outcome(node_run, "FAILED", record, GOOD[1])
     assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: rank 0 ended with exit code 1")
     assert (DISK_IS_FULL in str(found.evidence)) == is_full
 
 
-def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(run: Path) -> None:
-    found = outcome(run, "FAILED", ended("rank-failed", (0, None, 15)), ended("stopped", (1, None, 15)))
+def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(node_run: Path) -> None:
+    found = outcome(node_run, "FAILED", ended("rank-failed", (0, None, 15)), ended("stopped", (1, None, 15)))
     assert (found.cause, found.evidence) == ("rank-failed", "alpha: rank 0 was ended by SIGTERM")
 
 
@@ -133,48 +121,48 @@ def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(run: Path) -> None:
         ("hang", "hang"),
     ],
 )
-def test_a_node_s_own_word_explains_the_failure_of_others(run: Path, cause: str, expected: str) -> None:
+def test_a_node_s_own_word_explains_the_failure_of_others(node_run: Path, cause: str, expected: str) -> None:
     records = (ended("rank-failed", (0, 1, None)), ended(cause, evidence="this is why"))
-    found = outcome(run, "FAILED", *records)
+    found = outcome(node_run, "FAILED", *records)
     assert (found.cause, found.evidence) == (expected, "beta: this is why")
 
 
-def test_a_node_without_a_last_word(run: Path, planted: PlantedSlurm) -> None:
+def test_a_node_without_a_last_word(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("sacct", "12|FAILED|1:0\n12.batch|FAILED|1:0\n12.0|FAILED|137:0\n")
-    found = outcome(run, "FAILED", ended("stopped", (0, None, 15)), None)
+    found = outcome(node_run, "FAILED", ended("stopped", (0, None, 15)), None)
     assert found.cause == "node-lost"
     assert found.evidence == "Slurm job 12: FAILED (12.batch FAILED 1:0, 12.0 FAILED 137:0); no last record from beta"
 
 
-def test_where_nothing_was_started_the_job_s_last_line_is_the_evidence(run: Path) -> None:
-    (run / "logs" / "job.log").write_text("srun: error\npython3: can't open file 'node_agent.py'\n\n")
-    found = outcome(run, "FAILED", None, None, reason="NonZeroExitCode")
+def test_where_nothing_was_started_the_job_s_last_line_is_the_evidence(node_run: Path) -> None:
+    (node_run / "logs" / "job.log").write_text("srun: error\npython3: can't open file 'node_agent.py'\n\n")
+    found = outcome(node_run, "FAILED", None, None, reason="NonZeroExitCode")
     assert (found.cause, found.nodes) == ("launch-error", ())
     assert found.evidence == "Slurm job 12: FAILED; python3: can't open file 'node_agent.py'"
 
 
-def test_a_job_without_any_output_asks_for_a_shared_folder(run: Path) -> None:
-    found = outcome(run, "FAILED", None, None, reason="JobLaunchFailure")
+def test_a_job_without_any_output_asks_for_a_shared_folder(node_run: Path) -> None:
+    found = outcome(node_run, "FAILED", None, None, reason="JobLaunchFailure")
     assert "FAILED (JobLaunchFailure)" in str(found.evidence) and "do the nodes see this folder" in str(found.evidence)
 
 
-def test_a_forgotten_job_has_the_end_that_its_nodes_recorded(run: Path) -> None:
-    assert outcome(run, FORGOTTEN, *GOOD).cause == "exited"
-    (run / "nodes" / "node1.record.jsonl").unlink()
-    found = outcome(run, FORGOTTEN, GOOD[0], None)
+def test_a_forgotten_job_has_the_end_that_its_nodes_recorded(node_run: Path) -> None:
+    assert outcome(node_run, FORGOTTEN, *GOOD).cause == "exited"
+    (node_run / "nodes" / "node1.record.jsonl").unlink()
+    found = outcome(node_run, FORGOTTEN, GOOD[0], None)
     assert (found.cause, found.evidence) == (
         "node-lost", "Slurm job 12: Slurm knows it no longer; no last record from beta"
     )  # fmt: skip
 
 
-def test_out_of_memory_is_kept_as_slurm_s_evidence(run: Path) -> None:
-    found = outcome(run, "OUT_OF_MEMORY", GOOD[0], ended("rank-failed", (1, None, 9)))
+def test_out_of_memory_is_kept_as_slurm_s_evidence(node_run: Path) -> None:
+    found = outcome(node_run, "OUT_OF_MEMORY", GOOD[0], ended("rank-failed", (1, None, 9)))
     assert (found.cause, found.oom_kills, found.oom_evidence) == ("rank-failed", 1, "Slurm job 12: OUT_OF_MEMORY")
 
 
-def test_the_platform_s_own_reason_wins(run: Path) -> None:
+def test_the_platform_s_own_reason_wins(node_run: Path) -> None:
     intent: Intent = ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
-    found = outcome(run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent)
+    found = outcome(node_run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent)
     assert (found.cause, found.evidence) == intent
 
 
@@ -182,14 +170,14 @@ def test_the_platform_s_own_reason_wins(run: Path) -> None:
     "damage",
     ["", "no json\n", "[1]\n", '{"event": "ended"}\n', '{"event": "started"}\n', ended("exited")[:40], "\x00" * 50],
 )
-def test_a_damaged_record_is_a_missing_one(run: Path, damage: str) -> None:
-    found = outcome(run, "FAILED", GOOD[0], damage)
+def test_a_damaged_record_is_a_missing_one(node_run: Path, damage: str) -> None:
+    found = outcome(node_run, "FAILED", GOOD[0], damage)
     assert (found.cause, words(found)) == ("node-lost", ["alpha: ended", "beta: lost"])
 
 
-def test_ends_in_a_record_that_are_none_leave_the_rank_unknown(run: Path) -> None:
+def test_ends_in_a_record_that_are_none_leave_the_rank_unknown(node_run: Path) -> None:
     damage = ended("rank-failed").replace('"ends": []', '"ends": [{"rank": 1, "colour": 7}]')
-    found = outcome(run, "FAILED", GOOD[0], damage)
+    found = outcome(node_run, "FAILED", GOOD[0], damage)
     assert [(end.exit_code, end.signal) for end in found.ends] == [(0, None), (None, None)]
 
 
@@ -198,14 +186,14 @@ CANCELLED = "slurmstepd: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-01-01T0
 
 @pytest.mark.parametrize(("reason", "cause"), [("", "cancelled"), (" DUE TO NODE FAILURE", "launch-error")])
 @pytest.mark.parametrize("records", [(None, None), (ended("stopped"), ended("stopped"))])
-def test_a_step_that_somebody_cancels(run: Path, reason: str, cause: str, records: tuple[str | None, ...]) -> None:
-    (run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
-    found = outcome(run, "FAILED", *records)
+def test_a_step_that_somebody_cancels(node_run: Path, reason: str, cause: str, records: tuple[str | None, ...]) -> None:
+    (node_run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
+    found = outcome(node_run, "FAILED", *records)
     assert found.cause == (cause if records[0] is None else "cancelled")
     assert ("STEP 12.0 ON alpha CANCELLED AT" in str(found.evidence)) == (not reason or records[0] is None)
 
 
-def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(run: Path) -> None:
+def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(node_run: Path) -> None:
     """`srun --kill-on-bad-exit` cancels its own step."""
-    (run / "logs" / "job.log").write_text(CANCELLED.format(""))
-    assert outcome(run, "FAILED", ended("rank-failed", (0, 1, None)), ended("stopped")).cause == "rank-failed"
+    (node_run / "logs" / "job.log").write_text(CANCELLED.format(""))
+    assert outcome(node_run, "FAILED", ended("rank-failed", (0, 1, None)), ended("stopped")).cause == "rank-failed"

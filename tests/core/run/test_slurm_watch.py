@@ -15,18 +15,8 @@ AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect f
 RUNNING, DONE = "RUNNING|None|alpha,beta\n", "COMPLETED|None|alpha,beta\n"
 
 
-@pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
-    for name in ("STEP_SECONDS", "QUICKEST", "SLOWEST", "RECORD_SECONDS"):
-        monkeypatch.setattr(slurm_watch, name, 0.01)
-    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    for folder in ("events", "nodes", "logs", "telemetry"):
-        (tmp_path / "run" / folder).mkdir(parents=True)
-    return tmp_path / "run"
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 class Watched:
@@ -55,13 +45,13 @@ def good(run: Path) -> None:
         (run / f"nodes/node{rank}.record.jsonl").write_text(ended("exited", (rank, 0, None)))
 
 
-def test_the_queue_is_told_once_for_each_change(run: Path, planted: PlantedSlurm) -> None:
+def test_the_queue_is_told_once_for_each_change(node_run: Path, planted: PlantedSlurm) -> None:
     pending = "PENDING|Priority|\n"
     planted.says(
         "squeue", pending, "7|gpu\n12|gpu\n", pending, "7|gpu\n12|gpu\n", "PENDING|Resources|\n", "12|gpu\n", DONE
     )
-    good(run)
-    watched = Watched(run)
+    good(node_run)
+    watched = Watched(node_run)
     assert watched.outcome().cause == "exited"
     assert watched.said == [
         "Slurm job 12 waits, 1 job before it: Priority",
@@ -69,80 +59,71 @@ def test_the_queue_is_told_once_for_each_change(run: Path, planted: PlantedSlurm
     ]
 
 
-def test_a_controller_that_is_away_is_asked_again(run: Path, planted: PlantedSlurm) -> None:
+def test_a_controller_that_is_away_is_asked_again(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", RUNNING, AWAY, AWAY, RUNNING, DONE)
-    good(run)
-    watched = Watched(run)
+    good(node_run)
+    watched = Watched(node_run)
     found = watched.outcome()
     assert (found.cause, found.warnings) == ("exited", ())
     assert watched.said == ["Slurm does not answer about job 12; its state is not known"]
 
 
 def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
-    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_watch, "PATIENCE_SECONDS", 0.05)
     planted.says("squeue", AWAY)
-    good(run)
-    found = Watched(run).outcome()
+    good(node_run)
+    found = Watched(node_run).outcome()
     assert found.cause == "exited"
     assert found.warnings == ("Slurm job 12 may still be there: Slurm did not answer; `scancel 12`",)
 
 
 @pytest.mark.parametrize("reason", sorted(slurm_watch._HOPELESS))
-def test_a_job_that_waits_forever_is_cancelled(run: Path, planted: PlantedSlurm, reason: str) -> None:
+def test_a_job_that_waits_forever_is_cancelled(node_run: Path, planted: PlantedSlurm, reason: str) -> None:
     planted.says("squeue", f"PENDING|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(run).outcome()
+    found = Watched(node_run).outcome()
     assert found.cause == "launch-error" and f"waits forever ({reason}): " in str(found.evidence)
     assert planted.calls("scancel") == [["12"]]
 
 
 @pytest.mark.parametrize("again", ["PENDING|BeginTime|\n", "REQUEUE_HOLD|job requeued in held state|\n"])
-def test_a_job_that_waits_again_after_it_ran_is_cancelled(run: Path, planted: PlantedSlurm, again: str) -> None:
+def test_a_job_that_waits_again_after_it_ran_is_cancelled(node_run: Path, planted: PlantedSlurm, again: str) -> None:
     planted.says("squeue", RUNNING, again, "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(run).outcome()
+    found = Watched(node_run).outcome()
     assert found.cause == "cancelled" and "was put back into the queue after it ran (" in str(found.evidence)
     assert planted.calls("scancel") == [["12"]]
 
 
-def test_a_lost_node_is_named_though_slurm_has_it_back(run: Path, planted: PlantedSlurm) -> None:
+def test_a_lost_node_is_named_though_slurm_has_it_back(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", RUNNING, "NODE_FAIL|NodeDown|alpha,beta\n")
     planted.says("sinfo", "alpha|idle|none\nbeta|down|a fan stands still\n", "alpha|idle|none\nbeta|idle|none\n")
-    found = Watched(run).outcome()
+    found = Watched(node_run).outcome()
     assert found.cause == "node-lost" and "beta is down (a fan stands still)" in str(found.evidence)
 
 
-def test_a_job_that_is_interrupted_while_it_waits_has_no_node(run: Path, planted: PlantedSlurm) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
+def test_a_job_that_is_interrupted_while_it_waits_has_no_node(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", "PENDING|Resources|\n", "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(run, look2=interrupt).outcome()
+    found = Watched(node_run, look2=interrupt).outcome()
     assert (found.cause, found.nodes, found.ends) == ("interrupted", (), ())
 
 
-def test_an_interrupt_cancels_the_job_and_waits_for_its_end(run: Path, planted: PlantedSlurm) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
+def test_an_interrupt_cancels_the_job_and_waits_for_its_end(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says(
         "squeue", RUNNING, "COMPLETING|None|alpha,beta\n", "COMPLETING|None|alpha,beta\n", "CANCELLED|None|alpha\n"
     )
-    found = Watched(run, look2=interrupt).outcome()
+    found = Watched(node_run, look2=interrupt).outcome()
     assert (found.cause, found.warnings) == ("interrupted", ())
     assert planted.calls("scancel") == [["12"]]
     assert len(planted.calls("squeue")) == 4
 
 
 def test_a_job_that_cannot_be_cancelled_is_named(
-    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.05)
     planted.says("squeue", RUNNING)
-    found = Watched(run, look2=interrupt).outcome()
+    found = Watched(node_run, look2=interrupt).outcome()
     assert found.warnings == ("Slurm job 12 may still be there: Slurm did not answer; `scancel 12`",)
 
 
@@ -159,19 +140,21 @@ class Beating(Watched):
             (self._run / name).write_text("x" * self.looks)
 
 
-def limited(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
+def limited(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
     for name in ("QUICKEST", "SLOWEST"):  # each question is a process of its own
         monkeypatch.setattr(slurm_watch, name, 0.1)
     for rank in (0, 1):
-        (run / f"events/rank{rank}.alive").write_text("0")
+        (node_run / f"events/rank{rank}.alive").write_text("0")
     planted.says("squeue", *[RUNNING] * 10, "CANCELLED|None|alpha,beta\n")
     planted.says("sinfo", "beta|allocated*|Not responding\n")
-    return Beating(run, signs, heartbeat=0.4).outcome()
+    return Beating(node_run, signs, heartbeat=0.4).outcome()
 
 
-def test_a_node_without_any_sign_is_lost(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = limited(run, planted, monkeypatch)
+def test_a_node_without_any_sign_is_lost(
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = limited(node_run, planted, monkeypatch)
     assert found.cause == "node-lost"
     assert str(found.evidence).startswith("no sign of beta (Slurm shows it as allocated* (Not responding)) for ")
     assert planted.calls("scancel") == [["12"]]
@@ -179,14 +162,14 @@ def test_a_node_without_any_sign_is_lost(run: Path, planted: PlantedSlurm, monke
 
 @pytest.mark.parametrize("sign", ["events/rank1.alive", "telemetry/node1.raw.jsonl", "nodes/node1.record.jsonl"])
 def test_a_node_with_any_sign_is_not(
-    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, sign: str
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    found = limited(run, planted, monkeypatch, sign)
+    found = limited(node_run, planted, monkeypatch, sign)
     assert (found.cause, found.evidence) == ("cancelled", "Slurm job 12: CANCELLED")
 
 
-def test_no_step_in_time_is_a_hang(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_in_time_is_a_hang(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
     planted.says("squeue", RUNNING)
-    found = Watched(run, limit=0.2).outcome()
+    found = Watched(node_run, limit=0.2).outcome()
     assert (found.cause, str(found.evidence)[:28]) == ("hang", "no first step was finished f")

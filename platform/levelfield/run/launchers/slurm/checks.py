@@ -22,13 +22,12 @@ from levelfield.run.launchers.site_findings import (
     unknown,
 )
 from levelfield.run.launchers.slurm.slurm_commands import environment_of
-from levelfield.run.launchers.slurm.slurm_launcher import OWN_OPTIONS
+from levelfield.run.launchers.slurm.slurm_launcher import FIELDS, OWN_OPTIONS
 from levelfield.specs.site import LaunchPlan, Site, SlurmSite
 from levelfield.user_folders import user_name
 
 ANSWER_SECONDS = 30.0
 JOB_SECONDS = 90.0
-_FIELDS = ("partition", "account", "qos", "constraint", "reservation")
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 
 
@@ -104,14 +103,14 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
         return unknown("job", f"sbatch: {error}")
     answer = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
     if done.returncode:
-        keys = ", ".join(f"slurm.{name}" for name in (*_FIELDS, "gres", "options") if getattr(slurm, name))
+        keys = ", ".join(f"slurm.{name}" for name in (*FIELDS, "gres", "options") if getattr(slurm, name))
         do = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
         return missing("job", f"Slurm refuses a job of one node: {answer}", do)
     return ok("job", f"Slurm takes a job: {answer}")
 
 
 def _options(slurm: SlurmSite) -> Iterator[str]:
-    yield from (f"--{name}={getattr(slurm, name)}" for name in _FIELDS if getattr(slurm, name))
+    yield from (f"--{name}={getattr(slurm, name)}" for name in FIELDS if getattr(slurm, name))
     if slurm.gres:
         yield f"--gres={slurm.gres.replace('{devices}', '1')}"
     yield from ("--nodes=1", "--time=1", *slurm.options)

@@ -24,7 +24,7 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 FORGOTTEN = "FORGOTTEN"  # our own word: the controller knows the job no longer, and there is no accounting
 # Complaints that are an answer: the controller forgets a job some minutes after its end, and a site has no accounting.
 _NOTHING = ("Invalid job id", "accounting storage is disabled")
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
+_CONFIGURATION = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
 _BETWEEN = "|"
 _SINCE = "--starttime=now-30days"
 
@@ -47,15 +47,12 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says about a job. word: its state; None: nobody knows. reason: why it waits or how it ended.
+    """What Slurm says about a job."""
 
-    nodes: their names, the first node first. by: the number of the user who cancelled it.
-    """
-
-    word: str | None
-    reason: str = ""
-    nodes: tuple[str, ...] = ()
-    by: str | None = None
+    word: str | None  # its state; None: nobody knows
+    reason: str = ""  # why it waits or how it ended
+    nodes: tuple[str, ...] = ()  # their names, the first node first
+    by: str | None = None  # the number of the user who cancelled it
 
     @property
     def is_ended(self) -> bool:
@@ -71,8 +68,9 @@ UNKNOWN = JobState(None)
 
 def environment_of(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of Slurm's commands. A user's own defaults of sbatch would change what was shown."""
-    kept = {k: v for k, v in os.environ.items() if not re.match(r"S(BATCH|LURM|RUN|QUEUE|ACCT)_", k) or k in _KEPT}
-    return {**kept, "LC_ALL": os.environ.get("LC_ALL", "C"), **secrets}
+    defaults = re.compile(r"S(BATCH|LURM|RUN|QUEUE|ACCT)_")
+    variables = {k: v for k, v in os.environ.items() if not defaults.match(k) or k in _CONFIGURATION}
+    return {**variables, "LC_ALL": os.environ.get("LC_ALL", "C"), **secrets}
 
 
 def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
@@ -83,10 +81,10 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
         done = completed(argv, SUBMIT_SECONDS, environment_of(secrets))
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
-    found = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
-    if done.returncode or found is None:
+    match = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
+    if done.returncode or match is None:
         raise SubmissionError(_refusal(done.stderr or done.stdout))
-    return SlurmJob(found[1], found[2])
+    return SlurmJob(match[1], match[2])
 
 
 # Slurm's words, and what to do about them.
@@ -103,9 +101,9 @@ _ADVICE = {
 }
 
 
-def _refusal(said: str) -> str:
+def _refusal(complaint: str) -> str:
     """Return Slurm's complaint in one line, and what to do about it."""
-    lines = [re.sub(r"^(sbatch: )?(error: )?", "", line).strip() for line in said.splitlines()]
+    lines = [re.sub(r"^(sbatch: )?(error: )?", "", line).strip() for line in complaint.splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch printed no job number"
     advice = next((what for words, what in _ADVICE.items() if words in text.lower()), None)
     return f"sbatch: {text}" + (f". {advice}" if advice else "")
@@ -121,7 +119,7 @@ def state_of(job: SlurmJob) -> JobState:
         return accounted(job)
     word, _, rest = line.partition(_BETWEEN)
     reason, _, nodes = rest.rpartition(_BETWEEN)
-    return JobState(word, reason, names_of(nodes))
+    return JobState(word, reason, node_names(nodes))
 
 
 def accounted(job: SlurmJob) -> JobState:
@@ -138,24 +136,23 @@ def accounted(job: SlurmJob) -> JobState:
     state, reason, nodes = line.split(_BETWEEN)
     words = state.split()
     by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
-    return JobState(words[0].rstrip("+"), reason, () if nodes.startswith("None") else names_of(nodes), by)
+    return JobState(words[0].rstrip("+"), reason, () if nodes.startswith("None") else node_names(nodes), by)
 
 
-def names_of(listed: str) -> tuple[str, ...]:
+def node_names(text: str) -> tuple[str, ...]:
     """Return the nodes of a list such as node[1-3]."""
-    if "[" not in listed:
-        return tuple(name for name in listed.split(",") if name)
-    return tuple((_answer("scontrol", "show", "hostnames", listed) or "").split())
+    if "[" not in text:
+        return tuple(name for name in text.split(",") if name)
+    return tuple((_answer("scontrol", "show", "hostnames", text) or "").split())
 
 
 def position(job: SlurmJob) -> int | None:
     """Return how many waiting jobs of its partitions Slurm would start before this one; None where unknown."""
     answer = _answer("squeue", *job.where, "--noheader", "--states=PENDING", "--sort=-p,i", "--format=%i|%P")
-    listed = [line.split(_BETWEEN) for line in (answer or "").splitlines() if line.count(_BETWEEN) == 1]
-    own = next((partition for number, partition in listed if number == job.number), None)
-    if own is None:
+    jobs = dict(line.split(_BETWEEN) for line in (answer or "").splitlines() if line.count(_BETWEEN) == 1)
+    if job.number not in jobs:
         return None
-    return [number for number, partition in listed if partition == own].index(job.number)
+    return [number for number, partition in jobs.items() if partition == jobs[job.number]].index(job.number)
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str]:
@@ -183,12 +180,12 @@ def cancel(job: SlurmJob) -> bool:
 
 def find(name: str) -> SlurmJob | None:
     """Return the newest job of this user with a name; None where none is known."""
-    listed = _answer("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
-    if not (listed or "").split():
-        listed = _answer(
+    jobs = _answer("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
+    if not (jobs or "").split():
+        jobs = _answer(
             "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _SINCE
         )
-    numbers = [text for text in (listed or "").split() if text.isdecimal()]
+    numbers = [text for text in (jobs or "").split() if text.isdecimal()]
     return SlurmJob(max(numbers, key=int)) if numbers else None
 
 

@@ -43,13 +43,7 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     submit,
 )
 from levelfield.run.launchers.slurm.slurm_watch import INTERRUPTED, JobWatch
-from levelfield.run.runtimes.process_runtime import (
-    NodeFolders,
-    NodeRuntime,
-    ProcessRuntime,
-    launch_of,
-    worker_path,
-)
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, ProcessRuntime, launch_of, worker_path
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -68,7 +62,8 @@ OWN_OPTIONS = (
 AMD = "/dev/kfd"  # the file of every AMD accelerator
 FREE_SECONDS, PROBE_MINUTES = 60, 5  # until a node must be free for a short command, and of its own
 OWN_LIMITS = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
-_OF_CORES = {"--cpus-per-task", "--cpus-per-gpu"}
+FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # options that the site's file names
+_CORE_OPTIONS = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
 @dataclass(frozen=True)
@@ -108,20 +103,20 @@ class SlurmLauncher:
         try:
             job = _submitted(request)
         except KeyboardInterrupt:
-            if taken := job_of(request):
-                return JobWatch(request, taken, watch, self.say).stopped(INTERRUPTED)
+            if submitted := job_of(request):
+                return JobWatch(request, submitted, watch, self.say).stopped(INTERRUPTED)
             return Outcome("interrupted", (), "interrupted before Slurm took the job")
         if isinstance(job, Outcome):
             return job
-        own = JobWatch(request, job, watch, self.say)
+        job_watch = JobWatch(request, job, watch, self.say)
         try:
             _record(root_of(request), job)
         except OSError as error:  # without a record no later command would end the job
-            return own.stopped(("launch-error", f"{_unwritten(error)}; Slurm job {job.number} was cancelled"))
+            return job_watch.stopped(("launch-error", f"{_unwritten(error)}; Slurm job {job.number} was cancelled"))
         except KeyboardInterrupt:
-            return own.stopped(INTERRUPTED)
+            return job_watch.stopped(INTERRUPTED)
         self.say(f"Slurm job {job.number} was submitted")
-        return own.until_end()
+        return job_watch.until_end()
 
     def attach(self, request: Request, watch: Watch) -> Outcome:
         """Watch a job that a killed platform left, until its end. Raises UsageError where none is known."""
@@ -180,17 +175,17 @@ def _pack(archive: Path) -> None:
     """Write an environment's folder into one file: a file server gives that in one stream. Raises NodesNotReady."""
     part, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
 
-    def without_last(found: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if found.name == f"./{STAMP}" or found.name.startswith("./staged-") else found
+    def without_stamp(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if member.name == f"./{STAMP}" or member.name.startswith("./staged-") else member
 
     try:
         with tarfile.open(part, "w") as content:
-            content.add(folder, ".", filter=without_last)
+            content.add(folder, ".", filter=without_stamp)
             content.add(folder / STAMP, f"./{STAMP}")  # the last one: an archive that was cut has none
         part.replace(archive)
     except OSError as error:
-        why = f"{error.filename or archive}: {error.strerror}; leave slurm.local_folder out, or free some space"
-        raise NodesNotReady("environment", why, ()) from None
+        reason = f"{error.filename or archive}: {error.strerror}; leave slurm.local_folder out, or free some space"
+        raise NodesNotReady("environment", reason, ()) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -198,7 +193,7 @@ def _pack(archive: Path) -> None:
 def probe_options(plan: Plan) -> Iterator[str]:
     """Return srun's options for a short command on one node of the run's kind, which has to be free soon."""
     yield from ("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet")
-    yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_asked_of_slurm(plan))
+    yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_resources(plan))
 
 
 def probed_nodes(plan: Plan) -> str:
@@ -221,10 +216,10 @@ def _submitted(request: Request) -> SlurmJob | Outcome:
     except OSError as error:
         return Outcome("launch-error", (), _unwritten(error))
     except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
-        taken = find(submission.name)
-        if taken is None or state_of(taken).is_ended:  # Slurm may keep a job that it refused, as FAILED
+        job = find(submission.name)
+        if job is None or state_of(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
             return Outcome("launch-error", (), str(error))
-        return taken
+        return job
 
 
 def _unwritten(error: OSError) -> str:
@@ -238,8 +233,8 @@ def root_of(request: Request) -> Path:
 def job_of(request: Request) -> SlurmJob | None:
     """Return the job of a run: as it was recorded, else by its name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(read_regular(root_of(request) / "nodes" / "engine.json"))
-        return SlurmJob(str(int(found["job"])), found["cluster"])
+        content = json.loads(read_regular(root_of(request) / "nodes" / "engine.json"))
+        return SlurmJob(str(int(content["job"])), content["cluster"])
     return find(request.submissions[0].name)
 
 
@@ -273,39 +268,44 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
     Slurm starts it on the first node. It resolves that node's address, and srun starts the node's part on each.
     """
     _refuse_paths(plan, paths)
-    site, nodes = launch_of(plan).site, plan.hardware.nodes
-    directives = (f"#SBATCH {text}" for text in _directives(plan, paths))
+    site, nodes, log = launch_of(plan).site, plan.hardware.nodes, paths.logs / "job.log"
+    options = (
+        *(f"--job-name={job_name(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
+        *("--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}", "--open-mode=append"),
+        *(OWN_LIMITS, *([f"--time={site.slurm.minutes}"] if site.slurm.minutes else []), *_resources(plan)),
+    )
     command = (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=0"),
         *(OWN_LIMITS, "--input=none", "--cpu-bind=none", *_container(plan, paths)),
         *(site.python or "python3", str(checkout().joinpath(*AGENT)), "run"),
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
-    lines = ["#!/bin/bash", *directives, "", *_modules(site.modules), *_first_node(site.interface)]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        "",
+        *_modules(site.modules),
+        *_first_node(site.interface),
+    ]
     return "\n".join([*lines, f'{shlex.join(command)} "$first_node"', "exit $?", ""])
 
 
-def _directives(plan: Plan, paths: RunPaths) -> Iterator[str]:
-    slurm, log = launch_of(plan).site.slurm, paths.logs / "job.log"
-    yield from (f"--job-name={job_name(plan.run_id)}", f"--nodes={plan.hardware.nodes}", "--ntasks-per-node=1")
-    yield from ("--no-requeue", "--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}")
-    yield from ("--open-mode=append", OWN_LIMITS)
-    if slurm.minutes:
-        yield f"--time={slurm.minutes}"
-    yield from _asked_of_slurm(plan)
+def _resources(plan: Plan) -> Iterator[str]:
+    """Yield options for what a job of these nodes needs: the site's words, and the devices or cores of each node.
 
-
-def _asked_of_slurm(plan: Plan) -> Iterator[str]:
-    """Return what a job of these nodes asks for: the site's words, and the devices or cores of each node."""
+    Raises UsageError for an option that the platform sets, and a placeholder that has no value.
+    """
     slurm = launch_of(plan).site.slurm
-    named = {name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint", "reservation")}
-    yield from (f"--{name}={value}" for name, value in named.items() if value)
+    yield from (f"--{name}={getattr(slurm, name)}" for name in FIELDS if getattr(slurm, name))
     if slurm.gres:
-        yield f"--gres={_gres(slurm.gres, plan.hardware.devices_per_node)}"
+        gres = slurm.gres.replace("{devices}", str(plan.hardware.devices_per_node))
+        if "{" in gres or "}" in gres:
+            raise UsageError(f"site, slurm.gres: found '{slurm.gres}', expected no placeholder but {{devices}}")
+        yield f"--gres={gres}"
     names = {option.partition("=")[0] for option in slurm.options}
     if slurm.exclusive:
         yield "--exclusive"
-    elif plan.hardware.is_host and not names & _OF_CORES:  # its devices are shares of its cores
+    elif plan.hardware.is_host and not names & _CORE_OPTIONS:  # its devices are shares of its cores
         yield f"--cpus-per-task={plan.hardware.devices_per_node * (plan.tuning.threads or 1)}"
     for option in slurm.options:
         if option.partition("=")[0] in OWN_OPTIONS:
@@ -314,14 +314,6 @@ def _asked_of_slurm(plan: Plan) -> Iterator[str]:
                 f"{', '.join(OWN_OPTIONS)}"
             )
         yield option
-
-
-def _gres(text: str, devices: int) -> str:
-    """Return the resources of a node. Raises UsageError for a placeholder that has no value."""
-    filled = text.replace("{devices}", str(devices))
-    if "{" in filled or "}" in filled:
-        raise UsageError(f"site, slurm.gres: found '{text}', expected no placeholder but {{devices}}")
-    return filled
 
 
 def _modules(names: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def outcome_of(
     request: Request, job: SlurmJob, state: JobState, intent: Intent | None, lost: Mapping[str, str] | None = None
 ) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did. lost: nodes that were seen so."""
-    records = _attributed(last_records(request, state.nodes), by_slurm=bool(intent) or state.word in _ENGINE_CAUSES)
+    records = _attributed(last_records(request, state.nodes), bool(intent) or state.word in _ENGINE_CAUSES)
     lost = lost or (_down(state) if state.word in NODE_FAILED else {})
     cause, evidence = intent or _cause(request, job, state, records, lost)
     if cause in ("launch-error", "interrupted") and all(record.cause is None for record in records):
@@ -86,19 +87,19 @@ def outcome_of(
     ends = tuple(end for record in records for end in record.ends)
     outcome = Outcome(cause, ends, evidence, nodes=tuple(_node_end(record, cause, lost) for record in records))
     if cause == "exited" and state.word in _ENGINE_CAUSES:
-        said = f"Slurm job {job.number} is {_shown(state)}, although every node has ended by itself"
-        return replace(outcome, warnings=(said,))
+        warning = f"Slurm job {job.number} is {_description(state)}, although every node has ended by itself"
+        return replace(outcome, warnings=(warning,))
     if state.word == "OUT_OF_MEMORY":
         return replace(outcome, oom_kills=1, oom_evidence=f"Slurm job {job.number}: OUT_OF_MEMORY")
     return outcome
 
 
-def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> Sequence[LastRecord]:
-    """Return the records with what Slurm's own signals did. by_slurm: the job was ended, from whatever side.
+def _attributed(records: Sequence[LastRecord], was_ended: bool) -> Sequence[LastRecord]:
+    """Return the records with what Slurm's own signals did. was_ended: the whole job was, from whatever side.
 
     After the failure of one node, Slurm sends SIGTERM to the processes of the others.
     """
-    if by_slurm:
+    if was_ended:
         return [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
     signalled = [by_engine(record, signal.SIGTERM) for record in records]
     return signalled if {record.cause for record in signalled} - {"stopped", "exited"} else records
@@ -106,7 +107,7 @@ def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> Sequence[LastR
 
 def _down(state: JobState) -> dict[str, str]:
     """Return the job's nodes that Slurm shows as lost, and what it says about each."""
-    return {name: said for name, said in node_states(state.nodes).items() if said.startswith(("down", "unk", "fail"))}
+    return {name: word for name, word in node_states(state.nodes).items() if word.startswith(("down", "unk", "fail"))}
 
 
 def _cause(
@@ -115,27 +116,35 @@ def _cause(
     """Return Slurm's own word where it has one, else what the nodes wrote, else what is missing."""
     if all(record.cause == "exited" for record in records):
         return "exited", None
-    said = f"Slurm job {job.number}: {_shown(state)}"
+    summary = f"Slurm job {job.number}: {_description(state)}"
     silent = [record.name for record in records if record.cause is None]
     if state.word in _ENGINE_CAUSES:
         cause = _ENGINE_CAUSES[state.word]
-        named = [f"{name} is {shown}" for name, shown in lost.items()]
-        if cause == "node-lost" and not named:
-            named = [f"no last record from {name}" for name in silent]
-        return cause, "; ".join([said, *named])
-    if found := _cause_by_nodes(records):
-        return found
-    if by := _step_cancelled(request):
-        return "cancelled", f"{said}; {by}"
+        nodes = [f"{name} is {word}" for name, word in lost.items()]
+        if cause == "node-lost" and not nodes:
+            nodes = [f"no last record from {name}" for name in silent]
+        return cause, "; ".join([summary, *nodes])
+    if cause_and_evidence := _node_cause(records):
+        return cause_and_evidence
+    log, lines = Path(request.events_dir).parent / "logs" / "job.log", None
+    with suppress(OSError):
+        lines = read_last(log, LOG_BYTES).decode(errors="replace").splitlines()
+    if match := next(filter(None, map(_STEP_CANCELLED.search, lines or [])), None):  # as `scancel JOB.0` does
+        return "cancelled", f"{summary}; {match[0]}"
     if len(silent) == len(records) and state.word != FORGOTTEN:
-        return "launch-error", "; ".join(part for part in (said, _last_line(request)) if part)
+        if lines is None:
+            last = f"it left no output in {log}: do the nodes see this folder?"
+        else:
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return "launch-error", "; ".join(filter(None, (summary, last)))
     if silent:
         steps = failed_steps(job)
-        return "node-lost", f"{said}{f' ({steps})' if steps else ''}; no last record from {', '.join(silent)}"
-    return "cancelled", f"{said}; {'; '.join(f'{r.name}: {r.evidence}' for r in records if r.evidence)}"
+        return "node-lost", f"{summary}{f' ({steps})' if steps else ''}; no last record from {', '.join(silent)}"
+    return "cancelled", f"{summary}; {'; '.join(f'{r.name}: {r.evidence}' for r in records if r.evidence)}"
 
 
-def _cause_by_nodes(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
+def _node_cause(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
+    """Return the cause that explains the nodes' own words, and its evidence; None where no node has a bad word."""
     for word, cause in _NODE_CAUSES.items():
         for record in records:
             if record.cause == word:
@@ -147,56 +156,26 @@ def _cause_by_nodes(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
     return "rank-failed", f"{failed.name}: {evidence_of(end) + failed.disk if end else failed.evidence}"
 
 
-def _shown(state: JobState) -> str:
+def _description(state: JobState) -> str:
     """Return Slurm's word with its reason, or with the user who cancelled the job."""
     if state.word == FORGOTTEN:
         return "Slurm knows it no longer"
     if state.by:
-        return f"{state.word} by {_user(state.by)}"
+        try:
+            return f"{state.word} by {pwd.getpwuid(int(state.by)).pw_name}"
+        except (KeyError, ValueError):
+            return f"{state.word} by user {state.by}"
     is_more = state.reason not in ("", "None", state.word, "NonZeroExitCode")
     return f"{state.word} ({state.reason})" if is_more else str(state.word)
 
 
-def _user(number: str) -> str:
-    try:
-        return pwd.getpwuid(int(number)).pw_name
-    except (KeyError, ValueError):
-        return f"user {number}"
-
-
 def _node_end(record: LastRecord, cause: Cause, lost: Mapping[str, str]) -> NodeEnd:
-    own = record.end
+    end = record.end
     if record.name in lost:
-        return replace(own, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
-    if cause in _ENGINE_WORDS and own.word in ("lost", "stopped"):
-        return replace(own, word=_ENGINE_WORDS[cause])
-    return own
-
-
-def _last_line(request: Request) -> str | None:
-    """Return the last line that the job printed: why nothing was started."""
-    lines = _last_lines(request)
-    if lines is None:
-        return f"it left no output in {_log(request)}: do the nodes see this folder?"
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
-
-
-def _step_cancelled(request: Request) -> str | None:
-    """Return Slurm's own line about a step that a user cancelled, as `scancel JOB.0` does: the job then has failed."""
-    lines = _last_lines(request) or []
-    return next((found[0] for found in map(_STEP_CANCELLED.search, lines) if found), None)
-
-
-def _log(request: Request) -> Path:
-    return Path(request.events_dir).parent / "logs" / "job.log"
-
-
-def _last_lines(request: Request) -> list[str] | None:
-    """Return the end of what the job printed; None where there is no file."""
-    try:
-        return read_last(_log(request), LOG_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return None
+        return replace(end, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
+    if cause in _ENGINE_WORDS and end.word in ("lost", "stopped"):
+        return replace(end, word=_ENGINE_WORDS[cause])
+    return end
 
 
 class JobWatch:
@@ -209,70 +188,66 @@ class JobWatch:
         self._answered = self._began
         self._liveness: Liveness | None = None
         self._pulse, self._open = NodePulse(request), OpenNodes(request)
-        self._said = ""
+        self._last_sentence = ""
         self._was_running = False
         self._lost_nodes: dict[str, str] = {}
 
     def until_end(self) -> Outcome:
         """Watch until the job has ended. An interrupt cancels it."""
+        intent: Intent | None = None  # why the platform has to end the job
         try:
-            intent = self._intent()
+            while intent is None:
+                began = time.process_time()
+                self._watch()
+                self._look()
+                # the training is over by the nodes' records, and Slurm has not answered for long
+                is_given_up = time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
+                if self._state.is_ended or is_given_up:
+                    break
+                if (intent := self._waits_in_vain() or self._hang()) is None:
+                    time.sleep(pause_after(time.process_time() - began))
         except KeyboardInterrupt:
             intent = INTERRUPTED
         return self.stopped(intent) if intent else self._outcome(None)
-
-    def _intent(self) -> Intent | None:
-        """Return why the platform has to end the job; None once it has ended by itself."""
-        while True:
-            began = time.process_time()
-            self._watch()
-            self._look()
-            if self._state.is_ended or self._is_given_up():
-                return None
-            if why := self._requeued() or self._hopeless() or self._hang():
-                return why
-            time.sleep(pause_after(time.process_time() - began))
 
     def _look(self) -> None:
         """Ask Slurm for the state when it is time, and say what changed about a job that waits."""
         now = time.monotonic()
         if now < self._next:
             return
-        found = state_of(self._job)
+        state = state_of(self._job)
         self._next = time.monotonic() + min(max(QUICKEST, (now - self._began) / 20), SLOWEST)
-        if found == UNKNOWN:
+        if state == UNKNOWN:
             self._tell(f"Slurm does not answer about job {self._job.number}; its state is not known")
             return
-        self._answered, self._state = time.monotonic(), found
-        if found.word in NODE_FAILED:
-            self._lost_nodes = self._lost_nodes or _down(found)  # now: Slurm may take a node back at once
-        if found.is_waiting and found.reason not in ("", "None"):
+        self._answered, self._state = time.monotonic(), state
+        if state.word in NODE_FAILED:
+            self._lost_nodes = self._lost_nodes or _down(state)  # now: Slurm may take a node back at once
+        if state.is_waiting and state.reason not in ("", "None"):
             before = position(self._job)
             place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
-            self._tell(f"Slurm job {self._job.number} waits{place}: {found.reason}")
+            self._tell(f"Slurm job {self._job.number} waits{place}: {state.reason}")
 
     def _tell(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text != self._last_sentence:
+            self._last_sentence = text
             self._say(text)
 
-    def _is_given_up(self) -> bool:
-        """Return whether the training is over by the nodes' records, and Slurm has not answered for long."""
-        return time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
+    def _waits_in_vain(self) -> Intent | None:
+        """Return why a job that waits is to end: nothing here lets it start, or it was started before.
 
-    def _requeued(self) -> Intent | None:
-        """Return why a job that waits again after it ran is to end: a second start would write over the first one."""
+        A second start would write over the first one.
+        """
         self._was_running = self._was_running or self._state.word == "RUNNING"
-        if not (self._was_running and self._state.is_waiting):
-            return None
-        reason = f" ({self._state.reason})" if self._state.reason not in ("", "None") else ""
-        return "cancelled", f"Slurm job {self._job.number} was put back into the queue after it ran{reason}"
-
-    def _hopeless(self) -> Intent | None:
-        if not self._state.is_waiting or self._state.reason not in _HOPELESS:
-            return None
         reason = self._state.reason
-        return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
+        if not self._state.is_waiting:
+            return None
+        if self._was_running:
+            evidence = f"Slurm job {self._job.number} was put back into the queue after it ran"
+            return "cancelled", evidence if reason in ("", "None") else f"{evidence} ({reason})"
+        if reason in _HOPELESS:
+            return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
+        return None
 
     def _hang(self) -> Intent | None:
         """Return why the run cannot go on: a node without a sign, or no step. Limits count from the job's start.
@@ -293,10 +268,10 @@ class JobWatch:
     def _lost(self, silent: dict[int, float]) -> str:
         """Return what is known about nodes that give no sign."""
         records = [r for r in last_records(self._request, self._state.nodes) if r.node_rank in silent]
-        shown = node_states([record.name for record in records])
-        named = (f"{r.name} (Slurm shows it as {shown[r.name]})" if r.name in shown else r.name for r in records)
+        words = node_states([record.name for record in records])
+        nodes = (f"{r.name} (Slurm shows it as {words[r.name]})" if r.name in words else r.name for r in records)
         limit = self._request.heartbeat_seconds
-        return f"no sign of {', '.join(named)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
+        return f"no sign of {', '.join(nodes)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
 
     def stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
@@ -307,22 +282,18 @@ class JobWatch:
                 cancel(self._job)
                 again = time.monotonic() + AGAIN_SECONDS
             time.sleep(STEP_SECONDS)
-            found = state_of(self._job)
-            self._state = self._state if found == UNKNOWN else found
+            state = state_of(self._job)
+            self._state = self._state if state == UNKNOWN else state
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
         wait_for(lambda: not self._open.left(), RECORD_SECONDS, STEP_SECONDS)
         self._watch()
-        outcome = outcome_of(self._request, self._job, self._with_user(), intent, self._lost_nodes)
+        state = self._state
+        if state.word == "CANCELLED" and (account := accounted(self._job)).word == "CANCELLED":
+            state = account  # it alone has the user who cancelled the job
+        outcome = outcome_of(self._request, self._job, state, intent, self._lost_nodes)
         if self._state.is_ended or outcome.cause == "node-lost":
             return outcome
         left = f"Slurm job {self._job.number} may still be there: Slurm did not answer; `scancel {self._job.number}`"
         return replace(outcome, warnings=(*outcome.warnings, left))
-
-    def _with_user(self) -> JobState:
-        """Return the state with the user who cancelled the job, whom only the accounting knows."""
-        if self._state.word != "CANCELLED":
-            return self._state
-        found = accounted(self._job)
-        return found if found.word == "CANCELLED" else self._state
