@@ -213,16 +213,8 @@ def test_a_restricted_pod_keeps_to_the_standard() -> None:
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     own = spec["containers"][0]["securityContext"]
     assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    allowed = {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    }
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
+    allowed |= {"persistentVolumeClaim"}
     assert {key for volume in spec["volumes"] for key in volume if key != "name"} <= allowed
 
 

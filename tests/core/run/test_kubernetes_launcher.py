@@ -18,7 +18,7 @@ import pytest
 import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, Request
-from levelfield.run.launchers.kubernetes import cluster_run, pod_log, pod_watch
+from levelfield.run.launchers.kubernetes import cluster_run, pod_watch
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
@@ -29,6 +29,7 @@ from plans import make_plan
 from simulated_cluster import Kubelet, SimulatedCluster, served
 
 SECRET = "a-value-that-stays-secret"
+MARK = "LEVELFIELD_TEST_MARK"
 RUNNING = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
 
 
@@ -77,10 +78,7 @@ class Cluster:
     def _running(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             try:
-                if (
-                    process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get("LEVELFIELD_TEST_MARK") == self.mark
-                ):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
                     yield process
             except psutil.Error:
                 continue
@@ -89,7 +87,6 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(cluster_run, "SETTLE_SECONDS", 1.0)
-    monkeypatch.setattr(pod_log, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr(pod_watch, "RETRY_SECONDS", 0.1)
     found = Cluster(tmp_path, monkeypatch)
     yield found
@@ -172,47 +169,27 @@ def test_a_step_that_never_ends_is_a_hang(cluster: Cluster) -> None:
     assert cluster.api.objects == {} and cluster.left() == []
 
 
+def failed(reason: str, message: str = "") -> dict[str, Any]:
+    return {"phase": "Failed", "reason": reason, "message": message}
+
+
+def container(phase: str, state: str, **fields: Any) -> dict[str, Any]:
+    return {"phase": phase, "containerStatuses": [{"state": {state: fields}}]}
+
+
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+
+
 @pytest.mark.parametrize(
     ("status", "cause", "word", "said"),
     [
-        (
-            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
-            "node-lost",
-            "lost",
-            "low on resource",
-        ),
-        (
-            {
-                **RUNNING,
-                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
-            },
-            "preempted",
-            "preempted",
-            "PreemptionByScheduler",
-        ),
-        ({"phase": "Failed", "reason": "NodeLost", "message": "Node is gone"}, "node-lost", "lost", "Node is gone"),
-        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "time-limit", "time-limit", "DeadlineExceeded"),
-        (
-            {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-            "launch-error",
-            "unreachable",
-            "ImagePullBackOff",
-        ),
-        (
-            {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 4, "reason": "Error"}}}]},
-            "node-differs",
-            "differs",
-            "differs",
-        ),
-        (
-            {
-                "phase": "Failed",
-                "containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
-            },
-            "rank-failed",
-            "failed",
-            "OOMKilled",
-        ),
+        (failed("Evicted", "The node was low on resource: memory."), "node-lost", "lost", "low on resource"),
+        ({**RUNNING, "conditions": [PREEMPTED]}, "preempted", "preempted", "PreemptionByScheduler"),
+        (failed("NodeLost", "Node is gone"), "node-lost", "lost", "Node is gone"),
+        (failed("DeadlineExceeded"), "time-limit", "time-limit", "DeadlineExceeded"),
+        (container("Pending", "waiting", reason="ImagePullBackOff"), "launch-error", "unreachable", "ImagePullBackOff"),
+        (container("Failed", "terminated", exitCode=4, reason="Error"), "node-differs", "differs", "differs"),
+        (container("Failed", "terminated", exitCode=137, reason="OOMKilled"), "rank-failed", "failed", "OOMKilled"),
     ],
 )
 def test_what_the_cluster_does_to_a_pod_has_its_word(
@@ -241,13 +218,13 @@ def test_a_job_that_somebody_else_deletes_is_cancelled(cluster: Cluster) -> None
 
 def test_the_job_s_own_limit_is_its_word(cluster: Cluster) -> None:
     def expire(api: SimulatedCluster) -> None:
-        failed = {
+        condition = {
             "type": "Failed",
             "status": "True",
             "reason": "DeadlineExceeded",
             "message": "Job was active too long",
         }
-        api.main()["status"] = {"conditions": [failed]}
+        api.main()["status"] = {"conditions": [condition]}
         for index in range(2):
             api.pod(index, RUNNING, "DELETED")
 
@@ -316,13 +293,10 @@ def test_a_cluster_that_does_not_answer_is_unreachable(cluster: Cluster, monkeyp
 
 
 def test_a_log_that_is_no_frames_ends_the_run_and_names_the_node(cluster: Cluster) -> None:
-    def lie(api: SimulatedCluster) -> None:
+    def play(api: SimulatedCluster) -> None:
         name = api.main()["metadata"]["name"]
         frame = b'{"file": "../../escape", "at": 0, "data": "x"}\n'
         api.logs[f"{name}-1-abcde"] = lambda: iter([b"a line of the container\n", frame])
-
-    def play(api: SimulatedCluster) -> None:
-        lie(api)
         played(RUNNING, RUNNING)(api)
 
     cluster.api = SimulatedCluster(play)
@@ -342,12 +316,8 @@ def test_an_object_that_cannot_be_deleted_is_named_with_the_command(cluster: Clu
 
 
 def test_waiting_is_said_with_its_reason(cluster: Cluster) -> None:
-    full = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/3 nodes: Insufficient\x1b[31m",
-    }
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    full["message"] = "0/3 nodes: Insufficient\x1b[31m"
     pending = {"phase": "Pending", "conditions": [full]}
 
     def interrupt(api: SimulatedCluster) -> None:

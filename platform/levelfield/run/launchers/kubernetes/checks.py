@@ -9,13 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import (
-    OLDEST,
-    ClusterApi,
-    ClusterRefusal,
-    ClusterSilence,
-    Fields,
-)
+from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, Fields
 from levelfield.run.launchers.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 

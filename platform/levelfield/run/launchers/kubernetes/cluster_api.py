@@ -59,9 +59,9 @@ class ClusterApi:
         try:
             _load(config, settings, context)
         except (config.ConfigException, OSError, ValueError) as error:
-            named = f"context {context}" if context else "the current context"
-            said = " ".join(str(error).split()).rstrip(".")
-            raise UsageError(f"kubeconfig: {named}: {said}; `kubectl config get-contexts` lists them") from None
+            place = f"context {context}" if context else "the current context"
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UsageError(f"kubeconfig: {place}: {reason}; `kubectl config get-contexts` lists them") from None
         settings.connection_pool_maxsize = connections
         self._client = client.ApiClient(settings)
 

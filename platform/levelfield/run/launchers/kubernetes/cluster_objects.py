@@ -28,22 +28,19 @@ _FIRST_FAILURE_ENDS: Sequence[Fields] = [
 
 @dataclass(frozen=True)
 class JobManifest:
-    """What the objects are made from. works: each node's JSON, by file name. deadline_seconds: the cluster's limit.
-
-    devices: of one node. secrets: names of the variables that a Secret has.
-    """
+    """What the objects are made from."""
 
     run_id: str
     site: KubernetesSite
     nodes: int
-    devices: int
+    devices: int  # of one node
     image: str
     python: str
-    secrets: Sequence[str]
-    works: Mapping[str, str]
+    secrets: Sequence[str]  # names of the variables that a Secret has
+    works: Mapping[str, str]  # the JSON of each node, by file name
     code: bytes
     start: str
-    deadline_seconds: int
+    deadline_seconds: int  # the cluster's own limit
 
     @property
     def name(self) -> str:
@@ -64,7 +61,16 @@ def first_pod(run_id: str) -> str:
 
 def objects_of(run: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods."""
-    return [_code(run), *_works(run), _service(run), _job(run)]
+    archive = base64.b64encode(run.code).decode("ascii")
+    code = {"immutable": True, "data": {START: run.start}, "binaryData": {ARCHIVE: archive}}
+    works = [
+        _object(run, "v1", "ConfigMap", f"{run.name}-work-{index}", immutable=True, data=part)
+        for index, part in enumerate(divided(run.works))
+    ]
+    # headless, so that it gives each pod its DNS name, also before the pod is ready
+    dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}}
+    service = _object(run, "v1", "Service", run.name, spec=dns)
+    return [_object(run, "v1", "ConfigMap", f"{run.name}-code", **code), *works, service, _job(run)]
 
 
 def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
@@ -85,25 +91,10 @@ def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
-def _code(run: JobManifest) -> Fields:
-    archive = base64.b64encode(run.code).decode("ascii")
-    content = {"immutable": True, "data": {START: run.start}, "binaryData": {ARCHIVE: archive}}
-    return _object(run, "v1", "ConfigMap", f"{run.name}-code", **content)
-
-
-def _works(run: JobManifest) -> Iterator[Fields]:
-    for index, part in enumerate(divided(run.works)):
-        yield _object(run, "v1", "ConfigMap", f"{run.name}-work-{index}", immutable=True, data=part)
-
-
-def _service(run: JobManifest) -> Fields:
-    """Return the headless Service that gives each pod its DNS name, also before it is ready."""
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}}
-    return _object(run, "v1", "Service", run.name, spec=spec)
-
-
 def _job(run: JobManifest) -> Fields:
     """Return an Indexed Job: one pod for each node, all at once, none started again."""
+    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
+    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": _pod_spec(run)}
     spec = {
         "completionMode": "Indexed",
         "completions": run.nodes,
@@ -111,7 +102,7 @@ def _job(run: JobManifest) -> Fields:
         "backoffLimit": 0,
         "activeDeadlineSeconds": run.deadline_seconds,
         "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
-        "template": {"metadata": _pod_metadata(run), "spec": _pod_spec(run)},
+        "template": template,
         "ttlSecondsAfterFinished": KEPT_SECONDS,
     }
     job = _object(run, "batch/v1", "Job", run.name, spec=spec)
@@ -133,13 +124,8 @@ def _pod_spec(run: JobManifest) -> Fields:
         **network,
         **_placing(run),
         "containers": [_container(run)],
-        "volumes": _volumes(run),
+        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
     }
-
-
-def _pod_metadata(run: JobManifest) -> Fields:
-    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
-    return {"labels": {RUN_LABEL: run.name}, **annotations}
 
 
 def _placing(run: JobManifest) -> Fields:
@@ -147,24 +133,21 @@ def _placing(run: JobManifest) -> Fields:
     site = run.site
     term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    numbers = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
+    security: Fields = {key: number for key, number in numbers.items() if number is not None}
+    if site.restricted:
+        security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     placing = {
         "priorityClassName": site.priority_class,
         "schedulerName": site.scheduler,
         "serviceAccountName": site.service_account,
         "nodeSelector": dict(site.node_selector),
-        "tolerations": [each.model_dump(exclude_none=True) for each in site.tolerations],
+        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in site.tolerations],
         "imagePullSecrets": [{"name": name} for name in site.pull_secrets],
         "affinity": apart if run.nodes > 1 else None,
-        "securityContext": _pod_security(site),
+        "securityContext": security,
     }
     return {key: value for key, value in placing.items() if value}
-
-
-def _pod_security(site: KubernetesSite) -> Fields:
-    found = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
-    kept: Fields = {key: number for key, number in found.items() if number is not None}
-    restricted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    return kept | (restricted if site.restricted else {})
 
 
 def _container(run: JobManifest) -> Fields:
@@ -172,18 +155,18 @@ def _container(run: JobManifest) -> Fields:
     limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
     secret = f"{run.name}-secrets"
-    found: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": _arguments(run)}
+    container: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": _arguments(run)}
     if run.secrets:
-        named = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
-        found["env"] = [{"name": name, "valueFrom": source} for name, source in named]
-    found["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(run)]
+        sources = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
+        container["env"] = [{"name": name, "valueFrom": source} for name, source in sources]
+    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(run)]
     if limits:
-        found["resources"] = {"limits": limits, "requests": dict(limits)}
+        container["resources"] = {"limits": limits, "requests": dict(limits)}
     if any(name.startswith(RDMA) for name in site.resources):
-        found["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if site.restricted:
-        found["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return found
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return container
 
 
 def _arguments(run: JobManifest) -> list[str]:
@@ -209,7 +192,3 @@ def _storage(run: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
     if site.claim:
         yield "runs", {"persistentVolumeClaim": {"claimName": site.claim}}, {"mountPath": site.claim_folder}
     yield from ((v.name, dict(v.source), {"mountPath": v.folder, "readOnly": v.read_only}) for v in site.volumes)
-
-
-def _volumes(run: JobManifest) -> list[Fields]:
-    return [{"name": name, **volume} for name, volume, _ in _storage(run)]

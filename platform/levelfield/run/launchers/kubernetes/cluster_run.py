@@ -9,17 +9,22 @@ from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Say, Watch
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
-from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, path_of
+from levelfield.run.launchers.kubernetes.cluster_api import (
+    OLDEST,
+    ClusterApi,
+    ClusterRefusal,
+    ClusterSilence,
+    Fields,
+    path_of,
+)
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
-from levelfield.run.launchers.kubernetes.pod_log import PodLog
-from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
+from levelfield.run.launchers.kubernetes.pod_watch import PodLog, PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
@@ -30,7 +35,6 @@ JOB_SECONDS = 5.0  # between two readings of the main object, or of the events t
 REFUSED_SECONDS = 60.0  # after which a refusal of the pods that waiting does not mend ends the run
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
 TRIES = 3  # to delete an object
-Fields = dict[str, Any]
 
 
 def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
@@ -57,7 +61,7 @@ class ClusterRun:
         self._looked = self._asked = 0.0
         self._complaint: str | None = None
         self._refused_since: float | None = None
-        self._say, self._said = say, list[str]()
+        self._say, self._sentences = say, list[str]()
 
     def run(self, watch: Watch) -> Outcome:
         """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
@@ -75,7 +79,7 @@ class ClusterRun:
         except KeyboardInterrupt:
             cause = "interrupted", "interrupted by the user"
         states = self._pods.states()
-        left = self._ended(watch)
+        left = self._delete(watch)
         return self._outcome(*cause, {**self._pods.states(), **states}, left)
 
     def _watched(self, watch: Watch) -> tuple[Cause, str | None]:
@@ -100,7 +104,7 @@ class ClusterRun:
             return self._failure(self._pods.first_failure)
         for node, log in self._logs.items():
             if log.fault:
-                return "node-lost", f"{self._called(node)}: {log.fault}"
+                return "node-lost", f"{self._name(node)}: {log.fault}"
         if evidence := self._hang(states):
             return "hang", evidence
         if len(states) < len(self._request.nodes) and self._is_refused_for_good():
@@ -123,24 +127,24 @@ class ClusterRun:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
         if failed.cause == "cancelled":
             wait_for(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
-            if found := self._job.failure(self._api):
-                return found if found[0] != "rank-failed" else ("cancelled", found[1])
+            if failure := self._job.failure(self._api):
+                return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
             if self._job.is_suspended(self._api):
-                return "preempted", f"{self._called(failed.node_rank)}: its queue suspended the run"
+                return "preempted", f"{self._name(failed.node_rank)}: its queue suspended the run"
         wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
-        return failed.cause or "rank-failed", f"{self._called(failed.node_rank)}: {failed.says}"
+        return failed.cause or "rank-failed", f"{self._name(failed.node_rank)}: {failed.says}"
 
     def _job_state(self) -> tuple[Cause, str | None] | None:
         """Return the failure of the main object itself. Its pods may still give a better reason."""
         if time.monotonic() - self._looked < JOB_SECONDS:
             return None
         self._looked = time.monotonic()
-        found = self._job.failure(self._api)
-        if found and found[0] == "rank-failed":
+        failure = self._job.failure(self._api)
+        if failure and failure[0] == "rank-failed":
             wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
             first = self._pods.first_failure
-            return self._failure(first) if first and first.cause != "cancelled" else found
-        return found
+            return self._failure(first) if first and first.cause != "cancelled" else failure
+        return failure
 
     def _hang(self, states: dict[int, PodState]) -> str | None:
         """Return the evidence of a hang. Nothing is watched while pods are pending or the cluster is silent."""
@@ -177,11 +181,11 @@ class ClusterRun:
     def _tell(self, sentences: list[str]) -> None:
         """Say each sentence once, until it changes."""
         for sentence in sentences:
-            if sentence not in self._said:
+            if sentence not in self._sentences:
                 self._say(f"kubernetes: {printable(one_line(sentence))}")
-        self._said = sentences
+        self._sentences = sentences
 
-    def _ended(self, watch: Watch) -> list[str]:
+    def _delete(self, watch: Watch) -> list[str]:
         """Delete everything and wait for the pods and the rest of their logs. Return what may be left."""
         left = self._job.delete(self._api)
         if self._pods.states() and not left and not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
@@ -195,38 +199,35 @@ class ClusterRun:
 
     def _outcome(self, cause: Cause, evidence: str | None, states: dict[int, PodState], left: list[str]) -> Outcome:
         killed = sum(state.out_of_memory for state in states.values())
-        told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
-        faults = {node: log.fault for node, log in self._logs.items() if log.fault}
-        nodes, ends = node_ends(self._request, states, _word_of_others(cause, states))
-        cut = {node: log.cut() for node, log in self._logs.items()}
-        nodes = tuple(replace(each, missing=(*each.missing, *cut.get(each.node_rank, ()))) for each in nodes)
-        nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
-        return Outcome(cause, ends, evidence, killed, told, tuple(left), nodes=nodes)
+        kills = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
+        # a pod without a word of its own has the whole job's, or it was stopped for another pod
+        words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
+        word = words.get(cause, "stopped")
+        if word != "cancelled" and any(state.word == word for state in states.values()):
+            word = "stopped"
+        nodes, ends = node_ends(self._request, states, word)
+        logs = [self._logs.get(node.node_rank) for node in nodes]
+        nodes = tuple(
+            replace(node, missing=(*node.missing, *log.cut()), detail=log.fault or node.detail) if log else node
+            for node, log in zip(nodes, logs, strict=True)
+        )
+        return Outcome(cause, ends, evidence, killed, kills, tuple(left), nodes=nodes)
 
-    def _called(self, node: int) -> str:
+    def _name(self, node: int) -> str:
         return self._request.nodes[node].name or f"node{node}"
-
-
-def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
-    """Return the word of a node whose pod has none of its own: the whole job's, or stopped for another pod."""
-    words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
-    word = words.get(cause, "stopped")
-    is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
-    return "stopped" if is_of_one else word
 
 
 def node_ends(
     request: Request, states: Mapping[int, PodState], others: NodeWord
 ) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
     """Return the ends of the nodes and of their ranks. others: the word of a node that has none of its own."""
-    records = [_by_us(record, states.get(record.node_rank)) for record in last_records(request)]
+    records = last_records(request)
+    for index, record in enumerate(records):
+        state = states.get(record.node_rank)
+        if not (state and state.has_failed and state.word != "cancelled"):  # no failure of the pod explains the ends
+            records[index] = by_engine(record)
     nodes = tuple(_node_end(record, states.get(record.node_rank), others) for record in records)
     return nodes, tuple(end for record in records for end in record.ends)
-
-
-def _by_us(record: LastRecord, state: PodState | None) -> LastRecord:
-    """Return the record with its unknown ends as ours, where no failure of the pod itself explains them."""
-    return record if state and state.has_failed and state.word != "cancelled" else by_engine(record)
 
 
 def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> NodeEnd:
@@ -234,8 +235,9 @@ def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> N
         return NodeEnd(record.node_rank, record.name, "unreachable", "no pod was created", record.missing)
     where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
     pending: NodeWord = "unreachable" if others == "stopped" else others
-    own = None if state.word == "cancelled" else state.word  # a deleted pod: its job says why
-    word = own or (pending if state.phase == "pending" else others)
+    if state.word and state.word != "cancelled":  # of a deleted pod its job says why
+        return NodeEnd(record.node_rank, record.name, state.word, where, record.missing)
+    word = pending if state.phase == "pending" else others
     return NodeEnd(record.node_rank, record.name, word, where, record.missing)
 
 
@@ -256,11 +258,19 @@ class ClusterJob:
 
         The parts become the main object's own, so that the cluster removes them with it if this process is killed.
         """
-        parts = [*self.documents[:-1], *([self._secret()] if self._secrets else [])]
+        parts = self.documents[:-1]
+        if self._secrets:  # which no file of the run has
+            metadata = {**self.main["metadata"], "name": f"{self.name}-secrets"}
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
+            parts.append(secret)
         for document in parts:
             self._create(api, document)
         owner = self._create(api, self.main)
-        _refuse_dropped_keys(self.main, owner)
+        # An old cluster drops what it does not know in silence. Without completionMode no pod has a number, and without
+        # podFailurePolicy a run goes on after a pod was lost.
+        if dropped := sorted(self.main["spec"].keys() - (owner.get("spec") or {}).keys()):
+            keys = ", ".join(f"spec.{key}" for key in dropped)
+            raise ClusterRefusal(200, f"it does not know {keys} of a Job; expected Kubernetes 1.{OLDEST} or newer")
         reference = {key: self.main[key] for key in ("apiVersion", "kind")}
         reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
         for document in parts:
@@ -276,26 +286,21 @@ class ClusterJob:
                 self._created.pop()
             raise
 
-    def _secret(self) -> Fields:
-        """Return the Secret, which no file of the run has."""
-        metadata = {**self.main["metadata"], "name": f"{self.name}-secrets"}
-        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
-
     def delete(self, api: ClusterApi) -> list[str]:
         """Delete what was created, the main object first. Return a sentence for each object that may be left."""
         left = []
         while self._created:
             document = self._created.pop()
-            if why := _deleted(api, path_of(document)):
+            if reason := _delete(api, path_of(document)):
                 what = f"{document['kind'].lower()}/{document['metadata']['name']}"
                 command = f"kubectl -n {self.namespace} delete {what}"
-                left.append(f"{what} could not be deleted: {why}; run `{command}`")
+                left.append(f"{what} could not be deleted: {reason}; run `{command}`")
         return left
 
     def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
         """Return why the main object ended or was removed, by its own conditions; None where it is well, or unknown."""
         try:
-            return failure_of(api.get(path_of(self.main)))
+            return _job_failure(api.get(path_of(self.main)))
         except ClusterRefusal as error:
             what = f"{self.main['kind']} {self.name}"
             return ("cancelled", f"{what} was deleted by somebody else") if error.status == 404 else None
@@ -306,11 +311,12 @@ class ClusterJob:
         """Return the newest warning about the Job, which makes the pods; None without one, or without the right."""
         selector = f"type=Warning,involvedObject.name={self.name}"
         try:
-            listed = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
+            events = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
         except (ClusterSilence, ClusterRefusal):
             return None
-        warnings = [event for event in listed or [] if isinstance(event, Mapping) and event.get("message")]
-        newest = max(warnings, key=_time_of, default=None)
+        warnings = [event for event in events or [] if isinstance(event, Mapping) and event.get("message")]
+        # by when it was last seen, in ISO 8601 with Z as all of the API's times
+        newest = max(warnings, key=lambda w: str(w.get("lastTimestamp") or w.get("eventTime") or ""), default=None)
         return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None
 
     def is_suspended(self, api: ClusterApi) -> bool:
@@ -321,37 +327,20 @@ class ClusterJob:
             return False
 
 
-def _refuse_dropped_keys(sent: Fields, kept: Fields) -> None:
-    """Raises ClusterRefusal where the main object lacks a key: an old cluster drops what it does not know in silence.
-
-    Without completionMode no pod has a number, and without podFailurePolicy a run goes on after a pod was lost.
-    """
-    dropped = sorted(sent["spec"].keys() - (kept.get("spec") or {}).keys())
-    if dropped:
-        names = ", ".join(f"spec.{key}" for key in dropped)
-        raise ClusterRefusal(200, f"it does not know {names} of a Job; expected Kubernetes 1.{OLDEST} or newer")
-
-
-def _time_of(event: Mapping[str, Any]) -> str:
-    """Return when an event was last seen, in ISO 8601 with Z as all of the API's times."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
-def failure_of(found: Mapping[str, Any]) -> tuple[Cause, str] | None:
+def _job_failure(job: Fields) -> tuple[Cause, str] | None:
     """Return the cause and the cluster's line of a Job that failed; None for any other."""
-    if (found.get("metadata") or {}).get("deletionTimestamp"):
-        return "cancelled", f"{found.get('kind', 'the job')} was deleted by somebody else"
-    for condition in (found.get("status") or {}).get("conditions") or []:
+    if (job.get("metadata") or {}).get("deletionTimestamp"):
+        return "cancelled", f"{job.get('kind', 'the job')} was deleted by somebody else"
+    for condition in (job.get("status") or {}).get("conditions") or []:
         if condition.get("type") in ("Failed", "FailureTarget") and condition.get("status") == "True":
             line = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
-            limit = "DeadlineExceeded" in line
-            return ("time-limit" if limit else "rank-failed"), one_line(line)[:300]
+            return ("time-limit" if "DeadlineExceeded" in line else "rank-failed"), one_line(line)[:300]
     return None
 
 
-def _deleted(api: ClusterApi, path: str) -> str | None:
+def _delete(api: ClusterApi, path: str) -> str | None:
     """Delete an object. Return why it may still be there, or None."""
-    why = ""
+    reason = ""
     for attempt in range(TRIES):
         try:
             api.delete(path)
@@ -359,6 +348,6 @@ def _deleted(api: ClusterApi, path: str) -> str | None:
         except ClusterRefusal as error:
             return str(error)
         except ClusterSilence as error:
-            why = str(error)
+            reason = str(error)
             time.sleep(attempt + 1)
-    return why
+    return reason

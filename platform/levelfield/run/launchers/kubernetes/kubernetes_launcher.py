@@ -33,8 +33,8 @@ class _Dumper(yaml.SafeDumper):
     """Writes a text of several lines as it is, between the keys."""
 
 
-def _text(dumper: yaml.SafeDumper, found: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", found, style="|" if "\n" in found else None)
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _text)
@@ -58,15 +58,15 @@ class KubernetesLauncher:
         """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
         image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
         inside = _paths_inside(plan, paths)
-        found = request_for_nodes(plan, inside, self.name, runtime)
+        request = request_for_nodes(plan, inside, self.name, runtime)
         first = first_pod(plan.run_id)
-        nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in found.nodes)
-        works = {f"node{node.node_rank}.json": _work(plan, paths, found, node) for node in found.nodes}
-        documents = objects_of(_manifest_of(plan, image, works))
+        nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in request.nodes)
+        works = {f"node{node.node_rank}.json": _work(plan, paths, request, node) for node in request.nodes}
+        documents = objects_of(_manifest(plan, image, works))
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
         sent = Submission(object_name(plan.run_id), ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
-        return replace(found, nodes=nodes, events_dir=str(paths.events), submissions=(sent,))
+        return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(sent,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Create the objects and watch their pods until the end. They are deleted before it returns or raises."""
@@ -149,7 +149,7 @@ def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
     return json.dumps(content)
 
 
-def _manifest_of(plan: Plan, image: str, works: dict[str, str]) -> JobManifest:
+def _manifest(plan: Plan, image: str, works: dict[str, str]) -> JobManifest:
     limits = plan.work.limits
     longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
     return JobManifest(

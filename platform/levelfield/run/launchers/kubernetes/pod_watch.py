@@ -1,21 +1,29 @@
-"""Watches the pods of a run in a thread: their states as words and causes, and whether the cluster answers."""
+"""The pods of a run, in threads: their states as words and causes, and their logs, which bring the nodes' files.
+
+A broken connection is made again.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from levelfield.contracts.execution import Cause, NodeWord
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.rundir.event_lines import event_or_none
 
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
 RETRY_SECONDS = 1.0
 MOST_RETRY_SECONDS = 10.0
+SILENCE_SECONDS = 60.0  # of a log, to which the node's part adds a line each second
+MOST_OTHER_BYTES = 2**20  # of a log's lines that are no frames: what start.py or the container wrote
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
 # first: ErrImagePull becomes ImagePullBackOff.
@@ -46,7 +54,7 @@ Fields = Mapping[str, Any]
 
 
 class PodWatch:
-    """The pods with one label. `silence`: why the cluster does not answer now, or None. `refusal`: what it refused.
+    """The pods with one label.
 
     A node keeps the first bad word that its pod got: when one pod fails, the cluster deletes the others.
     """
@@ -56,8 +64,8 @@ class PodWatch:
         self._label, self._lock, self._ending = label, threading.Lock(), threading.Event()
         self._states: dict[int, PodState] = {}
         self._left: set[str] = set()
-        self.silence: str | None = None
-        self.refusal: str | None = None
+        self.silence: str | None = None  # why the cluster does not answer now
+        self.refusal: str | None = None  # why it lets nobody watch
         self.first_failure: PodState | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="pods")
 
@@ -82,7 +90,7 @@ class PodWatch:
         wait, version = RETRY_SECONDS, None
         while not self._ending.is_set():
             try:
-                version = self._listed() if version is None else self._followed(version)
+                version = self._list() if version is None else self._follow(version)
                 self.silence, wait = None, RETRY_SECONDS
                 continue
             except ClusterSilence as error:
@@ -96,21 +104,23 @@ class PodWatch:
             self._ending.wait(wait)
             wait = min(2 * wait, MOST_RETRY_SECONDS)
 
-    def _listed(self) -> str:
+    def _list(self) -> str:
         """Read all pods. Return the version from which a watch goes on."""
-        found = self._api.get(self._path, labelSelector=self._label)
-        pods = [pod for pod in found.get("items") or [] if isinstance(pod, Mapping)]
+        answer = self._api.get(self._path, labelSelector=self._label)
+        pods = [pod for pod in answer.get("items") or [] if isinstance(pod, Mapping)]
         present = {_name(pod) for pod in pods}
         for state in self.states().values():
             if state.pod not in present:
-                self._removed(state)
+                self._remove(state)
         with self._lock:
             self._left = present
-        for state in sorted(filter(None, map(pod_state, pods)), key=_is_of_others):
-            self._keep(state)
-        return str((found.get("metadata") or {}).get("resourceVersion", ""))
+        # a pod that was deleted or stopped for another comes after those with a reason of their own
+        states = filter(None, map(pod_state, pods))
+        for state in sorted(states, key=lambda state: not state.has_failed or state.cause == "cancelled"):
+            self._store(state)
+        return str((answer.get("metadata") or {}).get("resourceVersion", ""))
 
-    def _followed(self, version: str) -> str | None:
+    def _follow(self, version: str) -> str | None:
         """Follow the changes from a version on. Return the version of the last one; None: list everything again."""
         query = {"labelSelector": self._label, "watch": True, "allowWatchBookmarks": True}
         query |= {"resourceVersion": version, "timeoutSeconds": WATCH_SECONDS}
@@ -118,32 +128,33 @@ class PodWatch:
         for line in self._api.lines(self._path, WATCH_SECONDS + 30.0, **query):
             if self._ending.is_set():
                 return None
-            change = _change(line)
-            if change is None or change["type"] == "ERROR":
+            change = event_or_none(line) or {}
+            kind, pod = change.get("type"), change.get("object")
+            if not isinstance(kind, str) or not isinstance(pod, dict) or kind == "ERROR":
                 return None  # among others 410: the version is too old
-            self._changed(change["type"], change["object"])
+            self._change(kind, pod)
             self.silence = None
-            version = str((change["object"].get("metadata") or {}).get("resourceVersion", version))
+            version = str((pod.get("metadata") or {}).get("resourceVersion", version))
         if time.monotonic() - begin < RETRY_SECONDS:
             self._ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
 
-    def _changed(self, kind: str, pod: Fields) -> None:
+    def _change(self, kind: str, pod: Fields) -> None:
         if kind not in ("ADDED", "MODIFIED", "DELETED"):
             return
         with self._lock:
             (self._left.discard if kind == "DELETED" else self._left.add)(_name(pod))
         if state := pod_state(pod):
-            self._keep(state)
+            self._store(state)
             if kind == "DELETED":
-                self._removed(state)
+                self._remove(state)
 
-    def _removed(self, state: PodState) -> None:
+    def _remove(self, state: PodState) -> None:
         if state.phase != "ended":
-            said = f"pod {state.pod} was deleted"
-            self._keep(replace(state, phase="ended", word="cancelled", cause="cancelled", says=said))
+            says = f"pod {state.pod} was deleted"
+            self._store(replace(state, phase="ended", word="cancelled", cause="cancelled", says=says))
 
-    def _keep(self, state: PodState) -> None:
+    def _store(self, state: PodState) -> None:
         with self._lock:
             before = self._states.get(state.node_rank)
             if before is None or before.phase != "ended":
@@ -152,32 +163,17 @@ class PodWatch:
                     self.first_failure = state
 
 
-def _change(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a watch; None where it is no change of an object."""
-    found = event_or_none(line) or {}
-    return found if isinstance(found.get("object"), dict) and isinstance(found.get("type"), str) else None
-
-
-def _name(pod: Fields) -> str:
-    return str(_of(pod, "metadata").get("name"))
-
-
-def _is_of_others(state: PodState) -> bool:
-    """Return whether a pod has no own reason: it was deleted or stopped for another. Those with one come first."""
-    return not state.has_failed or state.cause == "cancelled"
-
-
 @dataclass(frozen=True)
 class PodState:
-    """One node's pod. word, cause: only where it has ended or cannot start. says: for a person. machine: its node."""
+    """One node's pod."""
 
     node_rank: int
     pod: str
     phase: Literal["pending", "running", "ended"]
-    says: str
-    word: NodeWord | None = None
+    says: str  # for a person
+    word: NodeWord | None = None  # word and cause: only where it has ended or cannot start
     cause: Cause | None = None
-    machine: str | None = None
+    machine: str | None = None  # where it runs
     out_of_memory: bool = False
 
     @property
@@ -187,37 +183,37 @@ class PodState:
 
 def pod_state(pod: Fields) -> PodState | None:
     """Return the state of a pod; None for a pod that is no node of an Indexed Job."""
-    rank = _index(pod)
-    if rank is None:
+    metadata, status, machine = _object(pod, "metadata"), _object(pod, "status"), _object(pod, "spec").get("nodeName")
+    rank = str(_object(metadata, "annotations").get(INDEX, _object(metadata, "labels").get(INDEX, "")))
+    if not rank.isdecimal() or len(rank) >= 7:
         return None
-    status, machine = _of(pod, "status"), _of(pod, "spec").get("nodeName")
-    state = PodState(rank, _name(pod), "pending", "waits for its node", machine=machine)
-    if found := _disrupted(status):
-        (word, cause), says = found
+    state = PodState(int(rank), _name(pod), "pending", "waits for its node", machine=machine)
+    if disruption := _disruption(status):
+        (word, cause), says = disruption
         return replace(state, phase="ended", says=says, word=word, cause=cause)
-    if ended := _terminated(status):
-        return _ended(state, ended)
+    terminations = (
+        _object(_object(container, "state"), "terminated") for container in _objects(status, "containerStatuses")
+    )
+    if end := next(filter(None, terminations), None):
+        return _ended(state, end)
     if status.get("phase") in ("Succeeded", "Failed"):
         return _ended(state, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
     if status.get("phase") == "Running":
         return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
-    return _pending(state, status)
-
-
-def _pending(state: PodState, status: Fields) -> PodState:
-    for waiting in (_of(_of(each, "state"), "waiting") for each in _all(status, "containerStatuses")):
+    for container in _objects(status, "containerStatuses"):
+        waiting = _object(_object(container, "state"), "waiting")
         if reason := str(waiting.get("reason", "")):
-            found = replace(state, says=_line(waiting))
-            return replace(found, word="unreachable", cause="launch-error") if reason in _STUCK else found
-    for condition in _all(status, "conditions"):
+            waits = replace(state, says=_line(waiting))
+            return replace(waits, word="unreachable", cause="launch-error") if reason in _STUCK else waits
+    for condition in _objects(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return replace(state, says=_line(condition))
     return state
 
 
-def _disrupted(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
-    """Return the word of a pod that the cluster ended, and the cluster's own line."""
-    for condition in _all(status, "conditions"):
+def _disruption(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
+    """Return the word of a pod that the cluster ended, and the cluster's own line; None for any other."""
+    for condition in _objects(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             is_preempted = condition.get("reason") == "PreemptionByScheduler"
             return ("preempted", "preempted") if is_preempted else _LOST, _line(condition)
@@ -225,38 +221,105 @@ def _disrupted(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
     return (_REASONS[reason], _line(status)) if reason in _REASONS else None
 
 
-def _terminated(status: Fields) -> Fields | None:
-    found = (_of(_of(each, "state"), "terminated") for each in _all(status, "containerStatuses"))
-    return next((each for each in found if each), None)
-
-
-def _ended(state: PodState, ended: Fields) -> PodState:
-    code, is_out = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
-    known = _CODES.get(code) if isinstance(code, int) else None
-    word, cause, says = known or ("failed", "rank-failed", f"the container ended with exit code {code}")
+def _ended(state: PodState, end: Fields) -> PodState:
+    code, is_out = end.get("exitCode"), end.get("reason") == "OOMKilled"
+    meaning = _CODES.get(code) if isinstance(code, int) else None
+    word, cause, says = meaning or ("failed", "rank-failed", f"the container ended with exit code {code}")
     if is_out:
         word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
     return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
 
 
-def _index(pod: Fields) -> int | None:
-    metadata = _of(pod, "metadata")
-    text = str(_of(metadata, "annotations").get(INDEX, _of(metadata, "labels").get(INDEX, "")))
-    return int(text) if text.isdecimal() and len(text) < 7 else None
+def _name(pod: Fields) -> str:
+    return str(_object(pod, "metadata").get("name"))
 
 
-def _line(found: Fields) -> str:
+def _line(fields: Fields) -> str:
     """Return reason and message as one line of bounded length."""
-    parts = [str(found[key]) for key in ("reason", "message") if found.get(key)]
+    parts = [str(fields[key]) for key in ("reason", "message") if fields.get(key)]
     return " ".join(": ".join(parts).split())[:300]
 
 
-def _of(found: Fields, key: str) -> Fields:
+def _object(fields: Fields, key: str) -> Fields:
     """Return an object below a key; an empty one where there is none. A server's answer is not trusted."""
-    part = found.get(key)
-    return part if isinstance(part, Mapping) else {}
+    value = fields.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
-def _all(found: Fields, key: str) -> Sequence[Fields]:
-    part = found.get(key)
-    return [each for each in part if isinstance(each, Mapping)] if isinstance(part, list) else []
+def _objects(fields: Fields, key: str) -> list[Fields]:
+    """Return the objects of a list below a key."""
+    values = fields.get(key)
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+
+
+class PodLog:
+    """The log of one pod.
+
+    A log begins anew with each connection. Frames that came before are skipped by their offsets.
+    """
+
+    def __init__(self, api: ClusterApi, namespace: str, pod: str, root: Path, node_rank: int, ranks: Iterable[int]):
+        self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        self._other = root / f"logs/pod{node_rank}.log"
+        self._stream = NodeStream(root, node_rank, ranks)
+        self._ending, self._repeats = threading.Event(), False
+        self.silence: str | None = None  # why nothing comes now
+        self.fault: str | None = None  # why the rest of it cannot be used
+        self._thread = threading.Thread(target=self._follow, daemon=True, name=f"log of {pod}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last frame of the node's part came."""
+        return self._stream.code is not None
+
+    def cut(self) -> tuple[str, ...]:
+        """Return the files of the node that came up to their limit."""
+        return self._stream.cut()
+
+    def _follow(self) -> None:
+        while not (self._ending.is_set() or self.is_complete or self.fault):
+            try:
+                for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
+                    self._take(line)
+                    self.silence = None
+                    if self._ending.is_set() or self.is_complete:
+                        break
+            except ClusterSilence as error:
+                self.silence = str(error)
+            except ClusterRefusal as error:
+                self.silence = str(error)  # among others 400: the container has not started yet
+                self.fault = f"its log cannot be read: {error}" if error.status in (401, 403, 404) else None
+            except BrokenStream as error:
+                self.fault = f"its stream is broken: {error}"
+            except OSError as error:
+                self.fault = f"its files cannot be written: {error.filename}: {error.strerror}"
+            self._repeats = True
+            self._ending.wait(RETRY_SECONDS)
+
+    def _take(self, line: bytes) -> None:
+        if not line.startswith(b"{"):
+            if not self._repeats and line.strip():
+                self._other.parent.mkdir(exist_ok=True)
+                with self._other.open("ab") as file:
+                    if file.tell() < MOST_OTHER_BYTES:
+                        file.write(line[:MOST_OTHER_BYTES] + b"\n")
+            return
+        if self._repeats and self._came_before(line):
+            return
+        self._repeats = False
+        self._stream.receive(line + b"\n")
+
+    def _came_before(self, line: bytes) -> bool:
+        """Return whether a frame of a repeated log came before: a part of a file that is received, or a beat."""
+        try:
+            frame = json.loads(line)
+            offset = self._stream.received.get(frame.get("file"))
+            return (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False  # the receiver names the fault
