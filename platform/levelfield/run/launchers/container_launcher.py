@@ -71,24 +71,21 @@ class ContainerLauncher:
         """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
         is gone, their processes are ended, and the next start removes them."""
         left: list[str] = []
-        outcome = self._attempt(request, watch, left)
-        return ended_by_process(request, outcome, left) if left else outcome
-
-    def _attempt(self, request: Request, watch: Watch, left: list[str]) -> Outcome:
-        """left: receives the names of the containers that the engine did not remove."""
         try:
             _write_work(request)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
             with connect() as client, answers(), ExitStack() as stack:
-                return self._run(client, request, watch, stack, left)
+                outcome = self._run(client, request, watch, stack, left)
         except EngineError as error:
-            return Outcome("engine", _ends(request, {}), f"the container engine: {error}")
+            outcome = Outcome("engine", _ends(request, {}), f"the container engine: {error}")
         except RunFailed as error:
-            return Outcome("engine", (), str(error))
+            outcome = Outcome("engine", (), str(error))
+        return _end_by_process(request, outcome, left) if left else outcome
 
     def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
+        """left: receives the names of the containers that the engine did not remove."""
         for network in sorted({_work(node).network for node in request.nodes} - {"none", "host"}):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
@@ -111,9 +108,12 @@ class ContainerLauncher:
                     outcome = _stopped(request, running, "interrupted", "interrupted by the user")
             except EngineError as error:
                 hurry(client, SILENT_SECONDS)
-                said = f"the container engine did not answer an interrupt ({error})"
-                return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(said,))
-        _keep_logs(request, running)
+                warning = f"the container engine did not answer an interrupt ({error})"
+                return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(warning,))
+        for node in request.nodes:  # a good run has no output of the containers' first processes
+            if node.node_rank in running and (output := running[node.node_rank].logs()):
+                with suppress(OSError):  # a full disk: the ranks' own files show it
+                    (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(output)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
         evidence = "the engine reports that its container ran out of memory" if killed else None
@@ -139,19 +139,14 @@ def _work(node: NodeWork) -> ContainerWork:
 def _write_work(request: Request) -> None:
     """Write the list of processes for each node's first process. Raises OSError."""
     port = free_port()
+    mask = os.umask(0o077)  # the user's mask can only be read by setting another one; this one is the strictest
+    os.umask(mask)
     for node in request.nodes:
         processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
         file = Path(str(node.file))
         file.parent.mkdir(exist_ok=True)
-        content = {"processes": processes, "ends": node.ends, "umask": _umask()}
+        content = {"processes": processes, "ends": node.ends, "umask": mask}
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _umask() -> int:
-    """Return the user's mask, which can only be read by setting another one; that one is the strictest."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
@@ -163,12 +158,15 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
             return _stopped(request, running, "hang", evidence)
         time.sleep(POLL_SECONDS)
     # a moment for the others to end by themselves and write their errors, after one has failed
-    wait_for(lambda: not any(_is_running(each) for each in running.values()), SETTLE_SECONDS, POLL_SECONDS)
+    wait_for(lambda: not any(map(_is_running, running.values())), SETTLE_SECONDS, POLL_SECONDS)
     watch()
     ends = _ends(request, running)
-    if (node := _stopped_from_outside(request, running)) is not None:
-        evidence = f"{running[node].name} was stopped from outside, as by `docker stop`: its first process got a signal"
-        return _stopped(request, running, "cancelled", evidence)
+    for node in request.nodes:
+        container = running[node.node_rank]
+        written = () if container.attrs["State"]["Running"] else written_ends(node)
+        if any(end.stopped_by_us for end in written) and not first_failure(written):  # and nothing here requested it
+            evidence = f"{container.name} was stopped from outside, as by `docker stop`: its first process got a signal"
+            return _stopped(request, running, "cancelled", evidence)
     failed = first_failure(ends)
     return _stopped(request, running, "rank-failed", evidence_of(failed)) if failed else Outcome("exited", ends)
 
@@ -176,15 +174,6 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
 def _alive(request: Request) -> list[int]:
     """Return the ranks that have not ended. An ended rank has no heartbeat."""
     return [end.rank for node in request.nodes for end in written_ends(node) if not is_known(end)]
-
-
-def _stopped_from_outside(request: Request, running: dict[int, Container]) -> int | None:
-    """Return a node whose first process ended its ranks although none had failed, and nobody here asked for it."""
-    for node in request.nodes:
-        ends = () if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
-        if any(end.stopped_by_us for end in ends) and not first_failure(ends):
-            return node.node_rank
-    return None
 
 
 def _is_running(container: Container) -> bool:
@@ -208,33 +197,25 @@ def _stopped(request: Request, running: dict[int, Container], cause: Cause, evid
 
 def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
     """Return the ends that each node's first process wrote. If it was killed, its running ranks ended with it."""
-    found = []
+    ends = []
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
-        by_us = node.node_rank in (stopped or ())
-        found += [end if is_known(end) else _lost(end.rank, state, by_us) for end in written_ends(node)]
-    return tuple(found)
+        is_stopped = node.node_rank in (stopped or ())
+        ends += [end if is_known(end) else _lost(end.rank, state, is_stopped) for end in written_ends(node)]
+    return tuple(ends)
 
 
-def _lost(rank: int, state: dict[str, Any], by_us: bool) -> ProcessEnd:
+def _lost(rank: int, state: dict[str, Any], is_stopped: bool) -> ProcessEnd:
     """Return the end of a lost rank. A container's exit code is 128 + the signal that ended its first process."""
     code = state.get("ExitCode")
-    if state.get("Running") and by_us:  # what could not be stopped; its first process has this number on the host
-        return ProcessEnd(rank, None, None, by_us, process=int(state["Pid"]), state=state_of(int(state["Pid"])))
+    if state.get("Running") and is_stopped:  # what could not be stopped; its first process has this number on the host
+        return ProcessEnd(rank, None, None, is_stopped, process=int(state["Pid"]), state=state_of(int(state["Pid"])))
     if code is not None and code > 128:
-        return ProcessEnd(rank, None, code - 128, by_us)
-    return ProcessEnd(rank, code, None, by_us)
+        return ProcessEnd(rank, None, code - 128, is_stopped)
+    return ProcessEnd(rank, code, None, is_stopped)
 
 
-def _keep_logs(request: Request, running: dict[int, Container]) -> None:
-    """Write the output of the containers' first processes, if there is any. A good run has none."""
-    for node in request.nodes:
-        if node.node_rank in running and (said := running[node.node_rank].logs()):
-            with suppress(OSError):  # a full disk: the ranks' own files show it
-                (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
-
-
-def ended_by_process(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
+def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
     """End what runs of these containers. Return the outcome with the ranks' ends as they are then, and a warning.
 
     An engine of this machine is not needed for that: its containers are processes here. A later run on the engine
@@ -247,57 +228,49 @@ def ended_by_process(request: Request, outcome: Outcome, names: Collection[str])
     for node in (node for node in request.nodes if node.node_rank in boxes):
         ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
         process = first.get(node.node_rank)
-        is_held = process is not None and state_of(process) not in "ZX?"
+        still_runs = process is not None and state_of(process) not in "ZX?"
         unknown = [ends[work.rank] for work in node.processes if not is_known(ends[work.rank])]
-        if is_held or (unknown and process is None):
+        if still_runs or (unknown and process is None):
             running.append(boxes[node.node_rank].name)
         if process is not None:
-            ends.update({end.rank: _ended(end, process if is_held else None) for end in unknown})
-    said = _sentences(sorted(set(names) - set(running)), running)
-    return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=(*outcome.warnings, *said))
-
-
-def _ended(end: ProcessEnd, held: int | None) -> ProcessEnd:
-    """Return the end of a rank whose end nobody wrote. held: its container's first process, if that still runs."""
-    if held is not None:
-        return replace(end, process=held, state=state_of(held))
-    return replace(end, signal=int(signal.SIGKILL), stopped_by_us=True)
-
-
-def _sentences(ended: list[str], running: list[str]) -> list[str]:
-    said = []
+            for end in unknown:  # nobody wrote how the rank ended
+                if still_runs:
+                    ends[end.rank] = replace(end, process=process, state=state_of(process))
+                else:
+                    ends[end.rank] = replace(end, signal=int(signal.SIGKILL), stopped_by_us=True)
+    warnings = [*outcome.warnings]
     if running:
-        said.append(
+        warnings.append(
             f"the container engine did not remove {', '.join(running)}, which may still train: start the engine, then "
             f"run `docker rm --force {' '.join(running)}`. The next run on this engine does the same"
         )
-    if ended:
-        said.append(
+    if ended := sorted(set(names) - set(running)):
+        warnings.append(
             f"the container engine did not remove {', '.join(ended)}: no process of it is left, and the next run on "
             "this engine removes the rest"
         )
-    return said
+    return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=tuple(warnings))
 
 
 def _first_process(container: ContainerWork) -> int | None:
     """Return a container's first process, by its command line, which has the run's path; None: not here."""
-    wanted = "\0".join(container.argv[1:]).encode() + b"\0"
+    arguments = "\0".join(container.argv[1:]).encode() + b"\0"
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if place.read_bytes().partition(b"\0")[2] == wanted:
+            if place.read_bytes().partition(b"\0")[2] == arguments:
                 return int(place.parent.name)
     return None
 
 
 def _end(processes: list[int]) -> None:
     """End first processes: on SIGTERM they end their ranks; SIGKILL ends every process of the container."""
-    known = [identity for process in processes if (identity := identity_of(process)) is not None]
+    alive = [identity for process in processes if (identity := identity_of(process)) is not None]
     for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-        known = [identity for identity in known if is_alive(identity)]
-        for identity in known:
+        alive = [identity for identity in alive if is_alive(identity)]
+        for identity in alive:
             with suppress(OSError):
                 os.kill(identity.process, number)
         deadline = time.monotonic() + seconds
         with suppress(KeyboardInterrupt):  # the user does not want to wait: SIGKILL is next
-            while any(is_alive(identity) for identity in known) and time.monotonic() < deadline:
+            while any(map(is_alive, alive)) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)

@@ -39,38 +39,35 @@ def request_of(
 
 
 def with_port(process: ProcessWork, port: int) -> dict[str, str]:
+    """Return the process's variables with the rendezvous port."""
     return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
 
 
-def ends_of(listed: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
-    return tuple(ProcessEnd(**end) for end in listed)
+def ends_of(content: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
+    return tuple(ProcessEnd(**end) for end in content)
 
 
-def node_ranks_ends(node: NodeWork, listed: Any) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended. One whose end is not listed, as of a lost rank, has no values.
+def node_ranks_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of a node ended. One without an end, such as a lost rank, has no values.
 
-    listed: as the node's part wrote it, maybe on another machine. Anything but a list of ends counts as none.
+    content: what the node's part wrote, maybe on another machine. Anything but a list of ends counts as none.
     """
     try:
-        found = ends_of(listed)
+        ends = ends_of(content)
     except (TypeError, ValueError):
-        found = ()
-    known = {end.rank: end for end in found} if all(_is_end(end) for end in found) else {}
-    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
-
-
-def _is_end(end: ProcessEnd) -> bool:
-    numbers = (end.exit_code, end.signal, end.process)
-    return isinstance(end.rank, int) and all(n is None or isinstance(n, int) for n in numbers)
+        ends = ()
+    values = [value for end in ends for value in (end.exit_code, end.signal, end.process) if value is not None]
+    is_sound = all(isinstance(value, int) for value in (*values, *(end.rank for end in ends)))
+    by_rank = {end.rank: end for end in ends} if is_sound else {}
+    return tuple(by_rank.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
 
 
 def written_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:
     """Return how each rank of a node ended, as the first process of its container wrote it during the run."""
     try:
-        listed = json.loads(read_regular(Path(str(node.ends))))
+        return node_ranks_ends(node, json.loads(read_regular(Path(str(node.ends)))))
     except (OSError, ValueError):
-        listed = ()
-    return node_ranks_ends(node, listed)
+        return node_ranks_ends(node, ())
 
 
 def is_known(end: ProcessEnd) -> bool:
@@ -84,6 +81,7 @@ def first_failure(ends: Iterable[ProcessEnd]) -> ProcessEnd | None:
 
 
 def evidence_of(failed: ProcessEnd) -> str:
+    """Return a sentence about a rank that failed."""
     if failed.signal is None:
         return f"rank {failed.rank} ended with exit code {failed.exit_code}"
     try:

@@ -30,23 +30,22 @@ class Liveness:
         self._events = Path(request.events_dir)
         self._written = 0
         self._started = False
-        self._clock, self._watched = WatchedTime(lambda: time.monotonic()), 0.0
+        self._clock = WatchedTime(lambda: time.monotonic())
         self._heartbeats = HeartbeatWatch(self._events, request.heartbeat_seconds)
         self._last_progress = 0.0
 
     def hang(self, alive: list[int]) -> str | None:
         """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
-        self._watched = self._clock.look()
-        return self._heartbeats.silent(alive, self._watched) or self._no_progress()
-
-    def _no_progress(self) -> str | None:
+        watched = self._clock.look()
+        if evidence := self._heartbeats.silent(alive, watched):
+            return evidence
         sizes = event_file_sizes(self._events)
         if sum(sizes.values()) != self._written:
             self._written = sum(sizes.values())
-            self._last_progress = self._watched
+            self._last_progress = watched
             self._started = self._started or self._has(sizes, b'"event":"step"')
         limit = self._request.step_seconds if self._started else self._request.start_seconds
-        waited = self._watched - self._last_progress
+        waited = watched - self._last_progress
         if waited <= limit:
             return None
         what = "step" if self._started else "first step"
@@ -61,11 +60,11 @@ class Liveness:
         nodes = self._request.nodes
         if self._started or len(nodes) < 2 or self._has(names, b'"event":"weights"', b'"name":"joined"'):
             return ""
-        given = nodes[0].processes[0].environment
-        place = (given.get("MASTER_ADDR", ""), f"port {given.get('MASTER_PORT', '')}")
-        known = ", ".join(part for part in place if part and "{" not in part)  # Slurm's nodes fill in the address
+        variables = nodes[0].processes[0].environment
+        parts = (variables.get("MASTER_ADDR", ""), f"port {variables.get('MASTER_PORT', '')}")
+        place = ", ".join(part for part in parts if part and "{" not in part)  # Slurm's nodes fill in the address
         first = nodes[0].name or "node0"
-        return f"; no process group came up: every rank was given {known} of the first node, {first}" if known else ""
+        return f"; no process group came up: every rank was given {place} of the first node, {first}" if place else ""
 
 
 class NodePulse:
@@ -82,28 +81,25 @@ class NodePulse:
 
     def silent(self, nodes: list[NodeWork]) -> dict[int, float]:
         """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
-        watched, found = self._clock.look(), {}
+        watched, silent = self._clock.look(), {}
         for node in nodes:
-            sign = self._sign(node)
-            if node.node_rank not in self._signs or self._signs[node.node_rank][0] != sign:
-                self._signs[node.node_rank] = sign, watched
-            seconds = watched - self._signs[node.node_rank][1]
+            rank, first = node.node_rank, node.processes[0].rank
+            names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
+            sign = [file_state(self._root / name) for name in names]
+            if rank not in self._signs or self._signs[rank][0] != sign:
+                self._signs[rank] = sign, watched
+            seconds = watched - self._signs[rank][1]
             if seconds > self._limit:
-                found[node.node_rank] = seconds
-        return found
-
-    def _sign(self, node: NodeWork) -> list[tuple[int, int]]:
-        rank, first = node.node_rank, node.processes[0].rank
-        names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
-        return [file_state(self._root / name) for name in names]
+                silent[rank] = seconds
+        return silent
 
 
 def file_state(path: Path) -> tuple[int, int]:
     """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
     try:
         with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            return found.st_size, found.st_mtime_ns
+            status = os.fstat(file.fileno())
+            return status.st_size, status.st_mtime_ns
     except OSError:
         return -1, 0
 

@@ -29,8 +29,8 @@ class LocalLauncher:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
         kills, ranks = MemoryKillWatch(), Ranks(new_mark())
         outcome = self._run(request, watch, ranks)
-        found = kills.found(ranks.processes())
-        return replace(outcome, oom_kills=found.number, oom_evidence=found.evidence)
+        killed = kills.found(ranks.processes())
+        return replace(outcome, oom_kills=killed.number, oom_evidence=killed.evidence)
 
     def _run(self, request: Request, watch: Watch, ranks: Ranks) -> Outcome:
         port = free_port()

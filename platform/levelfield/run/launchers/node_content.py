@@ -6,7 +6,7 @@ import io
 import mmap
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,16 @@ def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeS
     port = rendezvous_port(plan.run_id, launch_of(plan).site.ports)
     nodes = []
     for node in request.nodes:
-        processes = (replace(each, environment=with_port(each, port)) for each in node.processes)
+        processes = (replace(process, environment=with_port(process, port)) for process in node.processes)
         nodes.append(replace(node, processes=tuple(processes)))
     return replace(request, nodes=tuple(nodes))
 
 
 def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, code: str | None) -> dict[str, Any]:
     """Return what one node is given, without secrets. paths: as the node sees them. code: the expected digest."""
-    launch, hardware = launch_of(plan), plan.hardware
+    launch, hardware, made = launch_of(plan), plan.hardware, plan.environment.folder
+    # by what a node finds its devices' NUMA domains; no rank is bound to those of shares of a host
+    binding = None if hardware.is_host or launch.site.bind == "none" else {"pci_vendor": launch.pci_vendor}
     return {
         "schema": SCHEMA,
         "run_id": plan.run_id,
@@ -65,33 +67,21 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
             "interval_seconds": SAMPLE_SECONDS,
         },
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
-        "binding": _binding(plan),
-        "expected": _expected(plan, code),
+        "binding": binding,
+        "expected": {  # the digests of code and environment, which a node checks before it trains, and their places
+            "code": code,
+            "folder": plan.implementation.folder,
+            "environment": plan.environment.digest if made else None,
+            "stamp": f"{made}/{STAMP}" if made else None,
+        },
         "inherit": sorted(secrets_of(plan)),
         "removed": list(request.removed_variables),
     }
 
 
-def _binding(plan: Plan) -> dict[str, str | None] | None:
-    """Return by what a node finds its devices' NUMA domains; None where no rank is bound, as shares of a host."""
-    launch = launch_of(plan)
-    return None if plan.hardware.is_host or launch.site.bind == "none" else {"pci_vendor": launch.pci_vendor}
-
-
 def secrets_of(plan: Plan) -> dict[str, str]:
     """Return the user's variables that look like secrets. They reach a node outside of every file of the run."""
     return {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
-
-
-def _expected(plan: Plan, code: str | None) -> dict[str, str | None]:
-    """Return what a node checks before it trains: the digests of its code and of its environment, and their places."""
-    made = plan.environment.folder
-    return {
-        "code": code,
-        "folder": plan.implementation.folder,
-        "environment": plan.environment.digest if made else None,
-        "stamp": f"{made}/{STAMP}" if made else None,
-    }
 
 
 def secret_values(request: Request) -> dict[str, str]:
@@ -102,8 +92,8 @@ def secret_values(request: Request) -> dict[str, str]:
 
 def _public(process: ProcessWork) -> Mapping[str, Any]:
     """Return a rank without the variables that look like secrets: the node's part adds them."""
-    kept = {name: value for name, value in process.environment.items() if not is_secret(name, value)}
-    return asdict(replace(process, environment=kept))
+    public = {name: value for name, value in process.environment.items() if not is_secret(name, value)}
+    return asdict(replace(process, environment=public))
 
 
 def code_archive(implementation: Path) -> bytes:
@@ -113,7 +103,13 @@ def code_archive(implementation: Path) -> bytes:
     """
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
-        for name, path in sorted(_members(implementation)):
+        package = Path(levelfield.__file__).parent
+        folders = {f"platform/levelfield/{room}": package / room for room in ("worker", "node")}
+        folders |= {f"models/{path.name}": path for path in (implementation, *shared_folders(implementation))}
+        members = {"platform/levelfield/__init__.py": package / "__init__.py"}
+        for name, folder in folders.items():
+            members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in sources(folder)}
+        for name, path in sorted(members.items()):
             _add(archive, name, path)
     return output.getvalue()
 
@@ -130,13 +126,13 @@ def wheels_archive(folder: Path) -> memoryview:
 
 def wheel_files(folder: Path) -> list[Path]:
     """Return what pip may install of a folder. Raises UsageError for a folder without any, and OSError."""
-    found = sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file())
-    if not found:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".whl", ".gz") and path.is_file())
+    if not files:
         raise UsageError(
             f"{installer.WHEELS}={folder}: found no wheel there. Make them with network: `environment wheels fetch "
             f"{folder}`"
         )
-    return found
+    return files
 
 
 def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
@@ -144,16 +140,3 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
     member.size, member.mode = path.stat().st_size, 0o644
     with path.open("rb") as file:
         archive.addfile(member, file)
-
-
-def _members(implementation: Path) -> Iterator[tuple[str, Path]]:
-    package = Path(levelfield.__file__).parent
-    yield "platform/levelfield/__init__.py", package / "__init__.py"
-    for room in ("worker", "node"):
-        yield from _below(f"platform/levelfield/{room}", package / room)
-    for folder in (implementation, *shared_folders(implementation)):
-        yield from _below(f"models/{folder.name}", folder)
-
-
-def _below(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    return ((f"{name}/{path.relative_to(folder).as_posix()}", path) for path in sources(folder))

@@ -24,19 +24,15 @@ _WORDS: dict[str, NodeWord] = {
 
 @dataclass(frozen=True)
 class LastRecord:
-    """The last record of a node. cause: None where it is missing. name: the host's own, where the node wrote it.
-
-    missing: which evidence of the node is not there. ends: of all its ranks; what is unknown has no values. disk: a
-    remark where the node's disk was full.
-    """
+    """The last record of a node."""
 
     node_rank: int
-    name: str
-    cause: str | None
+    name: str  # the host's own, where the node wrote it
+    cause: str | None  # None where the record is missing
     evidence: str | None
-    ends: tuple[ProcessEnd, ...]
-    missing: tuple[str, ...]
-    disk: str = ""
+    ends: tuple[ProcessEnd, ...]  # of all its ranks; what is unknown has no values
+    missing: tuple[str, ...]  # which evidence of the node is not there
+    disk: str = ""  # a remark where the node's disk was full
 
     @property
     def end(self) -> NodeEnd:
@@ -60,15 +56,14 @@ class OpenNodes:
         self._states: dict[int, tuple[int, int]] = {}
 
     def left(self) -> list[NodeWork]:
-        self._nodes = [node for node in self._nodes if not self._has_ended(node.node_rank)]
+        """Return them by the records as they are now."""
+        for node in list(self._nodes):
+            state = file_state(self._root / _record_name(node.node_rank))
+            if self._states.get(node.node_rank) != state:
+                self._states[node.node_rank] = state
+                if last_fields(self._root, node.node_rank) is not None:
+                    self._nodes.remove(node)
         return self._nodes
-
-    def _has_ended(self, rank: int) -> bool:
-        state = file_state(self._root / _record_name(rank))
-        if self._states.get(rank) == state:
-            return False
-        self._states[rank] = state
-        return last_fields(self._root, rank) is not None
 
 
 def by_engine(record: LastRecord, *signals: int) -> LastRecord:
@@ -76,8 +71,10 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
     An engine sends its signals to every process of a node, so that a rank may end before the node's own part does.
     """
-    known = ((end, end.exit_code is None and end.signal in (None, *signals)) for end in record.ends)
-    ends = tuple(replace(end, stopped_by_us=True) if is_own else end for end, is_own in known)
+    ends = tuple(
+        replace(end, stopped_by_us=True) if end.exit_code is None and end.signal in (None, *signals) else end
+        for end in record.ends
+    )
     ended = replace(record, ends=ends)
     if record.cause != "rank-failed" or first_failure(ends):
         return ended
@@ -87,20 +84,27 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
     """Return what the result has to say about its nodes, as sentences: each follows from what a node wrote."""
     facts = {f"node{node}": event_or_none(_text(root / f"nodes/node{node}.facts.json")) or {} for node in range(nodes)}
-    own = [said for name, found in facts.items() for said in _own_remarks(name, found, has_accelerators and nodes > 1)]
-    network = [said for node in range(nodes) for said in _network_remarks(f"node{node}", last_fields(root, node) or {})]
-    return [*_shared_machines(facts), *own, *network]
-
-
-def _own_remarks(name: str, facts: Mapping[str, Any], needs_memory: bool) -> Iterator[str]:
-    binding, memory = facts.get("binding"), facts.get("locked_memory_bytes")
-    if isinstance(binding, dict) and (reason := binding.get("reason")):
-        yield f"{name}: its ranks are not bound to the NUMA domains of their devices: {clipped(reason)}"
-    if needs_memory and isinstance(memory, int):
-        yield (
-            f"{name}: a rank may lock {memory >> 10} KiB of memory, which RDMA's libraries need without a limit; set "
-            "memlock in the node's limits.conf, or LimitMEMLOCK=infinity of its slurmd"
-        )
+    machines: dict[str, list[str]] = {}
+    for name, fields in facts.items():
+        if boot := fields.get("boot_id"):  # one start of a kernel has one
+            machines.setdefault(str(boot), []).append(name)
+    remarks = [
+        f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {nodes} machines"
+        for names in machines.values()
+        if len(names) > 1
+    ]
+    for name, fields in facts.items():
+        binding, memory = fields.get("binding"), fields.get("locked_memory_bytes")
+        if isinstance(binding, dict) and (reason := binding.get("reason")):
+            remarks.append(f"{name}: its ranks are not bound to the NUMA domains of their devices: {clipped(reason)}")
+        if has_accelerators and nodes > 1 and isinstance(memory, int):
+            remarks.append(
+                f"{name}: a rank may lock {memory >> 10} KiB of memory, which RDMA's libraries need without a limit; "
+                "set memlock in the node's limits.conf, or LimitMEMLOCK=infinity of its slurmd"
+            )
+    for node in range(nodes):
+        remarks += _network_remarks(f"node{node}", last_fields(root, node) or {})
+    return remarks
 
 
 def _network_remarks(name: str, last: Mapping[str, Any]) -> Iterator[str]:
@@ -117,28 +121,15 @@ def _network_remarks(name: str, last: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _shared_machines(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each machine that was several nodes of a run: one kernel's start has one boot id."""
-    machines: dict[str, list[str]] = {}
-    for name, found in facts.items():
-        if boot := found.get("boot_id"):
-            machines.setdefault(str(boot), []).append(name)
-    return [
-        f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {len(facts)} machines"
-        for names in machines.values()
-        if len(names) > 1
-    ]
-
-
 def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     """Return all that the last line `ended` of a node's record says; None where there is none, or it is damaged.
 
     root: of the run. Another machine wrote the record.
     """
     for line in reversed(_text(root / _record_name(node_rank)).splitlines()):
-        found = event_or_none(line) or {}
-        if found.get("event") == "ended" and "cause" in found:
-            return found
+        event = event_or_none(line) or {}
+        if event.get("event") == "ended" and "cause" in event:
+            return event
     return None
 
 
@@ -151,12 +142,12 @@ def disk_remark(last: Mapping[str, Any]) -> str:
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
     last = last_fields(root, rank) or {}
-    own = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
+    hostname = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
     files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
     absent = [name for name, file in files.items() if not (root / file).is_file()]
     return LastRecord(
         node_rank=rank,
-        name=str(own or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
+        name=str(hostname or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
         cause=str(last["cause"]) if last else None,
         evidence=f"{last['evidence']}{disk_remark(last)}" if last.get("evidence") else None,
         disk=disk_remark(last),

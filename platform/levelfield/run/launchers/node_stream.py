@@ -24,21 +24,19 @@ class BrokenStream(Exception):
 
 
 class NodeStream:
-    """The frames of one node so far. frames: how many came. code: the exit code of the last frame, None before it.
-
-    received: how many bytes of each file came, by name; given: what an earlier stream of this node received.
-    """
+    """The frames of one node so far. received: bytes by file that an earlier stream of this node received."""
 
     def __init__(
         self, root: Path, node_rank: int, ranks: Iterable[int], received: Mapping[str, int] | None = None
     ) -> None:
         self.ranks = list(ranks)
         self._root = root
+        # how many bytes of each file came, by name
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
         self._heartbeats = frozenset(heartbeat_files(self.ranks))
         self._rest = b""
-        self.frames = 0
-        self.code: int | None = None
+        self.frames = 0  # how many came
+        self.code: int | None = None  # of the last frame
 
     def receive(self, part: bytes) -> None:
         """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""
@@ -63,7 +61,12 @@ class NodeStream:
     def _take(self, line: bytes) -> None:
         if len(line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
-        frame = _frame(line)
+        try:
+            frame = json.loads(line.decode("ascii"))
+        except (ValueError, RecursionError):
+            raise BrokenStream(f"found {line[:80]!r}, expected a frame as JSON") from None
+        if not isinstance(frame, dict):
+            raise BrokenStream(f"found {type(frame).__name__}, expected a frame as a JSON object")
         self.frames += 1
         if frame.keys() == {"beat"}:
             _whole(frame, "beat")
@@ -102,21 +105,11 @@ class NodeStream:
             os.close(descriptor)
 
 
-def _frame(line: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
-        raise BrokenStream(f"found {line[:80]!r}, expected a frame as JSON") from None
-    if not isinstance(found, dict):
-        raise BrokenStream(f"found {type(found).__name__}, expected a frame as a JSON object")
-    return found
-
-
 def _whole(frame: Mapping[str, Any], key: str) -> int:
-    found = frame[key]
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise BrokenStream(f"key '{key}': found {str(found)[:40]!r}, expected a whole number from 0")
-    return found
+    value = frame[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BrokenStream(f"key '{key}': found {str(value)[:40]!r}, expected a whole number from 0")
+    return value
 
 
 def _content(frame: Mapping[str, Any]) -> bytes:
