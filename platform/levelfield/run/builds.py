@@ -54,20 +54,19 @@ def build_of(commit: str, *, say: Say) -> CommitBuild:
 
 def commits_between(good: str, bad: str) -> list[str]:
     """Return the commits after `good` up to `bad`, the oldest first. Raises RunFailed where `bad` does not follow."""
-    first, last = map(_commit, (good, bad))
-    listed = _git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
-    if not listed or _git("merge-base", first, last) != first:
+    names = []
+    for name in (good, bad):
+        try:
+            names.append(_git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"))
+        except RunFailed:
+            raise RunFailed(f"bisect: found '{name[:80]}', expected a commit of this checkout") from None
+    first, last = names
+    commits = _git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
+    if not commits or _git("merge-base", first, last) != first:
         raise RunFailed(
             f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
         )
-    return [first, *listed]
-
-
-def _commit(name: str) -> str:
-    try:
-        return _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    except RunFailed:
-        raise RunFailed(f"bisect: found '{name[:80]}', expected a commit of this checkout") from None
+    return [first, *commits]
 
 
 class LoggedCommit(NamedTuple):
@@ -84,8 +83,11 @@ def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], in
     try:
         _git("cat-file", "-e", f"{first}^{{commit}}")
     except RunFailed:
-        why = "its history was changed" if _git("rev-parse", "--is-shallow-repository") == "false" else "it is shallow"
-        raise RunFailed(f"the checkout has no commit {first[:12]}: {why}; `git fetch --unshallow` gets more") from None
+        is_shallow = _git("rev-parse", "--is-shallow-repository") != "false"
+        reason = "it is shallow" if is_shallow else "its history was changed"
+        raise RunFailed(
+            f"the checkout has no commit {first[:12]}: {reason}; `git fetch --unshallow` gets more"
+        ) from None
     log = _git("log", f"--max-count={most}", f"--format=%H{_BETWEEN}%an{_BETWEEN}%s", f"{first}..{last}")
     count = int(_git("rev-list", "--count", f"{first}..{last}"))
     return [LoggedCommit(*line.split(_BETWEEN, 2)) for line in log.splitlines()], count
@@ -117,8 +119,8 @@ def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_secon
     try:
         name = json.loads(done.stdout)[0]["run_id"]
     except (ValueError, LookupError, TypeError):
-        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RunFailed(f"it gave no result, exit code {done.returncode}: {said}") from None
+        line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RunFailed(f"it gave no result, exit code {done.returncode}: {line}") from None
     return RunPaths(runs.absolute() / str(name))
 
 
@@ -129,6 +131,6 @@ def _git(*words: str, folder: Path | None = None) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"git {' '.join(words[:3])}: {error}") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunFailed(f"git {' '.join(words[-2:])} ended with {done.returncode}: {said}")
+        line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunFailed(f"git {' '.join(words[-2:])} ended with {done.returncode}: {line}")
     return done.stdout.strip()

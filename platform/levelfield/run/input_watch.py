@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +36,8 @@ class InputWatch:
 
     def __init__(self, paths: RunPaths) -> None:
         """Raises OSError."""
-        given = (paths.plan, paths.reference, paths.certificate, paths.preflight, paths.job, paths.request)
-        self._written = {path: read_regular(path) for path in (*given, paths.provenance) if path.exists()}
+        inputs = (paths.plan, paths.reference, paths.certificate, paths.preflight, paths.job, paths.request)
+        self._written = {path: read_regular(path) for path in (*inputs, paths.provenance) if path.exists()}
 
     def judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
@@ -47,10 +47,10 @@ class InputWatch:
         if not changed:
             return outcome
         names = ", ".join(path.name for path in changed)
-        said = f"{names}: found other content than at the start; the first is there again. Let nothing else write there"
+        text = f"{names}: found other content than at the start; the first is there again. Let nothing else write there"
         if outcome.cause == "exited":
-            return replace(outcome, cause="inputs-changed", evidence=said)
-        return replace(outcome, warnings=(*outcome.warnings, said))
+            return replace(outcome, cause="inputs-changed", evidence=text)
+        return replace(outcome, warnings=(*outcome.warnings, text))
 
 
 def _content(path: Path) -> bytes | None:
@@ -91,10 +91,10 @@ class CorpusWatch:
         if kind == "synthetic" or prefix is None:
             return []
         try:
-            found = [path.stat() for path in paths_of(kind, Path(prefix))]
+            statuses = [path.stat() for path in paths_of(kind, Path(prefix))]
         except OSError as error:
             raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from None
-        return [(each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
+        return [(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in statuses]
 
     def _check(self, again: bool) -> None:
         from levelfield.corpus.integrity import check
@@ -131,29 +131,32 @@ class CodeWatch:
     def judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the digests of the code at the run's start and end."""
         if not self._is_here:
-            return replace(outcome, code=dict(self._of_nodes()))
+            nodes = range(self._plan.hardware.nodes if self._plan.launch else 0)
+            # a node that is lost has no last record, and its run is not valid anyway
+            digests = {
+                f"at the end of node {node}": (last_fields(self._paths.root, node) or {}).get("code") for node in nodes
+            }
+            return replace(outcome, code={key: digest for key, digest in digests.items() if isinstance(digest, str)})
         code = {"at its start": str(self._start), "at its end": self._digest()}
         if code["at its end"] != self._start:
-            outcome = replace(outcome, warnings=(*outcome.warnings, self._changes()))
+            before, now = self._marks, self._files()
+            names = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            files = ", ".join(names[:_MOST_NAMED]) or "a part of the platform"
+            says = f"the code changed during the run: {files}{more}. What a training writes belongs outside its folder"
+            outcome = replace(outcome, warnings=(*outcome.warnings, says))
         return replace(outcome, code=code, elsewhere=self._elsewhere() if outcome.cause == "exited" else None)
-
-    def _changes(self) -> str:
-        """Return which files have changed since the start; of many the first ones."""
-        before, now = self._marks, self._files()
-        names = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        told = ", ".join(names[:_MOST_NAMED]) or "a part of the platform"
-        return f"the code changed during the run: {told}{more}. What a training writes belongs outside its folder"
 
     def _files(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of each file that the digest of the code covers; none of those that are going away."""
-        found: dict[Path, tuple[int, int]] = {}
-        folder = Path(self._plan.implementation.folder)
+        marks: dict[Path, tuple[int, int]] = {}
+        implementation = Path(self._plan.implementation.folder)
         with suppress(OSError):
-            for path in (path for each in (folder, *shared_folders(folder)) for path in sources(each)):
-                status = path.stat()
-                found[path] = (status.st_size, status.st_mtime_ns)
-        return found
+            for folder in (implementation, *shared_folders(implementation)):
+                for path in sources(folder):
+                    status = path.stat()
+                    marks[path] = (status.st_size, status.st_mtime_ns)
+        return marks
 
     def _digest(self) -> str:
         try:
@@ -166,29 +169,16 @@ class CodeWatch:
         folders = [Path(self._plan.implementation.folder)]
         with suppress(OSError):
             folders += shared_folders(folders[0])
-        covered = tuple(f"{os.path.realpath(each)}{os.sep}" for each in folders)
-        found: dict[str, str] = {}
+        covered = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+        files: dict[str, str] = {}
         for rank in range(self._plan.world_size):
-            listed = _report(imports_file(self._paths, rank))
-            if listed is None:
-                found[f"rank {rank}"] = "it did not say what it imported"
-            found |= {path: digest for path, digest in (listed or {}).items() if not path.startswith(covered)}
-        return found
-
-    def _of_nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield what each node's last record says. A node that is lost has none, and its run is not valid anyway."""
-        for node in range(self._plan.hardware.nodes if self._plan.launch else 0):
-            found = last_fields(self._paths.root, node)
-            if found and isinstance(digest := found.get("code"), str):
-                yield f"at the end of node {node}", digest
-
-
-def _report(path: Path) -> dict[str, str] | None:
-    """Return the digests by path of a rank's report; None where it is missing or damaged."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        listed = json.loads(read_regular(path))["files"]
-        return {str(each["path"]): str(each["sha256"]) for each in listed}
-    return None
+            try:
+                report = json.loads(read_regular(imports_file(self._paths, rank)))["files"]
+                digests = {str(file["path"]): str(file["sha256"]) for file in report}
+            except (OSError, ValueError, LookupError, TypeError):
+                digests = {f"rank {rank}": "it did not say what it imported"}
+            files |= {path: digest for path, digest in digests.items() if not path.startswith(covered)}
+        return files
 
 
 def _short(digest: str) -> str:

@@ -90,19 +90,19 @@ def _durations(work: Callable[[], object], seconds: float) -> list[float]:
 
 
 class StoredPeak(NamedTuple):
-    """A rate of the whole device or host, in TFLOP/s, with when and beside what it was measured."""
+    """A rate of the whole device or host."""
 
     tflops: float
-    measurement: PeakMeasurement | None
+    measurement: PeakMeasurement | None  # when and beside what it was measured
 
 
 def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     """Return the stored peaks of this machine, framework and device; empty without an earlier probe.
 
-    Where ssh reaches the nodes, the first host is the machine.
+    Where a launcher reaches the nodes, these are the machine.
     """
-    found = _stored_peaks(plan, machine)
-    return _measured(plan, found) if found else MeasuredPeaks(limits=_limits(plan))
+    stored = _stored_peaks(plan, machine)
+    return _measured(plan, stored) if stored else MeasuredPeaks(limits=_limits(plan))
 
 
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
@@ -110,28 +110,30 @@ def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> Meas
     doubtful, or with --probe. Nothing is measured for a run whose tensors are read, and not its speed."""
     if plan.launch and _probed(plan, machine) is None:
         return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
-    known, precision = known_peaks(plan, machine), plan.work.training.precision
+    stored, precision = known_peaks(plan, machine), plan.work.training.precision
     is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
     if not (is_needed or plan.probe_peak):
-        return known
-    if precision not in known.tflops or plan.probe_peak:
+        return stored
+    if precision not in stored.tflops or plan.probe_peak:
         return measure_peaks(plan, machine, runtime, say)
-    why = why_again(known.measurements.get(precision), datetime.now(timezone.utc))
-    if why is None:
-        return known
-    again = measure_peaks(plan, machine, runtime, say, why)
-    return again if again.tflops else known
+    reason = why_again(stored.measurements.get(precision), datetime.now(timezone.utc))
+    if reason is None:
+        return stored
+    again = measure_peaks(plan, machine, runtime, say, reason)
+    return again if again.tflops else stored
 
 
-def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why: str | None = None) -> MeasuredPeaks:
+def measure_peaks(
+    plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, reason: str | None = None
+) -> MeasuredPeaks:
     """Run the implementation's probe, store its rates and return all stored ones, or no rates and the reason.
 
-    A stored rate that is higher, known and not too old stays. why: the reason to measure again.
+    A stored rate that is higher, measured under recorded conditions and not too old stays. reason: to measure again.
     """
     precision, framework = plan.work.training.precision, plan.implementation.framework
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{framework} has no probe", limits=_limits(plan))
-    again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
+    again = f"again ({PEAK_SECONDS:g} s): {reason}" if reason else f"({PEAK_SECONDS:g} s; kept for later runs)"
     where = str(_probed(plan, machine)).partition(",")[0] if plan.launch else "this machine"
     say(f"measuring the {precision} matmul peak of {framework} on {where} {again}")
     values = {"python": plan.environment.python, "folder": plan.implementation.folder}
@@ -139,32 +141,31 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
     argv += ["--device", plan.access.device, "--dtype", precision, "--seconds", str(PEAK_SECONDS)]
     before = _counters(plan)
     try:
-        cores = str(_cores_there(plan, runtime))
+        if plan.launch is None:
+            cores = str(usable_cores())
+        else:  # those that a node gives the probe
+            counting = (plan.environment.python, "-c", "import os; print(len(os.sched_getaffinity(0)))")
+            cores = str(int(runtime.output(plan, counting, {}, PEAK_LIMIT_SECONDS)))
         argv += ["--threads", cores]
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_LIMIT_SECONDS)
         peaks = _peaks(_answer(printed), before, _counters(plan))
     except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
         return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_limits(plan))
     refusals = _refusals(plan, peaks)
-    kept, now = _stored_peaks(plan, machine), datetime.now(timezone.utc)
+    stored, now = _stored_peaks(plan, machine), datetime.now(timezone.utc)
     for dtype, peak in peaks.items():
-        if dtype not in refusals and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
-            kept[dtype] = peak
-    content = {dtype: _as_stored(peak) for dtype, peak in kept.items()}
+        if dtype not in refusals and (dtype not in stored or is_better(peak.tflops, *stored[dtype], now)):
+            stored[dtype] = peak
+    content: dict[str, dict[str, Any]] = {dtype: {"tflops": peak.tflops} for dtype, peak in stored.items()}
+    for dtype, peak in stored.items():
+        if peak.measurement:
+            content[dtype]["measurement"] = peak.measurement.model_dump(mode="json")
     keep_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
-    if precision in refusals and precision not in kept:
+    if precision in refusals and precision not in stored:
         return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_limits(plan))
     if precision not in peaks:
         return MeasuredPeaks(how=f"the probe gave no {precision} rate", limits=_limits(plan))
-    return replace(_measured(plan, kept), refused=tuple(refusals.values()))
-
-
-def _cores_there(plan: Plan, runtime: ReadyRuntime) -> int:
-    """Return the cores that the probe may use where it runs. Raises as the runtime's `output`, and ValueError."""
-    if plan.launch is None:
-        return usable_cores()
-    counted = (plan.environment.python, "-c", "import os; print(len(os.sched_getaffinity(0)))")
-    return int(runtime.output(plan, counted, {}, PEAK_LIMIT_SECONDS))
+    return replace(_measured(plan, stored), refused=tuple(refusals.values()))
 
 
 def _probed(plan: Plan, machine: str) -> str | None:
@@ -178,14 +179,14 @@ def _counters(plan: Plan) -> dict[str, Any] | None:
 
 
 def _peaks(
-    found: dict[str, dict[str, float]], before: dict[str, Any] | None, after: dict[str, Any] | None
+    answer: dict[str, dict[str, float]], before: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
     now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), after["cores"] if after else None
     beside = PeakMeasurement(at=now, other_cores=_cores_of_others(before, after), cores=cores)
-    rates = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
+    rates = {dtype: float(fields["tflops"]) for dtype, fields in answer.items()}
     return {
-        dtype: StoredPeak(best, beside.model_copy(update=_details(best, found[dtype])))
+        dtype: StoredPeak(best, beside.model_copy(update=_details(best, answer[dtype])))
         for dtype, best in rates.items()
         if math.isfinite(best) and best > 0
     }
@@ -195,8 +196,8 @@ def _cores_of_others(before: dict[str, Any] | None, after: dict[str, Any] | None
     """Return the cores that other programs kept busy between two counts; None where that is not known."""
     if not before or not after or before["own_seconds"] is None or after["own_seconds"] is None:
         return None
-    nanoseconds, busy, own = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
-    return max(0.0, busy - own) / (nanoseconds / 1e9) if nanoseconds > 0 else None
+    nanoseconds, busy, ours = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
+    return max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
 
 
 def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
@@ -278,16 +279,11 @@ def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
     """Return the stored rates that can be; none where the file is missing or damaged. An earlier version kept any."""
     try:
         content = json.loads(read_regular(_peak_file(plan, machine)))
-        stored = {dtype: _stored_peak(each) for dtype, each in content.items()}
+        stored = {dtype: _stored_peak(fields) for dtype, fields in content.items()}
     except (OSError, *_NO_ANSWER):
         return {}
     limits = _host_limits(plan)
     return {dtype: peak for dtype, peak in stored.items() if 0 < peak.tflops <= limits.get(dtype, sys.float_info.max)}
-
-
-def _as_stored(peak: StoredPeak) -> dict[str, Any]:
-    measurement = {"measurement": peak.measurement.model_dump(mode="json")} if peak.measurement else {}
-    return {"tflops": peak.tflops, **measurement}
 
 
 def _stored_peak(content: dict[str, Any]) -> StoredPeak:
@@ -321,8 +317,8 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     implementation, folder = registry.implementation("torch")
     stages = implementation.requirements[HOST_KIND].stages()
     environment = environment_of(implementation, HOST_KIND, stages, None, "process")
-    given = ["--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS)]
-    argv = [environment.python, str(folder / "host_rates.py"), *given]
+    arguments = ("--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS))
+    argv = [environment.python, str(folder / "host_rates.py"), *arguments]
     if not is_ready(environment):
         say(
             "the rates of this host are not known yet, and torch measures them. So its build for processors is "
@@ -348,13 +344,13 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
 def rates_from(printed: str) -> HostRates:
     """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
     try:
-        found = _answer(printed)
+        answer = _answer(printed)
         content = {
             "schema": HostRates.schema_name(),
             "machine": platform.node(),
-            "torch": found["torch"],
-            "cores": found["cores"],
-            "shares": [_share(share) for share in found["shares"]],
+            "torch": answer["torch"],
+            "cores": answer["cores"],
+            "shares": [_share(share) for share in answer["shares"]],
         }
         return parse(HostRates, content, "the probe of this host")
     except DocumentError as error:
@@ -363,15 +359,15 @@ def rates_from(printed: str) -> HostRates:
         raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
 
 
-def _share(found: Mapping[str, Any]) -> dict[str, Any]:
+def _share(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "processes": found["processes"],
-        "threads": found["threads"],
-        "matmul_flops_per_second": found["matmul"],
-        "triad_bytes_per_second": found["triad"],
-        "copy_bytes_per_second": found["copy"],
-        "per_operation_seconds": found["operation"],
-        "collectives": {name: _fitted(name, times) for name, times in found["collectives"].items()},
+        "processes": answer["processes"],
+        "threads": answer["threads"],
+        "matmul_flops_per_second": answer["matmul"],
+        "triad_bytes_per_second": answer["triad"],
+        "copy_bytes_per_second": answer["copy"],
+        "per_operation_seconds": answer["operation"],
+        "collectives": {name: _fitted(name, times) for name, times in answer["collectives"].items()},
     }
 
 

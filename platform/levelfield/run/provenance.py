@@ -33,17 +33,31 @@ _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Return everything outside the plan that can change the figures of a run."""
-    own = {name: text for name, text in sorted(os.environ.items()) if name.startswith(KNOWN_TO_MATTER)}
+    variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(KNOWN_TO_MATTER)}
+    try:
+        software = vendor.software()
+    except Exception as error:  # an adapter may raise anything, and the run must go on
+        software = {"error": f"{type(error).__name__}: {error}"}
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source(checkout()),
         "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
         **runtime.identity(plan),
-        "machine": _machine(),
+        "machine": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cores": psutil.cpu_count(logical=False),
+            "logical_cores": psutil.cpu_count(),
+            "usable_cores": usable_cores(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "load_average": list(os.getloadavg()),
+            **machine_facts(),
+            **machine_identity(),
+        },
         "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
-        "vendor_software": _software(vendor),
+        "vendor_software": software,
         "topology": topology_of(vendor.spec),
-        "variables": masked(own),
+        "variables": masked(variables),
         "inherited": {} if plan.runtime == "docker" else recorded(inherited()),
         "inherited_are": RULE,
     }
@@ -75,74 +89,50 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.strip("\n")
 
 
-def _software(vendor: Vendor) -> dict[str, str]:
-    try:
-        return vendor.software()
-    except Exception as error:  # an adapter may raise anything, and the run must go on
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
 def topology_of(vendor: VendorFile) -> dict[str, Any] | None:
     """Return what the vendor's tool prints of the links between devices; None where vendor.yaml names no command."""
     printed = vendor.topology
     return tool_output(list(printed.command), printed.timeout_seconds) if printed else None
 
 
-def _machine() -> dict[str, Any]:
-    return {
-        "name": platform.node(),
-        "system": platform.platform(),
-        "cores": psutil.cpu_count(logical=False),
-        "logical_cores": psutil.cpu_count(),
-        "usable_cores": usable_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_average": list(os.getloadavg()),
-        **machine_facts(),
-        **machine_identity(),
-    }
-
-
 def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
     """Return the machine as reports describe it; null: not readable. root: the folder of etc, proc and sys."""
+    firmware = (file_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name"))
+    # the active InfiniBand ports, such as `mlx5_0 100 Gb/sec (4X EDR)`, and the physical interfaces that are up
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    interfaces = sorted(path for path in (root / "sys/class/net").glob("*") if (path / "device").exists())
     return {
         "os": _value(root / "etc/os-release", "PRETTY_NAME", "="),
         "kernel": platform.release(),
         "processor": _value(root / "proc/cpuinfo", "model name", ":"),
-        "model": _model(root / "sys/class/dmi/id"),
-        "network": [*_ports(root / "sys/class/infiniband"), *_interfaces(root / "sys/class/net")],
+        "model": " ".join(filter(None, firmware)) or None,  # maker and name, such as `NVIDIA DGXA100`
+        "network": [
+            *(
+                f"{path.parents[1].name} {file_text(path / 'rate') or 'of unknown rate'}"
+                for path in ports
+                if "ACTIVE" in file_text(path / "state")
+            ),
+            *(
+                f"{path.name} {_rate(file_text(path / 'speed'))}"
+                for path in interfaces
+                if file_text(path / "operstate") == "up"
+            ),
+        ],
     }
 
 
 def _value(path: Path, name: str, sign: str) -> str | None:
     """Return the value of the first line `name sign value`, without quotes."""
     for line in file_text(path).splitlines():
-        key, found, value = line.partition(sign)
-        if found and key.strip() == name:
+        key, separator, value = line.partition(sign)
+        if separator and key.strip() == name:
             return value.strip().strip("\"'") or None
     return None
 
 
-def _model(folder: Path) -> str | None:
-    """Return the maker and the name of the machine, such as `NVIDIA DGXA100`, as its firmware says them."""
-    texts = (file_text(folder / name) for name in ("sys_vendor", "product_name"))
-    return " ".join(filter(None, texts)) or None
-
-
-def _ports(folder: Path) -> list[str]:
-    """Return the active InfiniBand ports with their rates, such as `mlx5_0 100 Gb/sec (4X EDR)`."""
-    ports = sorted(path for path in folder.glob("*/ports/*") if "ACTIVE" in file_text(path / "state"))
-    return [f"{port.parents[1].name} {file_text(port / 'rate') or 'of unknown rate'}" for port in ports]
-
-
-def _interfaces(folder: Path) -> list[str]:
-    """Return the physical network interfaces that are up, with their rates where the driver says them."""
-    up = sorted(p for p in folder.glob("*") if (p / "device").exists() and file_text(p / "operstate") == "up")
-    return [f"{path.name} {_rate(file_text(path / 'speed'))}" for path in up]
-
-
 def _rate(megabits: str) -> str:
-    known = megabits.isdecimal() and int(megabits) > 0
-    return f"{int(megabits) / 1000:g} Gb/s" if known else "of unknown rate"
+    is_rate = megabits.isdecimal() and int(megabits) > 0
+    return f"{int(megabits) / 1000:g} Gb/s" if is_rate else "of unknown rate"
 
 
 def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
@@ -153,9 +143,9 @@ def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
     """
     identifier = file_text(root / "etc/machine-id")  # systemd's, made when the system was installed
     is_usable = identifier.isascii() and identifier != "uninitialized"
-    known = {"machine-id": identifier if is_usable else "", "host name": platform.node()}
-    rests_on = [name for name, text in known.items() if text]
-    return {"identity": _digest("machine", *(known[name] for name in rests_on)), "identity_rests_on": rests_on}
+    texts = {"machine-id": identifier if is_usable else "", "host name": platform.node()}
+    rests_on = [name for name, text in texts.items() if text]
+    return {"identity": _digest("machine", *(texts[name] for name in rests_on)), "identity_rests_on": rests_on}
 
 
 def device_identities(devices: Iterable[Device]) -> list[dict[str, Any]]:

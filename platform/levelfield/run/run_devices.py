@@ -59,9 +59,10 @@ def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractCont
     """
     if plan.launch:
         return nullcontext()
-    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    present, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
     lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    devices = [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
+    devices = [present.get(index) or Device(index, *lost) for index in hardware.device_indices]
+    devices = devices or list(present.values())
     return watching(vendor, devices, paths.telemetry, are_children=plan.runtime != "docker")
 
 

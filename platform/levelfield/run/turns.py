@@ -27,8 +27,8 @@ def abba(pairs: int) -> Iterator[tuple[str, str]]:
 def in_turns(pairs: int, run: Callable[[str], RunRecord]) -> Iterator[tuple[RunRecord, RunRecord]]:
     """Run and yield one pair after another, the record of `a` first. run: an arm by its name."""
     for order in abba(pairs):
-        found = {arm: run(arm) for arm in order}
-        yield found["a"], found["b"]
+        records = {arm: run(arm) for arm in order}
+        yield records["a"], records["b"]
 
 
 @dataclass
@@ -54,14 +54,14 @@ class PairProgress:
             self._add(arm, record)
         self._began = self.clock()
 
-        def kept(arm: str, paths: RunPaths) -> RunRecord:
+        def keep_and_say(arm: str, paths: RunPaths) -> RunRecord:
             record = keep(arm, paths)
             self._add(arm, record)
             self._timed += 1
             self.say(self._line(arm, record))
             return record
 
-        return kept
+        return keep_and_say
 
     def _add(self, arm: str, record: RunRecord) -> None:
         self._costs[arm].append(cost_of(getattr(record, self.figure), self.figure))
@@ -69,7 +69,7 @@ class PairProgress:
     def _line(self, arm: str, record: RunRecord) -> str:
         done = sum(map(len, self._costs.values()))
         value = f"{figure_value(getattr(record, self.figure), self.figure)} {FIGURES[self.figure]}"
-        said = value if record.word == "valid" else record.word
+        outcome = value if record.word == "valid" else record.word
         pairs = zip(self._costs["a"], self._costs["b"], strict=False)
         differences = [b - a for a, b in pairs if a is not None and b is not None]
         mean = percent_change(change_of(fmean(differences), self.figure)) if differences else None
@@ -77,12 +77,12 @@ class PairProgress:
         so_far = f"; {self.words['b']} {mean} in {pairs_done}" if mean else ""
         least, most = 2 * self.fewest, 2 * self.most
         of = f"{least} to {most}" if done < least < most else f"at most {most}" if least < most else f"{most}"
-        return f"run {done} of {of}, {self.words[arm]}: {said}{so_far}{self._left(done)}"
+        return f"run {done} of {of}, {self.words[arm]}: {outcome}{so_far}{self._left(done)}"
 
     def _left(self, done: int) -> str:
         """Return how long the further runs last, each as long as those before: of the fewest and of the most pairs."""
-        each = (self.clock() - (self._began or 0.0)) / self._timed
-        least, most = (max(0, 2 * pairs - done) * each for pairs in (self.fewest, self.most))
+        seconds = (self.clock() - (self._began or 0.0)) / self._timed
+        least, most = (max(0, 2 * pairs - done) * seconds for pairs in (self.fewest, self.most))
         if most <= 0:
             return ""
         if self.fewest == self.most:

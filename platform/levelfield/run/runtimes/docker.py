@@ -49,6 +49,7 @@ class DockerRuntime:
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[ReadyDocker]:
+        """Prepare the image. Raises RunFailed."""
         with engine_ready() as client:
             reap(client, say)
             built = images.ready(client, container_of(plan), say)
@@ -61,8 +62,8 @@ class DockerRuntime:
         # the file of the node has no secrets: its processes take them from the container
         secrets = {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
         processes = (
-            replace(each, environment={n: text for n, text in each.environment.items() if n not in secrets})
-            for each in work
+            replace(rank, environment={name: text for name, text in rank.environment.items() if name not in secrets})
+            for rank in work
         )
         file = paths.nodes / f"node{node_rank}.json"
         script = checkout() / "platform" / "levelfield" / "node" / "rank_processes.py"
@@ -133,27 +134,25 @@ class ReadyDocker(DockerRuntime):
         return str(printed)
 
     def identity(self, plan: Plan) -> dict[str, Any]:
-        """The image and what is in it. The packages are asked for once per image and remembered."""
+        """Return the image and what is in it. A container lists an image's packages once; a file has them then."""
+        file = own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json"
+        versions: dict[str, str] | None
         try:
-            listed = self._packages(plan, own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
-        except OSError:
-            listed = None
+            versions = dict(json.loads(read_regular(file)))
+        except (OSError, ValueError):
+            try:
+                versions = packages(self, plan, LISTING_SECONDS)
+                write_atomically(file, json.dumps(versions, indent=2) + "\n")
+            except OSError:
+                versions = None
         with engine_ready() as client:
-            engine = client.version()
-        said = {key: engine.get(key) for key in ("Version", "ApiVersion", "Os", "Arch")}
-        return {"environment_packages": listed, "image": self._built.to_dict(), "engine": said}
+            version = client.version()
+        engine = {key: version.get(key) for key in ("Version", "ApiVersion", "Os", "Arch")}
+        return {"environment_packages": versions, "image": self._built.to_dict(), "engine": engine}
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
         self._built.keep(container_of(plan).image, paths.image)
-
-    def _packages(self, plan: Plan, known: Path) -> dict[str, str]:
-        try:
-            return dict(json.loads(read_regular(known)))
-        except (OSError, ValueError):
-            listed = packages(self, plan, LISTING_SECONDS)
-            write_atomically(known, json.dumps(listed, indent=2) + "\n")
-            return listed
 
 
 def address_of(plan: Plan, node_rank: int) -> str:

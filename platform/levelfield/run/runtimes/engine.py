@@ -90,6 +90,7 @@ def container_of(plan: Plan) -> ContainerPlan:
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     explanation = getattr(error, "explanation", None)
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
@@ -113,13 +114,13 @@ def reap(client: DockerClient, say: Say) -> None:
     """Remove containers and networks of runs whose platform was killed. A failure to remove one is ignored."""
     from docker.errors import APIError
 
-    marked: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}
-    for container in client.containers.list(all=True, filters=marked, ignore_removed=True):
+    filters: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}
+    for container in client.containers.list(all=True, filters=filters, ignore_removed=True):
         if not is_owned(container.labels):
             say(f"removing {container.name}, which a killed run left")
             with suppress(APIError):
                 container.remove(force=True, v=True)
-    for network in client.networks.list(filters=marked):
+    for network in client.networks.list(filters=filters):
         if not is_owned(network.attrs["Labels"]):
             with suppress(APIError):
                 network.remove()
@@ -129,7 +130,7 @@ def reap(client: DockerClient, say: Say) -> None:
 def started(
     client: DockerClient, work: ContainerWork, address: str | None = None, left: list[str] | None = None
 ) -> Iterator[tuple[Container, list[str]]]:
-    """Give the running container and sentences about refused options. The block's end removes it.
+    """Yield the running container and sentences about refused options. The block's end removes it.
 
     left: receives the container's name where the engine did not remove it.
     """
@@ -152,7 +153,7 @@ def started(
 
 @contextmanager
 def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | None = None) -> Iterator[Container]:
-    """Give the container before its start, with its standard input open.
+    """Yield the container before its start, with its standard input open.
 
     The system closes that input when the platform is killed. The container's first process then ends all ranks.
     """

@@ -57,7 +57,7 @@ def is_ready(plan: EnvironmentPlan) -> bool:
 
 @contextmanager
 def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
-    """Give the descriptor of the lock; None where none can be made, and none is needed: the environment is complete."""
+    """Yield the descriptor of the lock; None where none can be made, nor is needed: the environment is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = environment_folder.opened_lock(folder.with_name(f"{folder.name}.lock"))
@@ -102,9 +102,9 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
         )
     installer.end_left(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)
-    why = "the requirements changed" if (folder / STAMP).exists() else "first use"
-    wanted = ", ".join(dict.fromkeys(map(_shown, plan.requirements)))
-    say(f"making {folder.parent.name}/{folder.name} ({why}): {wanted}")
+    reason = "the requirements changed" if (folder / STAMP).exists() else "first use"
+    requirements = ", ".join(dict.fromkeys(map(_short, plan.requirements)))
+    say(f"making {folder.parent.name}/{folder.name} ({reason}): {requirements}")
     environment_folder.cleared(folder)
     started = time.monotonic()
     create, install = installer.making(plan.made_with or sys.executable, folder)
@@ -132,7 +132,7 @@ def _run(argv: list[str], folder: Path, say: Say, source: dict[str, str] | None 
         raise RunFailed(f"the environment cannot be made: {error}") from None
 
 
-def _shown(requirement: str) -> str:
+def _short(requirement: str) -> str:
     """Return the requirement; one with a condition by its name, as its line for this Python has the version."""
     plain, _, condition = requirement.partition(";")
     return re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Built:
-    """An existing image. log: the engine's output of the build, if the build was on this machine."""
+    """An existing image."""
 
     tag: str
     id: str
     base_id: str
-    log: Path
-    fresh: bool
+    log: Path  # the engine's output of the build, if the build was on this machine
+    fresh: bool  # whether it was built for this run
 
     def to_dict(self) -> dict[str, str]:
         return {"tag": self.tag, "id": self.id, "base_id": self.base_id}
@@ -62,19 +62,17 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     tag = tag_of(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     with _locked(log):  # if two runs need it, only one builds it
-        found = _id(client, tag)
-        if found is None:
-            say(f"building {tag} on {image.base.reference}; its log is {log}")
-            _build(client, image, wheels, tag, log, say)
-            found = _id(client, tag)
-            return Built(tag, str(found), base_id, log, fresh=True)
-    return Built(tag, found, base_id, log, fresh=False)
+        if image_id := _id(client, tag):
+            return Built(tag, image_id, base_id, log, fresh=False)
+        say(f"building {tag} on {image.base.reference}; its log is {log}")
+        _build(client, image, wheels, tag, log, say)
+        return Built(tag, str(_id(client, tag)), base_id, log, fresh=True)
 
 
 def tag_of(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
     """Return name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
-    listed = [f"{name} {digest}" for name, digest in sorted(wheels.files.items())]
-    parts = (image.dockerfile, base_id, *image.packages, *listed)
+    files = (f"{name} {digest}" for name, digest in sorted(wheels.files.items()))
+    parts = (image.dockerfile, base_id, *image.packages, *files)
     return f"{image.name}:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -91,8 +89,8 @@ def _base_id(client: DockerClient, image: ImagePlan, offline: bool, say: Say) ->
     from docker.errors import DockerException
 
     reference = image.base.reference
-    if (found := _id(client, reference)) is not None:
-        return found
+    if (image_id := _id(client, reference)) is not None:
+        return image_id
     if offline:
         raise RunFailed(
             f"--offline, and the image {reference} is not on this engine. Load it there, or name "
@@ -141,24 +139,24 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
 
 def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
     """Write the engine's output to the log. Raises RunFailed with the last lines before an error."""
-    said: deque[str] = deque(maxlen=3)
+    last: deque[str] = deque(maxlen=3)
     for chunk in stream:
         text = str(chunk.get("stream") or chunk.get("error") or "")
         log.write(text)
         if "error" in chunk:
-            raise RunFailed(f"the image could not be built: {' | '.join(said)} ({text.strip()}). The log is {log.name}")
+            raise RunFailed(f"the image could not be built: {' | '.join(last)} ({text.strip()}). The log is {log.name}")
         if text.startswith("Step "):
             say(" ".join(text.split())[:100])
-        said.extend(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem"))
+        last.extend(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem"))
 
 
 @contextmanager
 def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
-    """Give the build context as a tar file: the Dockerfile, the wheels and the list of requirements."""
-    listed = "".join(f"{line}\n" for line in image.packages)
+    """Yield the build context as a tar file: the Dockerfile, the wheels and the list of requirements."""
+    requirements = "".join(f"{line}\n" for line in image.packages)
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
-            for name, text in (("Dockerfile", image.dockerfile), ("wheels/requirements.txt", listed)):
+            for name, text in (("Dockerfile", image.dockerfile), ("wheels/requirements.txt", requirements)):
                 member = tarfile.TarInfo(name)
                 member.size = len(text.encode())
                 tar.addfile(member, io.BytesIO(text.encode()))

@@ -85,8 +85,8 @@ def printed_by(argv: Sequence[str], environment: dict[str, str], seconds: float)
 
 def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
-    given = dict(os.environ) if environment is None else environment
-    return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
+    variables = dict(os.environ) if environment is None else environment
+    return {key: value for key, value in variables.items() if key not in REMOVED_VARIABLES}
 
 
 def worker_path(code: Path) -> dict[str, str]:
@@ -96,11 +96,11 @@ def worker_path(code: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class NodeFolders:
-    """The folders of a node. code: has platform/. implementation: of the framework. python: an executable."""
+    """The folders of a node."""
 
-    code: Path
-    implementation: str
-    python: str
+    code: Path  # has platform/
+    implementation: str  # of the framework
+    python: str  # an executable
 
 
 def rank_work(
@@ -158,8 +158,8 @@ def imports_file(paths: RunPaths, rank: int) -> Path:
 
 def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
     """Return the versions of the environment's packages by name. Raises as the runtime's `output`, and ValueError."""
-    listed = runtime.output(plan, [plan.environment.python, *_LISTING], {}, seconds)
-    return dict(item.split("==", 1) for item in listed.split())
+    printed = runtime.output(plan, [plan.environment.python, *_LISTING], {}, seconds)
+    return dict(item.split("==", 1) for item in printed.split())
 
 
 class NodeRuntime(ProcessRuntime):

@@ -32,10 +32,10 @@ BUILD = ".build"  # in a folder of wheels: the environment in which some of them
 
 @dataclass(frozen=True)
 class Wheels:
-    """The wheels of one image. folder: their place; files: each with its sha256."""
+    """The wheels of one image."""
 
     folder: Path
-    files: dict[str, str]
+    files: dict[str, str]  # the sha256 by file name
 
 
 def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
@@ -44,10 +44,10 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
     if not image.requirements:
         return Wheels(Path(), {})
     steps = (step.fingerprint() for step in image.builds)
-    wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
-    folder = user_folders.own_cache() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
-    found = _listed(folder)
-    if found is None:
+    inputs = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
+    folder = user_folders.own_cache() / "wheels" / hashlib.sha256(inputs.encode()).hexdigest()[:16]
+    files = _stored(folder)
+    if files is None:
         if offline and not installer.wheels_folder():
             raise RunFailed(
                 f"--offline, and the wheels of {image.name} were never fetched (expected them in "
@@ -55,18 +55,18 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
         with _locked(folder):  # another run may have downloaded them meanwhile
-            found = _listed(folder) or _run_pip(image, folder, say)
-    return Wheels(folder, found)
+            files = _stored(folder) or _fetch(image, folder, say)
+    return Wheels(folder, files)
 
 
 def verify(wheels: Wheels) -> None:
     """Check every wheel. Raises RunFailed when one is missing or has another digest."""
     for name, expected in wheels.files.items():
         path = wheels.folder / name
-        found = _sha256(path) if path.is_file() else "nothing"
-        if found != expected:
+        digest = _sha256(path) if path.is_file() else "nothing"
+        if digest != expected:
             raise RunFailed(
-                f"{path}: found {found[:12]}, expected sha256 {expected[:12]}. Remove the folder "
+                f"{path}: found {digest[:12]}, expected sha256 {expected[:12]}. Remove the folder "
                 "and run again to fetch it anew"
             )
 
@@ -119,11 +119,11 @@ def _build(
         return
     place = folder / BUILD
     environment_folder.cleared(place)
-    fetched = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
+    from_folder = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
     create, install = installer.making(python, place)
     try:
         installer.run(create, folder, say, source)
-        installer.run([*install, *arguments], folder, say, fetched)
+        installer.run([*install, *arguments], folder, say, from_folder)
         inside = str(place / "bin" / "python")
         for step in builds:
             variables = {**source, **installer.build_variables(place, step.home, step.headers)}
@@ -133,7 +133,7 @@ def _build(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
+def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
     version = image.base.python_version
     say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
     interpreter = find_interpreter(f"=={version}.*")
@@ -145,7 +145,7 @@ def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
     return files
 
 
-def _listed(folder: Path) -> dict[str, str] | None:
+def _stored(folder: Path) -> dict[str, str] | None:
     try:
         return dict(json.loads(read_regular(folder / "wheels.json")))
     except (OSError, ValueError, TypeError):
