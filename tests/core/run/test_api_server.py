@@ -18,11 +18,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import Outcome, Request
-from levelfield.run.launchers.kubernetes.cluster_api import (
-    ClusterApi,
-    ClusterRefusal,
-    path_of,
-)
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, path_of
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from test_cluster_objects import RESTRICTED, WHOLE, Fields, documents_of, request_for
 

@@ -16,6 +16,7 @@ from levelfield.node import bounded_command as command
 from levelfield.plan.environment import _refusal
 from levelfield.run import provenance
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
+from stand_ins import stand_in
 
 HANGS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
@@ -30,13 +31,6 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert left
     for process in set(left):
         os.killpg(process, signal.SIGKILL)
-
-
-def hanging(folder: Path, name: str) -> Path:
-    path = folder / name
-    path.write_text("#!/bin/sh\nexec sleep 600\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_a_command_gives_its_output_and_exit_code() -> None:
@@ -58,7 +52,7 @@ def test_a_command_that_cannot_be_ended_is_left(unkillable: None, wait: Callable
 def test_a_git_that_cannot_be_ended_keeps_no_run(
     unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging(tmp_path, "git")
+    stand_in(tmp_path / "git", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(provenance, "GIT_SECONDS", 0.3)
     assert provenance.source(tmp_path)["commit"] is None
@@ -68,7 +62,7 @@ def test_an_interpreter_that_cannot_be_ended_is_refused(
     unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("levelfield.plan.environment.PATIENCE_SECONDS", 0.3)
-    assert _refusal(hanging(tmp_path, "python3.10"), "3.10") == "does not start (TimeoutExpired)"
+    assert _refusal(stand_in(tmp_path / "python3.10", "exec sleep 600"), "3.10") == "does not start (TimeoutExpired)"
 
 
 def test_a_probe_that_cannot_be_ended_keeps_no_run(unkillable: None) -> None:

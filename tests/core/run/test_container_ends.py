@@ -29,10 +29,6 @@ def request_of_two(tmp_path: Path) -> Request:
     return Request("containers", "docker", (node,), str(tmp_path), 60, 60, 60)
 
 
-def container(exit_code: int) -> dict[int, SimpleNamespace]:
-    return {0: SimpleNamespace(attrs={"State": {"ExitCode": exit_code, "Running": False}})}
-
-
 def summary(ends: tuple) -> list[tuple]:
     return [(e.rank, e.exit_code, e.signal, e.stopped_by_us) for e in ends]
 
@@ -51,14 +47,14 @@ def test_a_damaged_file_is_as_none(damage: str, request_of_two: Request, tmp_pat
 
 def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    found = container_launcher._ends(request_of_two, container(137))  # type: ignore[arg-type]
+    found = container_launcher._ends(request_of_two, {0: PlantedContainer(137)})  # type: ignore[dict-item]
     assert summary(found) == [(0, 0, None, False), (1, None, 9, False)]
-    stopped = container_launcher._ends(request_of_two, container(137), {0})  # type: ignore[arg-type]
+    stopped = container_launcher._ends(request_of_two, {0: PlantedContainer(137)}, {0})  # type: ignore[dict-item]
     assert summary(stopped)[1] == (1, None, 9, True)
 
 
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
-    found = container_launcher._ends(request_of_two, container(1))  # type: ignore[arg-type]
+    found = container_launcher._ends(request_of_two, {0: PlantedContainer(1)})  # type: ignore[dict-item]
     assert summary(found) == [(0, 1, None, False), (1, 1, None, False)]
 
 
@@ -78,28 +74,20 @@ def test_a_container_that_is_stopped_from_outside_is_no_training_that_ended(
 ) -> None:
     """`docker stop` gives the first process a SIGTERM, and that ends the ranks, as it does for the platform."""
     (tmp_path / "node0.ends.json").write_text(json.dumps(ends))
-    ended = EndedContainer(0 if cause == "exited" else 1)
+    ended = PlantedContainer(0 if cause == "exited" else 1)
     outcome = container_launcher._supervise(request_of_two, {0: ended}, Liveness(request_of_two), lambda: None)  # type: ignore[dict-item]
     assert outcome.cause == cause
     if cause == "cancelled":
         assert str(outcome.evidence).startswith("levelfield-node0 was stopped from outside, as by `docker stop`")
 
 
-class EndedContainer:
+class PlantedContainer:
+    """A container in this state. SIGKILL does not end it: the engine gives up after a while."""
+
     name = "levelfield-node0"
 
-    def __init__(self, exit_code: int) -> None:
-        self.attrs = {"State": {"Running": False, "ExitCode": exit_code}}
-
-    def reload(self) -> None:
-        pass
-
-
-class HeldContainer:
-    """A container that SIGKILL does not end: the engine gives up after a while."""
-
-    def __init__(self) -> None:
-        self.attrs = {"State": {"Running": True, "ExitCode": 0, "Pid": os.getpid()}}
+    def __init__(self, exit_code: int, is_running: bool = False) -> None:
+        self.attrs = {"State": {"Running": is_running, "ExitCode": exit_code, "Pid": os.getpid()}}
 
     def reload(self) -> None:
         pass
@@ -110,7 +98,9 @@ class HeldContainer:
 
 def test_a_container_that_cannot_be_ended_is_named_by_its_process(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    outcome = container_launcher._stopped(request_of_two, {0: HeldContainer()}, "hang", "rank 1 is silent")  # type: ignore[dict-item]
+    outcome = container_launcher._stopped(
+        request_of_two, {0: PlantedContainer(0, is_running=True)}, "hang", "rank 1 is silent"
+    )  # type: ignore[dict-item]
     first, second = outcome.ends
     assert outcome.cause == "hang" and first.process is None
     assert (second.process, second.state, second.stopped_by_us) == (os.getpid(), "R", True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import threading
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import psutil
 import pytest
+from environment_plans import plan, use
 from levelfield import installer
 from levelfield.errors import RunFailed, UsageError
 from levelfield.run.runtimes import environments
@@ -21,18 +20,6 @@ from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
 from read_only_disk import read_only
 from starts.planted_wheels import wheel
-
-
-def plan(folder: Path, *requirements: str) -> EnvironmentPlan:
-    target = folder / ".venvs" / "fake-cpu"
-    digest = hashlib.sha256("\n".join(requirements).encode()).hexdigest()
-    return EnvironmentPlan(
-        name=target.name,
-        folder=str(target),
-        python=str(target / "bin" / "python"),
-        requirements=requirements,
-        digest=digest,
-    )
 
 
 class Installer:
@@ -62,14 +49,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Installer:
     monkeypatch.setattr(environments, "_run", found)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     return found
-
-
-def use(wanted: EnvironmentPlan) -> list[str]:
-    """Use the environment once and return what was said."""
-    said: list[str] = []
-    with environment_in_use(wanted, said.append):
-        assert is_ready(wanted)
-    return said
 
 
 @pytest.mark.parametrize("pip", ["this Python's", pytest.param("its own", marks=pytest.mark.thorough)])
@@ -133,21 +112,17 @@ def test_changed_requirements_make_it_again(tmp_path: Path, fake: Installer) -> 
     assert fake.made == 2 and not is_ready(plan(tmp_path, "a==1"))
 
 
-@pytest.mark.parametrize("missing", ["levelfield-environment.json", "bin/python"])
-def test_a_half_made_one_is_made_again(tmp_path: Path, fake: Installer, missing: str) -> None:
+@pytest.mark.parametrize("stamp", [None, "", "{", "[]", "null", '{"digest": null}', "no python"])
+def test_a_half_made_one_or_a_damaged_stamp_is_none(tmp_path: Path, fake: Installer, stamp: str | None) -> None:
     wanted = plan(tmp_path, "a==1")
     use(wanted)
-    (Path(wanted.folder) / missing).unlink()
-    assert not is_ready(wanted)
-    use(wanted)
-    assert fake.made == 2
-
-
-@pytest.mark.parametrize("stamp", ["", "{", "[]", "null", '{"digest": null}'])
-def test_a_damaged_stamp_is_none(tmp_path: Path, fake: Installer, stamp: str) -> None:
-    wanted = plan(tmp_path, "a==1")
-    use(wanted)
-    (Path(wanted.folder) / "levelfield-environment.json").write_text(stamp)
+    file = Path(wanted.folder) / "levelfield-environment.json"
+    if stamp is None:
+        file.unlink()
+    elif stamp == "no python":
+        Path(wanted.python).unlink()
+    else:
+        file.write_text(stamp)
     assert not is_ready(wanted)
     use(wanted)
     assert fake.made == 2
@@ -268,17 +243,6 @@ def test_a_requirement_with_a_condition_is_told_by_its_name(tmp_path: Path) -> N
     with pytest.raises(RunFailed), environment_in_use(wanted, said.append):
         pass
     assert said[0] == "making .venvs/fake-cpu (first use): no-such"
-
-
-def test_an_interrupted_installer_is_ended(tmp_path: Path) -> None:
-    def interrupt(text: str) -> None:
-        raise KeyboardInterrupt
-
-    pid = tmp_path / "pid"
-    script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); print('Collecting', flush=True)"
-    with pytest.raises(KeyboardInterrupt):
-        environments._run([sys.executable, "-c", f"{script}; time.sleep(600)"], tmp_path, interrupt)
-    assert not psutil.pid_exists(int(pid.read_text()))
 
 
 def test_an_environment_on_a_read_only_disk_is_refused_with_its_path(fake: Installer, tmp_path: Path) -> None:

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from environment_plans import PIP, maker, plan, use
 from levelfield import environment_folder, installer
 from levelfield.errors import RunFailed, UsageError
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
-from levelfield.specs.plan import EnvironmentPlan
+from levelfield.run.runtimes.environments import is_ready
 from plans import ROOT
 from starts.planted_wheels import wheel
 
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-STARTED = """
-import sys
-from pathlib import Path
-from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.plan import EnvironmentPlan
-with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
-    pass
-"""
-SLOW = "#!/bin/sh\nfor folder; do :; done\nsleep 60 &\ntouch $folder/begun\nsleep 60\n"
-
-
-def plan(folder: Path, **more: object) -> EnvironmentPlan:
-    target = folder / ".venvs" / "fake-cpu"
-    given = {"name": "fake-cpu", "folder": str(target), "python": str(target / "bin/python"), "digest": "d", **more}
-    return EnvironmentPlan.model_validate({"requirements": ("acme==1.0",), **given})
-
-
-def use(wanted: EnvironmentPlan) -> None:
-    with environment_in_use(wanted, lambda text: None):
-        assert is_ready(wanted)
+SLOW = "for folder; do :; done\nsleep 60 &\ntouch $folder/begun\nsleep 60\n"
 
 
 def test_a_folder_that_levelfield_did_not_make_is_left_as_it_is(tmp_path: Path) -> None:
@@ -94,7 +73,7 @@ def test_a_complete_environment_is_used_where_nothing_can_be_written(
     python = Path(wanted.python)
     python.parent.mkdir(parents=True)
     python.touch()
-    (Path(wanted.folder) / "levelfield-environment.json").write_text('{"digest": "d"}')
+    (Path(wanted.folder) / "levelfield-environment.json").write_text(json.dumps({"digest": wanted.digest}))
     if has_lock:
         Path(f"{wanted.folder}.lock").touch()
     nothing_can_be_written(monkeypatch)
@@ -130,20 +109,15 @@ def nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.drill
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_the_maker_ends_its_installer(tmp_path: Path, number: int) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text(SLOW)
-    slow.chmod(0o755)
-    wanted = plan(tmp_path, made_with=str(slow))
-    (tmp_path / "plan.json").write_text(wanted.to_json())
-    argv = [sys.executable, "-c", STARTED, str(tmp_path / "plan.json")]
-    environment, folder = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}, Path(wanted.folder)
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as maker:
+    environment, process = maker(tmp_path, SLOW)
+    folder = Path(environment.folder)
+    with process:
         deadline = time.monotonic() + 30
         while not (folder / "begun").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert len(installer._marked(folder)) >= 2
-        maker.send_signal(number)
-        assert b"KeyboardInterrupt" in maker.communicate(timeout=30)[1]
+        process.send_signal(number)
+        assert b"KeyboardInterrupt" in process.communicate(timeout=30)[1]
     left = installer._marked(folder)
     installer.end_left(folder)
     assert left == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from environment_plans import PIP, maker, plan
 from levelfield import installer
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
@@ -18,29 +17,17 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.wheels import fetch_into, wheels_of
-from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import Stages
-from plans import ROOT
 from starts.planted_wheels import wheel
 
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NOBODY = "http://me:secret@127.0.0.1:9/simple"  # no server listens there
 
 # An installer that is not done for long: its child writes into the folder, as ensurepip does below venv.
-SLOW = """#!/bin/sh
+SLOW = """
 for folder; do :; done
 mkdir -p "$folder/lib"
 (while true; do echo x > "$folder/lib/left"; sleep 0.01; done) &
 sleep 600
-"""
-STARTED = """
-import sys
-from pathlib import Path
-from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.requirements import Stages
-from levelfield.specs.plan import EnvironmentPlan
-with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
-    pass
 """
 
 
@@ -51,26 +38,14 @@ def own_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_RETRIES", "1")
 
 
-def plan(folder: Path, **more: object) -> EnvironmentPlan:
-    target = folder / ".venvs" / "fake-cpu"
-    given = {"name": "fake-cpu", "folder": str(target), "python": str(target / "bin/python"), "digest": "d", **more}
-    return EnvironmentPlan.model_validate({"requirements": ("acme==1.0",), **given})
-
-
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
     """The folder of an environment whose maker was killed, and whose installer still writes there."""
-    slow = tmp_path / "slow"
-    slow.write_text(SLOW)
-    slow.chmod(0o755)
-    wanted = plan(tmp_path, made_with=str(slow))
-    (tmp_path / "plan.json").write_text(wanted.to_json())
-    argv = [sys.executable, "-c", STARTED, str(tmp_path / "plan.json")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
-    folder = Path(wanted.folder)
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as maker:
+    environment, process = maker(tmp_path, SLOW)
+    folder = Path(environment.folder)
+    with process:
         until(lambda: (folder / "lib/left").exists())
-        maker.kill()
+        process.kill()
     assert len(installer._marked(folder)) >= 2
     yield folder
     installer.end_left(folder)
@@ -134,15 +109,9 @@ def test_an_index_that_cannot_be_reached_is_named_with_what_to_set(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (
-            "ERROR: No matching distribution found for torch==9",
-            "gives no torch==9 for this system and Python:",
-        ),
+        ("ERROR: No matching distribution found for torch==9", "gives no torch==9 for this system and Python:"),
         ("WARNING: Retrying after connection broken by 'ConnectTimeoutError(timed out)'", "cannot be reached"),
-        (
-            "WARNING: broken by 'ProxyError('Tunnel connection failed: 403 Forbidden')'",
-            "(Tunnel connection failed",
-        ),
+        ("WARNING: broken by 'ProxyError('Tunnel connection failed: 403 Forbidden')'", "(Tunnel connection failed"),
         ("WARNING: SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate')", "(CERTIFICATE_VERIFY_FAILED)"),
         ("OSError: [Errno 28] No space left on device", None),
     ],

@@ -16,6 +16,7 @@ from levelfield.run.launchers.liveness import Liveness
 from levelfield.worker.heartbeat import _touch
 
 NOW = 1_700_000_000.0
+LIMITS = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
 LOOK = 0.5  # seconds between two looks of the platform
 
 
@@ -34,8 +35,7 @@ class Watched:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder, self._clock = folder, clock
-        limits = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
-        self.liveness = Liveness(Request("local", "process", (), str(folder), **limits))
+        self.liveness = Liveness(Request("local", "process", (), str(folder), **LIMITS))
 
     def look(self, *alive: int) -> str | None:
         return self.liveness.hang(list(alive))
@@ -64,9 +64,14 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    clock = Clock()
-    monkeypatch.setattr("levelfield.run.launchers.liveness.time", clock)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("levelfield.run.launchers.liveness.time", found)
+    return found
+
+
+@pytest.fixture
+def watched(tmp_path: Path, clock: Clock) -> Watched:
     return Watched(tmp_path, clock)
 
 
@@ -144,12 +149,7 @@ def test_any_ranks_step_counts(watched: Watched) -> None:
     assert watched.until(18, 0, 1) is None
 
 
-def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("levelfield.run.launchers.liveness.time", clock)
-
+def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(tmp_path: Path, clock: Clock) -> None:
     def verdict(name: str, event: str = "", nodes: int = 2, address: str = "10.0.0.9") -> str:
         folder = tmp_path / name
         folder.mkdir()
@@ -157,8 +157,7 @@ def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(
         given = {"MASTER_ADDR": address, "MASTER_PORT": "23456"}
         rank = ProcessWork(rank=0, argv=(), environment=given, log="")
         work = tuple(NodeWork(node, address, (rank,), name=f"gpu{node + 1}") for node in range(nodes))
-        limits = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
-        liveness = Liveness(Request("ssh", "process", work, str(folder), **limits))
+        liveness = Liveness(Request("ssh", "process", work, str(folder), **LIMITS))
         while not (found := liveness.hang([])):
             clock.passed += 1
         return found.partition("(limit 100 s)")[2]

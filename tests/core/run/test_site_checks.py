@@ -14,10 +14,10 @@ from levelfield.run import launchers
 from levelfield.run.launchers import LAUNCHERS, site_findings
 from levelfield.run.launchers.node_content import wheels_archive
 from simulated_cluster import SimulatedCluster, served
+from stand_ins import stand_in
 
 NAMESPACE = "/api/v1/namespaces/benchmarks"
 CLAIM = f"{NAMESPACE}/persistentvolumeclaims/runs"
-Found = dict[str, tuple[str, str]]
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, str]]:
@@ -122,15 +122,14 @@ def test_a_cluster_that_does_not_answer_ends_the_list(
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options for hosts: one answers, one greets, one is unknown, one answers otherwise. This program is their ssh."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
+    ssh = stand_in(
+        tmp_path / "ssh",
+        "for last; do host=$previous; previous=$last; done\ncase $host in\n"
         'good) exec sh -c "$last";;\n'
         'loud) echo "a greeting of the shell"; exec sh -c "$last";;\n'
         'new) printf "Offending ECDSA key in /etc/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
-        '*) echo "{}";;\nesac\n'
+        '*) echo "{}";;\nesac',
     )
-    ssh.chmod(0o755)
     listed = [{"name": name} for name in ("good", "loud", "new", "other")]
     (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -182,18 +181,13 @@ def test_planted_answers_of_a_host(
 ) -> None:
     answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's default"}
     answer |= {"interfaces": ["eth0", "lo"]}
-    ssh = tmp_path / "ssh"
-    text = json.dumps({**answer, **changed})[:-1]
-    body = text.replace("'", "'\\''")
+    body = json.dumps({**answer, **changed})[:-1].replace("'", "'\\''")
     tail = "" if "time" in changed else ', "time": %s'
-    ssh.write_text(f"#!/bin/sh\nprintf '%s' '{body}'\nprintf '{tail}}}\\n' $(date +%s)\n")
-    ssh.chmod(0o755)
+    ssh = stand_in(tmp_path / "ssh", f"printf '%s' '{body}'\nprintf '{tail}}}\\n' $(date +%s)")
     (tmp_path / "hosts.json").write_text('{"schema": "levelfield.hosts/1", "hosts": [{"name": "a"}]}')
-    site = site_file(
-        tmp_path, ssh={"command": [str(ssh)]}, interface="eth0", hosts="hosts.json"
-    )  # beside the site's file
-    given = ("--launcher", "ssh", "--site", site)
-    found = checked(capsys, *given, code=4 if word == "missing" else 0)
+    # the hosts file is beside the site's file
+    site = site_file(tmp_path, launcher="ssh", ssh={"command": [str(ssh)]}, interface="eth0", hosts="hosts.json")
+    found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
     assert [each["word"] for each in found if said in each["says"]] == [word], found
 
 
@@ -217,17 +211,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("squeue", "scancel", "sacct"):
-        stand_in(folder, name, "exit 0")
-    stand_in(folder, "scontrol", 'echo "Slurmctld(primary) at head is UP"')
-    stand_in(folder, "sbatch", 'echo "sbatch: Job 7 to start at noon on node1" >&2')
-    stand_in(folder, "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
+        stand_in(folder / name, "exit 0")
+    stand_in(folder / "scontrol", 'echo "Slurmctld(primary) at head is UP"')
+    stand_in(folder / "sbatch", 'echo "sbatch: Job 7 to start at noon on node1" >&2')
+    stand_in(folder / "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
-
-
-def stand_in(folder: Path, name: str, body: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
 
 
 def test_a_whole_slurm_lacks_nothing(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +243,7 @@ def test_planted_answers_of_slurm(
     name: str, body: str, subject: str, word: str, said: str,
 ) -> None:  # fmt: skip
     (tmp_path / "shared").mkdir()
-    stand_in(slurm, name, body.replace("{shared}", str(tmp_path / "shared")))
+    stand_in(slurm / name, body.replace("{shared}", str(tmp_path / "shared")))
     site = site_file(tmp_path, launcher="slurm", shared=str(tmp_path / "shared"), slurm={"partition": "gpus"})
     found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
     assert of(found, subject)[0] == word and said in of(found, subject)[1], found
@@ -268,7 +257,7 @@ def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
     assert of(found, "shared") == ("missing", f"{tmp_path}/sharde is no folder on this machine")
     assert of(found, "options") == ("missing", "--array=1-2 is set by the platform")
     assert not (tmp_path / "sharde").exists()
-    stand_in(slurm, "sbatch", 'echo "sbatch: error: Memory specification can not be satisfied" >&2; exit 1')
+    stand_in(slurm / "sbatch", 'echo "sbatch: error: Memory specification can not be satisfied" >&2; exit 1')
     for options, said in ((["--mem=9T"], "correct slurm.options in"), ([], "name what it asks for")):
         site = site_file(tmp_path, launcher="slurm", slurm={"options": options})
         (job,) = [each for each in checked(capsys, "--site", site, code=4) if each["subject"] == "job"]
@@ -294,7 +283,7 @@ def test_minutes_are_compared_with_the_limit_of_the_partition(
     lines = [f"PartitionName={name} Default={'NO' if at else 'YES'} MaxTime={limit}"
              for at, (name, limit) in enumerate(limits.items())]  # fmt: skip
     shown = "\\n".join(lines)
-    stand_in(slurm, "scontrol", f'case "$*" in ping) echo "at head is UP";; *) printf "{shown}\\n";; esac')
+    stand_in(slurm / "scontrol", f'case "$*" in ping) echo "at head is UP";; *) printf "{shown}\\n";; esac')
     found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(tmp_path), slurm=given),
                     code=4 if word == "missing" else 0)  # fmt: skip
     assert of(found, "minutes")[0] == word
@@ -303,7 +292,7 @@ def test_minutes_are_compared_with_the_limit_of_the_partition(
 def test_the_lines_fit_the_terminal_and_obey_nothing(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in(slurm, "scontrol", "printf 'Slurmctld is \\033[31mDOWN and says a very long sentence about it all here'")
+    stand_in(slurm / "scontrol", "printf 'Slurmctld is \\033[31mDOWN and says a very long sentence about it all here'")
     assert main(["site", "check", "--launcher", "slurm", "--site", site_file(tmp_path)]) == 4
     text = capsys.readouterr().out
     assert "\x1b" not in text and text.endswith("1 missing\n") and max(map(len, text.splitlines())) <= 80

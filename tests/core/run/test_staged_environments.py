@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from environment_plans import plan, use
 from levelfield import installer
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
-from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.wheels import fetch_into
-from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import BuildStep
 from starts.planted_wheels import built_against, wheel, write
 
@@ -34,38 +33,22 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plan(folder: Path, *requirements: str, builds: tuple[BuildStep, ...] = (), kind: str = "nvidia") -> EnvironmentPlan:
-    target = folder / ".venvs" / f"acme-{kind}"
-    python = str(target / "bin" / "python")
-    name, place = target.name, str(target)
-    return EnvironmentPlan(
-        name=name, folder=place, python=python, requirements=requirements, digest="sha256:0", builds=builds
-    )
-
-
-def made(wanted: EnvironmentPlan) -> list[str]:
-    said: list[str] = []
-    with environment_in_use(wanted, said.append):
-        pass
-    return said
-
-
 @pytest.mark.parametrize("kind", ["cpu", "nvidia"])
 def test_a_build_for_processors_is_refused_where_an_accelerator_needs_another(
     kind: str, tmp_path: Path, source: Path
 ) -> None:
     write(source, "engine", "", version="1.0+cpu")
-    wanted = plan(tmp_path, "engine==1.0", kind=kind)
+    wanted = plan(tmp_path, "engine==1.0", name=f"acme-{kind}")
     if kind == "cpu":
-        assert made(wanted)
+        assert use(wanted)
         return
     with pytest.raises(RunFailed, match=r"found engine 1.0\+cpu, expected a build for accelerators"):
-        made(wanted.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
+        use(wanted.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
 
 
 def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Path, source: Path) -> None:
-    wanted = plan(tmp_path, "acme==1.0", builds=(STEP,))
-    said = made(wanted)
+    wanted = plan(tmp_path, "acme==1.0", name="acme-nvidia", builds=(STEP,))
+    said = use(wanted)
     assert any(text.startswith("building engine==1.0 against what is installed") for text in said)
     against, seen = json.loads(subprocess.check_output([wanted.python, "-c", READ]))
     packages = next(Path(wanted.folder).glob("lib/python3*/site-packages"))
@@ -79,7 +62,7 @@ def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Pat
 def test_in_one_stage_it_cannot_be_built(tmp_path: Path, source: Path) -> None:
     """What the two stages are for: pip's isolated build has none of the environment's packages."""
     with pytest.raises(RunFailed, match=r"acme"):
-        made(plan(tmp_path, "acme==1.0", "engine==1.0"))
+        use(plan(tmp_path, "acme==1.0", "engine==1.0", name="acme-nvidia"))
 
 
 def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Path) -> None:
@@ -132,6 +115,6 @@ def test_pip_installs_from_the_named_index(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "index/acme/index.html").write_text('<a href="acme-1.0-py3-none-any.whl">acme</a>')
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "empty").as_uri())
     monkeypatch.setenv("LEVELFIELD_ACME_INDEX", (tmp_path / "index").as_uri())
-    wanted = plan(tmp_path, "acme==1.0").model_copy(update={"index": "LEVELFIELD_ACME_INDEX"})
-    made(wanted)
+    wanted = plan(tmp_path, name="acme-nvidia", index="LEVELFIELD_ACME_INDEX")
+    use(wanted)
     assert subprocess.check_output([wanted.python, "-c", "import acme; print(acme.VALUE)"]) == b"42\n"

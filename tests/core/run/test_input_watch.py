@@ -1,24 +1,111 @@
-"""The code of a run on other machines: what the nodes' last records say reaches the outcome and the status."""
+"""Inputs that change during a run: a corpus, whose content decides, and the code, here and by what the nodes record."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from levelfield.contracts.execution import Outcome
+from levelfield.corpus import integrity
+from levelfield.corpus.integrity import check
+from levelfield.errors import CorpusError
 from levelfield.judge.collector import collect
 from levelfield.node import code_digest
-from levelfield.run.input_watch import CodeWatch
+from levelfield.run.input_watch import CodeWatch, CorpusWatch
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.seal import sealed
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import CorpusUsed
 from plans import ROOT
+from planted_corpora import write_megatron, write_paddle
+
+GOOD = Outcome("exited")
+TOKENS = {"megatron": ".bin", "paddle": "_ids.npy"}
+
+
+@pytest.fixture(params=["megatron", "paddle"])
+def used(request: pytest.FixtureRequest, tmp_path: Path) -> CorpusUsed:
+    """A corpus as a plan names it, after its full check."""
+    {"megatron": write_megatron, "paddle": write_paddle}[request.param](tmp_path / "books", [400])
+    facts = check(tmp_path / "books")
+    return CorpusUsed(kind=facts.kind, prefix=facts.prefix, digest=facts.digest, tokens=facts.tokens)
+
+
+def tokens_of(used: CorpusUsed) -> Path:
+    return Path(f"{used.prefix}{TOKENS[used.kind]}")
+
+
+def swap_two(path: Path) -> None:
+    """Overwrite in place: two tokens change places, and the size stays."""
+    content = bytearray(path.read_bytes())
+    content[-4:] = content[-2:] + content[-4:-2]
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def replace_file(path: Path) -> None:
+    """Put another file of the same size and time in its place."""
+    before, new = path.stat(), path.with_name("new")
+    new.write_bytes(path.read_bytes())
+    swap_two(new)
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.replace(path)
+
+
+def overwrite_keeping_its_time(path: Path) -> None:
+    before = path.stat()
+    swap_two(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [swap_two, replace_file, overwrite_keeping_its_time, Path.unlink])
+def test_a_change_during_the_run_ends_a_good_run_otherwise(used: CorpusUsed, change: Callable[[Path], None]) -> None:
+    watch, said = CorpusWatch(used), []
+    change(tokens_of(used))
+    outcome = watch.judged(GOOD, said.append)
+    assert outcome.cause == "corpus" and str(used.prefix) in (outcome.evidence or "")
+    assert (outcome.evidence or "").startswith("during the run: ")
+
+
+def test_a_file_that_is_only_touched_is_read_again_and_no_fault(used: CorpusUsed) -> None:
+    watch, said = CorpusWatch(used), []
+    os.utime(tokens_of(used), (1, 1))
+    assert watch.judged(GOOD, said.append) == GOOD
+    assert said == [f"{used.prefix}: its files were written to during the run; checking their content again"]
+
+
+def test_an_unchanged_file_is_not_read_again(used: CorpusUsed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "_read_all", lambda *given: pytest.fail("it was read"))
+    assert CorpusWatch(used).judged(GOOD, pytest.fail) == GOOD
+
+
+def test_a_corpus_that_was_overwritten_after_its_check_trains_nothing(used: CorpusUsed) -> None:
+    swap_two(tokens_of(used))
+    with pytest.raises(CorpusError, match="was overwritten after it was checked: found digest sha256:"):
+        CorpusWatch(used)
+
+
+def test_a_run_that_failed_keeps_its_own_cause(used: CorpusUsed) -> None:
+    watch = CorpusWatch(used)
+    swap_two(tokens_of(used))
+    failed = Outcome("rank-failed", (), "rank 0 ended with exit code 1")
+    assert watch.judged(failed, pytest.fail) == failed
+
+
+def test_a_synthetic_corpus_has_no_files() -> None:
+    synthetic = CorpusUsed(kind="synthetic", digest="sha256:0", entropy_nats=1.0)
+    assert CorpusWatch(synthetic).judged(GOOD, pytest.fail) == GOOD
+
+
+# ---- the code
 
 
 def on_nodes(code: str | None, nodes: int) -> Any:
@@ -35,7 +122,7 @@ def test_a_node_whose_code_changed_makes_the_run_invalid(run: RunPaths) -> None:
     for node, digest in enumerate((planned, "sha256:" + "0" * 64)):
         lines = [{"event": "started"}, {"event": "ended", "cause": "exited", "code": digest}]
         (run.nodes / f"node{node}.record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    outcome = CodeWatch(on_nodes(planned, 3), run).judged(Outcome("exited"))
+    outcome = CodeWatch(on_nodes(planned, 3), run).judged(GOOD)
     assert list(outcome.code) == ["at the end of node 0", "at the end of node 1"], "node 2 has no record"
     before = json.loads(run.outcome.read_text())
     assert collect(run).status.word == "tampered"  # the records came after the seal
@@ -63,11 +150,11 @@ def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path
     own = {"path": f"{plan.implementation.folder}/train.py", "sha256": "a"}
     other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
     (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [own, other]}))
-    outcome = CodeWatch(plan, paths).judged(Outcome("exited"))
+    outcome = CodeWatch(plan, paths).judged(GOOD)
     assert outcome.elsewhere == {other["path"]: "b", "rank 1": "it did not say what it imported"}
     for damaged in ("", "[]", '{"files": 1}', '{"files": [1]}', '{"files": [{}]}'):
         (paths.logs / "rank1.imported.json").write_text(damaged)
-        assert set(dict(CodeWatch(plan, paths).judged(Outcome("exited")).elsewhere or {})) == {other["path"], "rank 1"}
+        assert set(dict(CodeWatch(plan, paths).judged(GOOD).elsewhere or {})) == {other["path"], "rank 1"}
     assert CodeWatch(plan, paths).judged(Outcome("hang")).elsewhere is None
 
 
@@ -109,4 +196,4 @@ def test_damaged_records_say_nothing(run: RunPaths) -> None:
     run.nodes.mkdir()
     for text in ("", "[]", "{", '{"code": 1}', "\ufffd"):
         (run.nodes / "node0.record.jsonl").write_text(text)
-        assert CodeWatch(on_nodes("sha256:1", 1), run).judged(Outcome("exited")).code == {}
+        assert CodeWatch(on_nodes("sha256:1", 1), run).judged(GOOD).code == {}
