@@ -43,8 +43,8 @@ def layer_bytes(s: TrainingSetup) -> LayerBytes:
     whole = whole_layer(s)
     if s.model.experts is None:
         return LayerBytes(whole, _stored(s, whole))
-    of_mixture = whole_layer(s, mixture=True)
-    return LayerBytes(whole, _stored(s, whole), LayerBytes(of_mixture, _stored(s, of_mixture, mixture=True)))
+    mixture = whole_layer(s, mixture=True)
+    return LayerBytes(whole, _stored(s, whole), LayerBytes(mixture, _stored(s, mixture, mixture=True)))
 
 
 def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
@@ -132,11 +132,11 @@ def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
         return whole - _scores(s)
     attention = _attention_width(s) - _normed_width(s.model)
     products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
-    kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
+    outputs = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
     scattered = _sequence_split(s) if s.memory_model.keeps_gathered_inputs else 1  # outputs of two products, before it
-    kept_whole = (1 + 2 * scattered) * hidden + _scores(s) + _tensor_copies(s) + _latents(s)
-    kept_whole += _routed(s) if mixture else 0
-    return min(whole, int(kept) // s.layout.tensor + kept_whole)
+    undivided = (1 + 2 * scattered) * hidden + _scores(s) + _tensor_copies(s) + _latents(s)
+    undivided += _routed(s) if mixture else 0
+    return min(whole, int(outputs) // s.layout.tensor + undivided)
 
 
 def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:

@@ -79,28 +79,17 @@ def expected_memory(setup: TrainingSetup) -> Footprint:
     The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more,
     unless only some layers are mixtures of experts, or a stage has buffers for all that it receives in a step.
     """
-    stages = zip(end_states(setup), end_passing(setup, layer_bytes(setup)), strict=True)
-    return max((_footprint(setup, *stage) for stage in stages), key=lambda f: f.total)
+    return max(stage_footprints(setup, setup.end_stages), key=lambda footprint: footprint.total)
 
 
-def end_states(setup: TrainingSetup) -> tuple[StageStates, ...]:
-    """Return the states of the stages of which one needs most."""
-    return tuple(stage_states(setup, stage) for stage in setup.end_stages)
-
-
-def end_passing(setup: TrainingSetup, layer: LayerBytes) -> tuple[StagePassing, ...]:
-    """Return what comes and goes on the stages of which one needs most."""
-    return tuple(_passing(setup, stage, layer) for stage in setup.end_stages)
-
-
-def stage_footprints(setup: TrainingSetup) -> list[Footprint]:
-    """Return the footprint of each pipeline stage."""
+def stage_footprints(setup: TrainingSetup, stages: Sequence[int] | None = None) -> list[Footprint]:
+    """Return the footprint of each of these pipeline stages; None: of all."""
     layer = layer_bytes(setup)
-    stages = range(setup.layout.pipeline)
-    return [_footprint(setup, stage_states(setup, stage), _passing(setup, stage, layer)) for stage in stages]
+    stages = range(setup.layout.pipeline) if stages is None else stages
+    return [_footprint(setup, _states(setup, stage), _passing(setup, stage, layer)) for stage in stages]
 
 
-def stage_states(s: TrainingSetup, stage: int) -> StageStates:
+def _states(s: TrainingSetup, stage: int) -> StageStates:
     count, level = stage_parameters(s, stage), s.layout.sharding_stage
     masters, moments = s.state_widths
     return StageStates(
@@ -135,17 +124,13 @@ def _footprint(s: TrainingSetup, states: StageStates, passing: StagePassing) -> 
         activations=passing.activations,
         logits=passing.logits,
         buffers=buffers,
-        reserve=_reserve(s, passing.activations + passing.logits + buffers, states.pools),
+        reserve=_process_bytes(s, states.pools)
+        + int(gaps(s.memory_model, s.on_host) * (passing.activations + passing.logits + buffers)),
     )
 
 
-def _reserve(s: TrainingSetup, passing: int, pools: int) -> int:
-    """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
-    allocator's pools for other streams. passing: activations, logits and buffers."""
-    return _process_bytes(s, pools) + int(gaps(s.memory_model, s.on_host) * passing)
-
-
 def _process_bytes(s: TrainingSetup, pools: int) -> int:
+    """Return the bytes of the process, and of the allocator's pools for other streams."""
     return s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pools
 
 
@@ -159,20 +144,21 @@ def held_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
     recomputation do not change, and those of them that are buffers of sharded states."""
     return tuple(
         (n.weights + n.gradients + n.optimizer_states + n.buffers + _process_bytes(s, n.pools), n.buffers)
-        for n in end_states(s)
+        for n in (_states(s, stage) for stage in s.end_stages)
     )
 
 
 def passing_bytes(s: TrainingSetup, layer: LayerBytes) -> tuple[int, ...]:
     """Return, for each of the same stages, the bytes that come and go beside these buffers."""
-    return tuple(n.activations + n.logits + n.buffers for n in end_passing(s, layer))
+    stages = (_passing(s, stage, layer) for stage in s.end_stages)
+    return tuple(n.activations + n.logits + n.buffers for n in stages)
 
 
 def fullest_bytes(held: Sequence[tuple[int, int]], passing: Sequence[int], gaps: float) -> int:
     """Return the total of the largest footprint, from `held_bytes`, `passing_bytes` and `gaps`."""
     fullest = 0
-    for (kept, buffers), n in zip(held, passing, strict=True):
-        fullest = max(fullest, kept + n + int(gaps * (n + buffers)))
+    for (stored, buffers), n in zip(held, passing, strict=True):
+        fullest = max(fullest, stored + n + int(gaps * (n + buffers)))
     return fullest
 
 
@@ -222,23 +208,23 @@ def _stage_parameters(
     dense = (every - mixtures) * _dense_layer(model, tensor) if mixtures < every else 0
     if not mixtures:
         return HeldCount(outer + dense)
-    each = mixture_parameters(model, tensor, expert)
-    return HeldCount(outer + dense + mixtures * each.plain, mixtures * each.routed)
+    mixture = mixture_parameters(model, tensor, expert)
+    return HeldCount(outer + dense + mixtures * mixture.plain, mixtures * mixture.routed)
 
 
 @lru_cache(maxsize=256)
 def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bool, last: bool) -> int:
     outer = outer_shapes(model, sequence_length)
     tied_copy = model.tied_embeddings and last
-    wanted = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
-    return _held({name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}, tensor)
+    is_here = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
+    return _rank_elements({name: shape for name, shape in outer.items() if is_here[name.split(".")[0]]}, tensor)
 
 
 @lru_cache(maxsize=256)
 def _dense_layer(model: Model, tensor: int) -> int:
     """Return the parameters of a layer with an MLP on one tensor rank."""
     dense = next((layer for layer in range(model.layers) if not model.is_mixture(layer)), 0)
-    return _held(layer_shapes(model, dense), tensor)
+    return _rank_elements(layer_shapes(model, dense), tensor)
 
 
 @lru_cache(maxsize=256)
@@ -247,7 +233,7 @@ def mixture_parameters(model: Model, tensor: int, expert: int) -> HeldCount:
     shapes = layer_shapes(model, model.experts.first_layer if model.experts else 0)
     routed = {name: shape for name, shape in shapes.items() if name.startswith("mlp.experts.")}
     others = {name: shape for name, shape in shapes.items() if name not in routed}
-    return HeldCount(_held(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
+    return HeldCount(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
 
 
 def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
@@ -264,7 +250,7 @@ def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
 WHOLE = ("position", "mlp.router", "attention.query_down", "attention.latent_down")
 
 
-def _held(shapes: Shapes, tensor: int) -> int:
+def _rank_elements(shapes: Shapes, tensor: int) -> int:
     return sum(
         math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith(WHOLE) else 1)
         for name, shape in shapes.items()

@@ -108,8 +108,8 @@ def require(
     others = "" if near else _offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)
     offer = others or f"the nearest possible: {', '.join(near)}"
     chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
-    listed = "\n  ".join(reasons)
-    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed};\n  {offer}")
+    rules = "\n  ".join(reasons)
+    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {rules};\n  {offer}")
 
 
 def require_layers(work: Work, layout: Layout, virtual_pipeline: int, recompute_layers: int | None) -> None:
@@ -126,21 +126,21 @@ def nearest(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
 ) -> list[str]:
     """Return up to `count` possible layouts for the devices, ordered by the number of changed factors of two."""
-    found = [
+    candidates = [
         (_distance(layout, micro_batch, candidate, batch), f"{candidate} with micro-batch {batch}")
         for candidate in _layouts(layout, nodes * devices)
         for batch in _batches(work, candidate, micro_batch)
         if not broken(work, candidate, batch, nodes, devices, virtual_pipeline)
     ]
-    return [text for _, text in sorted(found)[:count]]
+    return [text for _, text in sorted(candidates)[:count]]
 
 
 def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int, virtual_pipeline: int) -> str:
     """Return a sentence with the nearest numbers of devices that have a possible layout."""
-    asked = max(1, layout.world_size // nodes)
-    others = sorted((n for n in range(1, 2 * asked + 1) if n != asked), key=lambda n: abs(n - asked))
-    found = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
-    offers = [f"{near[0]} on {nodes * n} devices" for n, near in found if near][:3]
+    devices = max(1, layout.world_size // nodes)
+    others = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
+    layouts = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
+    offers = [f"{near[0]} on {nodes * n} devices" for n, near in layouts if near][:3]
     return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
 
@@ -159,7 +159,14 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
         length = work.training.sequence_length
         yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
     if layout.context > 1:
-        yield _divides_sequence(work.training.sequence_length, layout)
+        # Each context rank takes a piece from the front and the same from the back, so that the causal mask leaves all
+        # of them equal work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide its part.
+        length, split = work.training.sequence_length, layout.tensor if layout.sequence_parallel else 1
+        beside = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
+        yield (
+            length % (2 * layout.context) == 0 and length // layout.context % split == 0,
+            f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}",
+        )
 
 
 def _experts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
@@ -181,58 +188,46 @@ def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str
     return holds, "" if holds else f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
 
 
-def _divides_sequence(length: int, layout: Layout) -> tuple[bool, str]:
-    """Whether a sequence can be cut over context ranks, and the sentence for when it cannot.
-
-    Each rank takes a piece from the front and the same from the back, so that the causal mask leaves all of them equal
-    work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide a rank's part again.
-    """
-    pieces = 2 * layout.context
-    holds = length % pieces == 0 and not (layout.sequence_parallel and length // layout.context % layout.tensor)
-    beside = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
-    return holds, f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}"
-
-
 def _interleaving(
     work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int, uneven_stages: bool
 ) -> Iterator[tuple[bool, str]]:
     """Check the rules of the interleaved schedule (Narayanan et al., 2021, section 2.2)."""
     if virtual_pipeline == 1:
         return
-    stages, layers, asked = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
-    yield stages > 1, f"{asked} needs a pipeline size above 1"
+    stages, layers, schedule = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
+    yield stages > 1, f"{schedule} needs a pipeline size above 1"
     parts = stages * virtual_pipeline
     divides = layers % parts == 0 or (uneven_stages and layers >= parts)
-    yield divides, f"{layers} layers cannot be cut over pipeline {stages} x {asked}"
+    yield divides, f"{layers} layers cannot be cut over pipeline {stages} x {schedule}"
     yield (
         micro_batches % stages == 0,
-        f"{asked} takes rounds of as many micro-batches as pipeline {stages}: accumulation {micro_batches} is not a "
+        f"{schedule} takes rounds of as many micro-batches as pipeline {stages}: accumulation {micro_batches} is not a "
         "multiple",
     )
 
 
-def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
+def _layouts(layout: Layout, world: int) -> Iterator[Layout]:
     """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism,
     and with the requested expert ranks where they divide data x context."""
-    for tensor in divisors(world // asked.context if world % asked.context == 0 else 0):
-        for pipeline in divisors(world // asked.context // tensor):
+    for tensor in divisors(world // layout.context if world % layout.context == 0 else 0):
+        for pipeline in divisors(world // layout.context // tensor):
             ranks = world // tensor // pipeline
-            stage = asked.sharding_stage if ranks > 1 else 0
+            stage = layout.sharding_stage if ranks > 1 else 0
             yield Layout(
-                data=ranks // asked.context,
+                data=ranks // layout.context,
                 tensor=tensor,
                 pipeline=pipeline,
-                context=asked.context,
-                expert=asked.expert if ranks % asked.expert == 0 else 1,
-                sequence_parallel=asked.sequence_parallel and tensor > 1,
+                context=layout.context,
+                expert=layout.expert if ranks % layout.expert == 0 else 1,
+                sequence_parallel=layout.sequence_parallel and tensor > 1,
                 sharding_stage=stage,
                 sharding_degree=ranks if stage else 1,
             )
 
 
-def _batches(work: Work, layout: Layout, asked: int) -> list[int]:
+def _batches(work: Work, layout: Layout, micro_batch: int) -> list[int]:
     fitting = [b for b in divisors(work.training.global_batch) if work.training.global_batch % (b * layout.data) == 0]
-    return sorted(fitting, key=lambda b: abs(math.log(b / asked)))[:2]
+    return sorted(fitting, key=lambda b: abs(math.log(b / micro_batch)))[:2]
 
 
 def divisors(number: int) -> list[int]:
@@ -241,11 +236,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _distance(asked: Layout, asked_batch: int, found: Layout, batch: int) -> float:
+def _distance(layout: Layout, micro_batch: int, other: Layout, other_batch: int) -> float:
     pairs = [
-        (asked.data, found.data),
-        (asked.tensor, found.tensor),
-        (asked.pipeline, found.pipeline),
-        (asked_batch, batch),
+        (layout.data, other.data),
+        (layout.tensor, other.tensor),
+        (layout.pipeline, other.pipeline),
+        (micro_batch, other_batch),
     ]
     return sum(abs(math.log2(a / b)) for a, b in pairs)

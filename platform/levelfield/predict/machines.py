@@ -60,11 +60,16 @@ def machine_of(
     products: `nvfp4` for fp8 training with its products in NVFP4. None: products in the precision itself.
     """
     dtype: PeakDtype = "bf16" if precision == "fp8" else precision
+    matmul = _rate(chip, dtype)
+    fp8_matmul = _rate(chip, products or "fp8") if precision == "fp8" else None
+    if chip.memory_bandwidth_bytes_per_second is None:
+        raise UsageError(_unknown(chip, "memory_bandwidth_bytes_per_second", "memory bandwidth"))
+    joined = chip.interconnect and chip.interconnect.each_way_bytes_per_second
     return MachineRates(
-        matmul_flops_per_second=_rate(chip, dtype),
-        fp8_matmul_flops_per_second=_rate(chip, products or "fp8") if precision == "fp8" else None,
-        memory_bytes_per_second=_bandwidth(chip),
-        node=_node_link(chip),
+        matmul_flops_per_second=matmul,
+        fp8_matmul_flops_per_second=fp8_matmul,
+        memory_bytes_per_second=chip.memory_bandwidth_bytes_per_second,
+        node=Link(NODE_HOP_SECONDS, joined) if joined else None,
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
@@ -77,8 +82,8 @@ def host_machine(share: HostShare, precision: Precision) -> MachineRates:
     """Return the machine of the host's processors from the measured rates of a share. Raises UsageError."""
     measured = share.matmul_flops_per_second.get(precision)
     if not measured:
-        known = ", ".join(share.matmul_flops_per_second)
-        raise UsageError(f"this host's rate of {precision} products was not measured; known: {known}")
+        precisions = ", ".join(share.matmul_flops_per_second)
+        raise UsageError(f"this host's rate of {precision} products was not measured; known: {precisions}")
     return MachineRates(
         matmul_flops_per_second=max(measured.values()),
         fp8_matmul_flops_per_second=None,
@@ -103,9 +108,9 @@ def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | 
 def _rate(chip: Chip, dtype: PeakDtype) -> float:
     """Return the achievable rate in this dtype, or in the other 16-bit dtype if both peaks are equal, else the usual
     share of the peak. One efficiency then holds for chips with and without a measurement."""
-    known = chip.achievable.get(dtype) or _twin(chip, dtype)
-    if known is not None:
-        return known.tflops * 1e12
+    measured = chip.achievable.get(dtype) or _twin(chip, dtype)
+    if measured is not None:
+        return measured.tflops * 1e12
     peak = chip.peaks.get(dtype)
     if peak is None:
         raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
@@ -123,7 +128,7 @@ def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
 def _attention_rates(chip: Chip, dtype: PeakDtype) -> dict[AttentionKernel, float]:
     """Return the FLOP/s of attention's core by kernel: the chip's own, or the usual share of its products' rate."""
     usual = {kernel: share * _rate(chip, dtype) for kernel, share in ATTENTION_SHARES.items()}
-    return usual | {kernel: known.tflops * 1e12 for kernel, known in chip.attention.items()}
+    return usual | {kernel: rate.tflops * 1e12 for kernel, rate in chip.attention.items()}
 
 
 def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
@@ -132,17 +137,6 @@ def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
     mine, other = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
     same = mine is not None and other is not None and mine.tflops == other.tflops
     return chip.achievable.get(twins.get(dtype, dtype)) if same else None
-
-
-def _bandwidth(chip: Chip) -> float:
-    if chip.memory_bandwidth_bytes_per_second is None:
-        raise UsageError(_unknown(chip, "memory_bandwidth_bytes_per_second", "memory bandwidth"))
-    return chip.memory_bandwidth_bytes_per_second
-
-
-def _node_link(chip: Chip) -> Link | None:
-    joined = chip.interconnect and chip.interconnect.each_way_bytes_per_second
-    return Link(NODE_HOP_SECONDS, joined) if joined else None
 
 
 def _unknown(chip: Chip, key: str, what: str) -> str:
@@ -221,30 +215,21 @@ def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, strid
     if machine.node is None or not (inside or machine.network):
         raise UnknownLink(f"{layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
     if inside or machine.network is None:
-        return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
+        rate = machine.node.bytes_per_second
+        if machine.pair_bytes_per_second is not None:  # in a mesh without a switch, a small group uses only a few links
+            rate = min(rate, machine.pair_bytes_per_second * (ranks - 1))
+        return Link(machine.node.hop_seconds, share * rate)
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
-    return Link(
-        _hop_seconds(machine, stride), min(pace.network_efficiency * through, share * machine.node.bytes_per_second)
-    )
-
-
-def _hop_seconds(machine: MachineRates, stride: int) -> float:
-    """Return the mean latency of a ring's hop: one of the hops in each node goes over the network."""
-    assert machine.network is not None and machine.node is not None
-    inside = max(1, machine.devices_per_node // stride)
-    return (machine.network.hop_seconds + (inside - 1) * machine.node.hop_seconds) / inside
-
-
-def _node_rate(node: Link, pair: float | None, ranks: int) -> float:
-    """Return the rate of a group in a node. In a mesh without a switch, a small group uses only a few links."""
-    return node.bytes_per_second if pair is None else min(node.bytes_per_second, pair * (ranks - 1))
+    hops = max(1, machine.devices_per_node // stride)  # of a ring in each node, of which one goes over the network
+    hop_seconds = (machine.network.hop_seconds + (hops - 1) * machine.node.hop_seconds) / hops
+    return Link(hop_seconds, min(pace.network_efficiency * through, share * machine.node.bytes_per_second))
 
 
 def with_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[Chip, tuple[str, ...]]:
     """Return the chip with every rate that the planner needs, and the names of the assumed ones. One device needs no
     links."""
-    wanted: tuple[PeakDtype, ...] = ("bf16", "fp8") if precision == "fp8" else (precision,)
-    missing = [dtype for dtype in wanted if dtype not in chip.peaks]
+    dtypes: tuple[PeakDtype, ...] = ("bf16", "fp8") if precision == "fp8" else (precision,)
+    missing = [dtype for dtype in dtypes if dtype not in chip.peaks]
     changes: dict[str, object] = {}
     if missing:
         changes["peaks"] = {**chip.peaks, **{dtype: Peak(tflops=ASSUMED_TFLOPS, source=ASSUMED) for dtype in missing}}

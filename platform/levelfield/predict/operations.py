@@ -64,7 +64,7 @@ class Cost:
         return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(*(each * times for each in vars(self).values()))
+        return Cost(*(part * times for part in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def forward_costs(model: Model, part: Slice) -> ForwardCosts:
         dense=layer_forward(model, part),
         mixture=layer_forward(model, part, mixture=True) if model.experts else Cost(),
         experts=experts_forward(model, part),
-        embedding=embedding_forward(model, part),
+        # lookup of tokens, positions and dropout, which have no matrix products
+        embedding=Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4),
         head=head_forward(model, part),
     )
 
@@ -167,8 +168,8 @@ def _plain_matrices(model: Model, mixture: bool) -> Shapes:
     """Return the matrices of a layer that every token uses, without the router's."""
     layers = range(model.layers)
     layer = next((n for n in layers if model.is_mixture(n) == mixture), 0) if model.experts else 0
-    found = layer_matrices(model, layer)
-    return {n: s for n, s in found.items() if not n.startswith((ROUTED, "mlp.router"))} if model.experts else found
+    matrices = layer_matrices(model, layer)
+    return {n: s for n, s in matrices.items() if not (model.experts and n.startswith((ROUTED, "mlp.router")))}
 
 
 def head_forward(model: Model, part: Slice) -> Cost:
@@ -179,11 +180,6 @@ def head_forward(model: Model, part: Slice) -> Cost:
     operands = part.width * model.hidden_size * (part.tokens + vocabulary)
     logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
     return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
-
-
-def embedding_forward(model: Model, part: Slice) -> Cost:
-    """Return the cost of token lookup, positions and dropout, which have no matrix products."""
-    return Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4)
 
 
 def _products(model: Model, part: Slice, matrices: Shapes, weights: float) -> float:

@@ -26,13 +26,12 @@ from levelfield.predict.operations import (
     FUSED_ATTENTION_BACKWARD,
     SCORE_BLOCK,
     Cost,
-    ForwardCosts,
     Slice,
     forward_costs,
 )
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts
-from levelfield.specs.constants import AttentionKernel, MemoryModel, Pace, Unfused
+from levelfield.specs.constants import AttentionKernel, Pace, Unfused
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
 # 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -70,7 +69,7 @@ class PassSeconds:
     mixture: float = 0.0
     expert: float = 0.0
 
-    def of_layers(self, count: int, mixtures: int) -> float:
+    def layers_seconds(self, count: int, mixtures: int) -> float:
         """Return the computation of so many layers, mixtures among them."""
         return self.layer * (count - mixtures) + self.mixture * mixtures
 
@@ -81,14 +80,18 @@ def work_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork
 
 def pass_seconds(s: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    costs = forward_costs(s.setup.model, s.part)
+    costs, mixture = forward_costs(s.setup.model, s.part), 0.0
+    if s.setup.model.experts:  # the rank with most tokens sets the pace
+        experts = _seconds(s, _both_directions(s, costs.experts))
+        mixture = _seconds(s, _both_directions(s, costs.mixture))
+        mixture += experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
     return PassSeconds(
-        layer=_seconds(s, _in_both_directions(s, costs.dense)),
+        layer=_seconds(s, _both_directions(s, costs.dense)),
         embedding=_seconds(s, costs.embedding * (1 + BACKWARD)),
         head=_seconds(s, costs.head * (1 + BACKWARD)),
         tensor=_tensor_seconds(s),
         context=_context_seconds(s, costs.dense),
-        mixture=_mixture_seconds(s, costs) if s.setup.model.experts else 0.0,
+        mixture=mixture,
         expert=_token_exchange_seconds(s),
     )
 
@@ -108,31 +111,21 @@ def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     )
 
 
-def _mixture_seconds(s: RankWork, costs: ForwardCosts) -> float:
-    """Return the computation of a layer with experts. The rank with most tokens sets the pace."""
-    rest = _seconds(s, _in_both_directions(s, costs.mixture))
-    experts = _seconds(s, _in_both_directions(s, costs.experts))
-    return rest + experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
-
-
-def _in_both_directions(s: RankWork, layer: Cost) -> Cost:
+def _both_directions(s: RankWork, layer: Cost) -> Cost:
     """Return the cost of a part of a layer in both directions, with what is computed again in it."""
-    attention = Cost(attention_flops=layer.attention_flops)
+    attention, memory_model = Cost(attention_flops=layer.attention_flops), s.setup.memory_model
     cost = layer * (1 + BACKWARD)
     if _fused_attention_rate(s):
         cost += attention * (FUSED_ATTENTION_BACKWARD - BACKWARD)
     if s.setup.tuning.recompute == "none":
         return cost
-    return cost + (layer if s.setup.tuning.recompute == "full" else _selected(s.setup.memory_model, layer))
-
-
-def _selected(keeping: MemoryModel, layer: Cost) -> Cost:
-    """Return what selective recomputation computes again: attention's core, or all but it and the kept products."""
-    if keeping.selective_keeps == "all but scores":
-        return Cost(attention_flops=layer.attention_flops)
+    if s.setup.tuning.recompute == "full":
+        return cost + layer
+    if memory_model.selective_keeps == "all but scores":
+        return cost + attention
     products = Cost(matmul_flops=layer.matmul_flops, product_bytes=layer.product_bytes)
     rest = Cost(moved_bytes=layer.moved_bytes, operations=layer.operations / 2)
-    return rest + products * keeping.selective_recomputes
+    return cost + (rest + products * memory_model.selective_recomputes)
 
 
 def _fused_attention_rate(s: RankWork) -> float | None:
@@ -215,17 +208,13 @@ def _context_seconds(s: RankWork, layer: Cost) -> float:
     if ranks == 1:
         return 0.0
     link = s.link(ranks, s.setup.layout.tensor)
-    gathers = s.setup.memory_model.gathers_keys_values
-    forward, backward = _gathered_context(s, link) if gathers else _ring_context(s, link, layer)
+    if s.setup.memory_model.gathers_keys_values:  # attention waits for all of them
+        forward = gather_seconds(ranks * s.setup.key_value_bytes, ranks, link)
+        backward = 2 * forward
+    else:
+        forward, backward = _ring_context(s, link, layer)
     passes = 1 if s.setup.tuning.recompute == "none" else 2
     return passes * forward + backward
-
-
-def _gathered_context(s: RankWork, link: Link) -> tuple[float, float]:
-    """Return the gathers of a layer forward and backward: attention waits for all keys and values."""
-    ranks = s.setup.layout.context
-    gathered = gather_seconds(ranks * s.setup.key_value_bytes, ranks, link)
-    return gathered, 2 * gathered
 
 
 def _ring_context(s: RankWork, link: Link, layer: Cost) -> tuple[float, float]:
@@ -274,14 +263,13 @@ def _token_exchange_seconds(s: RankWork) -> float:
     layout, parts = s.setup.layout, s.part.split
     if layout.expert == 1 or s.setup.model.experts is None:
         return 0.0
-    near = min(
-        layout.expert, max(1, s.machine.devices_per_node // layout.tensor)
-    )  # tensor ranks lie between neighbours
-    one = max(_inside_seconds(s, near), _between_seconds(s, near, s.setup.model.experts))
+    # tensor ranks lie between neighbours
+    near = min(layout.expert, max(1, s.machine.devices_per_node // layout.tensor))
+    call = max(_inside_seconds(s, near), _between_seconds(s, near, s.setup.model.experts))
     if parts > 1:
-        one += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
+        call += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
     calls = 6 if s.setup.tuning.recompute == "full" else 4
-    return calls * one * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
+    return calls * call * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
 
 
 def exchanged_bytes(s: TrainingSetup) -> int:

@@ -42,8 +42,8 @@ def question_on_host(
     threads = max(1, usable_cores() // processes)
     share = rates.share(processes, threads)
     if share is None:
-        known = ", ".join(str(s.processes) for s in rates.shares)
-        raise UsageError(f"this host was not measured as {processes} processes of {threads} thread(s); known: {known}")
+        counts = ", ".join(str(s.processes) for s in rates.shares)
+        raise UsageError(f"this host was not measured as {processes} processes of {threads} thread(s); known: {counts}")
     capacity = memory_bytes // processes if memory_bytes else None
     machine = machines.host_machine(share, work.training.precision)
     return _question(registry, framework, work, machine, HOST_KIND, processes, capacity)
@@ -126,11 +126,14 @@ def calibration(question: LayoutQuestion, tuning: Tuning, measured: float) -> Ca
     if not (measured > 0 and math.isfinite(measured)):
         raise UsageError(f"found a run of {measured} tokens/s, expected a positive speed")
     row, before = predict(question, tuning), question.constants.pace_on(question.on_host)
-    rate = _free_rate(question, row)
+    time, rate = row.time, "matmul_efficiency"
+    if time.tensor + time.context + time.pipeline + time.data + time.expert > time.total / 2:
+        inside = question.devices <= question.machine.devices_per_node
+        rate = "communication_efficiency" if inside else "network_efficiency"
 
     def speed(value: float) -> float:
-        tried = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
-        return predict(replace(question, constants=tried), tuning).tokens_per_second
+        constants = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
+        return predict(replace(question, constants=constants), tuning).tokens_per_second
 
     low, high = LEAST_RATE, MOST_RATE
     if not speed(low) <= measured <= speed(high):
@@ -143,11 +146,3 @@ def calibration(question: LayoutQuestion, tuning: Tuning, measured: float) -> Ca
         middle = math.sqrt(low * high)
         low, high = (middle, high) if speed(middle) < measured else (low, middle)
     return Calibration(rate, getattr(before, rate), high, row, measured)
-
-
-def _free_rate(question: LayoutQuestion, row: LayoutEstimate) -> str:
-    time = row.time
-    if time.tensor + time.context + time.pipeline + time.data + time.expert <= time.total / 2:
-        return "matmul_efficiency"
-    inside = question.devices <= question.machine.devices_per_node
-    return "communication_efficiency" if inside else "network_efficiency"

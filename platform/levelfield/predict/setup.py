@@ -101,8 +101,15 @@ class TrainingSetup:
 
     @property
     def key_value_bytes(self) -> int:
-        """Bytes of the keys and values of one layer's tokens on one rank, which context ranks exchange."""
-        return self.width * self.tokens * (key_value_width(self.model) // self.layout.tensor)
+        """Bytes of the keys and values of one layer's tokens on one rank, which context ranks exchange.
+
+        Latent attention makes those of all heads from its latents.
+        """
+        model = self.model
+        width = 2 * model.kv_heads * model.head_size
+        if model.latent_attention is not None:
+            width = model.heads * sum(model.head_widths)
+        return self.width * self.tokens * (width // self.layout.tensor)
 
     @property
     def gradient_width(self) -> int:
@@ -130,7 +137,7 @@ def _repetitions(
     layers: int, stages: int, chunks: int, first: int, first_mixture: int, every: int
 ) -> tuple[tuple[int, int], ...]:
     """Return the first layers of each stage's chunks, and the mixtures among them."""
-    found, begin = [], 0
+    repetitions, begin = [], 0
     for size, _ in _compositions(layers, stages, first_mixture, every):
         count = mixtures = 0
         for chunk in range(chunks):
@@ -138,9 +145,9 @@ def _repetitions(
             end = min(start + first, begin + size * (chunk + 1) // chunks)
             count += end - start
             mixtures += mixtures_below(end, first_mixture, every) - mixtures_below(start, first_mixture, every)
-        found.append((count, mixtures))
+        repetitions.append((count, mixtures))
         begin += size
-    return tuple(found)
+    return tuple(repetitions)
 
 
 def mixtures_below(layer: int, first_mixture: int, every: int) -> int:
@@ -152,16 +159,9 @@ def mixtures_below(layer: int, first_mixture: int, every: int) -> int:
 def _stages_of_each_kind(layers: int, stages: int, first_mixture: int, every: int) -> tuple[int, ...]:
     """Return the first stage, the last, and the first between them of each composition. The later ones of the same hold
     fewer micro-batches."""
-    found = _compositions(layers, stages, first_mixture, every)
-    kinds = {found[stage]: stage for stage in reversed(range(1, stages - 1))}
+    compositions = _compositions(layers, stages, first_mixture, every)
+    kinds = {compositions[stage]: stage for stage in reversed(range(1, stages - 1))}
     return tuple(sorted({0, *kinds.values(), stages - 1}))
-
-
-def key_value_width(model: Model) -> int:
-    """Return the width of the keys and values of all heads. Latent attention makes them from its latents."""
-    if model.latent_attention is not None:
-        return model.heads * sum(model.head_widths)
-    return 2 * model.kv_heads * model.head_size
 
 
 def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:

@@ -57,23 +57,21 @@ class PredictedStep(NamedTuple):
 
 def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
-    s = work_of(setup, machine, pace)
-    plain = (
-        pass_seconds(work_of(without_recomputation(setup), machine, pace)) if setup.tuning.recompute_layers else None
-    )
+    s, plain = work_of(setup, machine, pace), None
+    if setup.tuning.recompute_layers:
+        plain = pass_seconds(work_of(without_recomputation(setup), machine, pace))
     return exchange_of(s).added_to(step_passes(s, pass_seconds(s), plain), setup.tuning.virtual_pipeline)
 
 
 def without_recomputation(setup: TrainingSetup) -> TrainingSetup:
     """Return the same setup with everything kept, as it is for layers beside the first ones that are repeated."""
-    kept = setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None})
-    return replace(setup, tuning=kept)
+    return replace(setup, tuning=setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None}))
 
 
 class StepPasses(NamedTuple):
     """The seconds of a step's passes, with one model chunk, without what depends on sharded states: exchange and update
-    of weights. filling: the time in which 1F1B fills and drains. each: the computation of one of the micro-batches on
-    an average stage."""
+    of weights. filling: the time in which 1F1B fills and drains. micro_batch: the computation of one of them on an
+    average stage."""
 
     compute: float
     imbalance: float
@@ -82,18 +80,18 @@ class StepPasses(NamedTuple):
     context: float
     pipeline: float
     expert: float
-    each: float
+    micro_batch: float
     micro_batches: int
 
 
-def step_passes(s: RankWork, each: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
-    """Return the passes of a step, whatever its chunks where all layers are alike. each: the parts of a micro-batch.
-    plain: those of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
+def step_passes(s: RankWork, parts: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
+    """Return the passes of a step, whatever its chunks where all layers are alike. parts: those of a micro-batch.
+    plain: the parts of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
     setup, batches = s.setup, s.setup.micro_batches
     stages = setup.layout.pipeline
-    whole, slowest = _whole_and_slowest(setup, each, plain)
+    whole, slowest = _whole_and_slowest(setup, parts, plain)
     average, pipeline = whole / stages, _pipeline_seconds(s)
-    tensor, context, expert = (seconds / stages for seconds in _messages_in_layers(setup, each, plain))
+    tensor, context, expert = (seconds / stages for seconds in _messages_in_layers(setup, parts, plain))
     return StepPasses(
         compute=batches * average,
         imbalance=batches * (slowest - average),
@@ -102,28 +100,28 @@ def step_passes(s: RankWork, each: PassSeconds, plain: PassSeconds | None = None
         context=batches * context,
         pipeline=batches * pipeline,
         expert=batches * expert,
-        each=average,
+        micro_batch=average,
         micro_batches=batches,
     )
 
 
 def _messages_in_layers(
-    setup: TrainingSetup, each: PassSeconds, plain: PassSeconds | None
+    setup: TrainingSetup, parts: PassSeconds, plain: PassSeconds | None
 ) -> tuple[float, float, float]:
     """Return the seconds of the messages of one micro-batch in all layers: tensor, context and expert."""
-    layers, mixtures = setup.model.layers, setup.model.mixture_layers if each.expert else 0
+    layers, mixtures = setup.model.layers, setup.model.mixture_layers if parts.expert else 0
     if plain is None:
-        return each.tensor * layers, each.context * layers, each.expert * mixtures
+        return parts.tensor * layers, parts.context * layers, parts.expert * mixtures
     again, mixtures_again = setup.repeated_in_all()
-    kept, mixtures_kept = layers - again, mixtures - mixtures_again
+    others, other_mixtures = layers - again, mixtures - mixtures_again
     return (
-        each.tensor * again + plain.tensor * kept,
-        each.context * again + plain.context * kept,
-        each.expert * mixtures_again + plain.expert * mixtures_kept,
+        parts.tensor * again + plain.tensor * others,
+        parts.context * again + plain.context * others,
+        parts.expert * mixtures_again + plain.expert * other_mixtures,
     )
 
 
-def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds, plain: PassSeconds | None) -> tuple[float, float]:
+def _whole_and_slowest(setup: TrainingSetup, parts: PassSeconds, plain: PassSeconds | None) -> tuple[float, float]:
     """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
 
     The first stage has the embedding and the most layers, the last has the head. None between takes longer, unless
@@ -131,19 +129,20 @@ def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds, plain: PassSecon
     """
     mixtures = setup.model.mixture_layers if setup.model.experts else 0
 
-    def of_layers(count: int, mixtures: int, repeated: Callable[[], tuple[int, int]]) -> float:
+    def seconds(count: int, mixtures: int, repeated: Callable[[], tuple[int, int]]) -> float:
         if plain is None:
-            return each.of_layers(count, mixtures)
+            return parts.layers_seconds(count, mixtures)
         again, mixtures_again = repeated()
-        return each.of_layers(again, mixtures_again) + plain.of_layers(count - again, mixtures - mixtures_again)
+        repeated_seconds = parts.layers_seconds(again, mixtures_again)
+        return repeated_seconds + plain.layers_seconds(count - again, mixtures - mixtures_again)
 
-    whole = of_layers(setup.model.layers, mixtures, setup.repeated_in_all) + each.embedding + each.head
+    whole = seconds(setup.model.layers, mixtures, setup.repeated_in_all) + parts.embedding + parts.head
     last = setup.layout.pipeline - 1
     if last == 0:
         return whole, whole
-    ends = {0: each.embedding, last: each.head}
+    ends = {0: parts.embedding, last: parts.head}
     stages = (
-        of_layers(setup.layers_of(n), setup.mixtures_of(n), partial(setup.repeated_of, n)) + ends.get(n, 0)
+        seconds(setup.layers_of(n), setup.mixtures_of(n), partial(setup.repeated_of, n)) + ends.get(n, 0)
         for n in setup.end_stages
     )
     return whole, max(stages)
@@ -178,13 +177,13 @@ class WeightExchange:
         ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
         overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
         """
-        compute, imbalance, filling, tensor, context, pipeline, expert, each, micro_batches = passes
+        compute, imbalance, filling, tensor, context, pipeline, expert, micro_batch, micro_batches = passes
         reduced = micro_batches if self.stage > 1 else 1
         gathered = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
         sent = 0.0
         for gather, reduce, once in self.messages:
             sent += gathered * gather + reduced * reduce + once
-        exposed = max(sent * (1 - self.overlap), sent - reduced * each)
+        exposed = max(sent * (1 - self.overlap), sent - reduced * micro_batch)
         if self.copied:
             exposed += (gathered * 2 * self.width + reduced * (self.width + FP32)) * self.copied / self.copy_rate
         return PredictedStep(
@@ -226,10 +225,10 @@ def _messages(s: RankWork, count: float, alike: int, shards: int, stride: int) -
     if stage == 0 or shards == 1:
         return 0.0, _reduced_seconds(s, gradients, alike, stride), 0.0
     link = s.link(shards, stride)
-    gather = _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    gather = _message_seconds(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
     if s.pace.reduces_whole and stage < 3:
         return gather, _reduced_seconds(s, gradients, alike, stride), 0.0
-    reduce = _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
+    reduce = _message_seconds(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
     return gather, reduce, _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
 
 
@@ -238,10 +237,10 @@ def _reduced_seconds(s: RankWork, size: float, ranks: int, stride: int) -> float
     if ranks == 1:
         return 0.0
     link = s.link(ranks, stride)
-    return _in_messages(s, size, lambda part: all_reduce_seconds(part, ranks, link))
+    return _message_seconds(s, size, lambda part: all_reduce_seconds(part, ranks, link))
 
 
-def _in_messages(s: RankWork, size: float, seconds: Callable[[float], float]) -> float:
+def _message_seconds(s: RankWork, size: float, seconds: Callable[[float], float]) -> float:
     """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of all in one."""
     count = s.setup.layers_per_stage if s.setup.layout.sharding_stage == 3 else 1
     return count * seconds(size / count)

@@ -197,7 +197,9 @@ def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, rec
     tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
     setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
     each, model = pass_seconds(work_of(setup, machine, pace)), setup.model
-    seconds = each.of_layers(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
+    seconds = (
+        each.layers_seconds(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
+    )
     assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
 
