@@ -77,7 +77,7 @@ def planned(registry: Registry, text: str) -> tuple[Plan, Decision]:
 
 def facts_of(plan: Plan, decision: Decision) -> dict[str, str]:
     expected, capacity = plan.expected_memory, plan.hardware.memory_bytes_per_device
-    constants = decision.found.constants
+    constants = decision.selection.constants
     if constants is None or capacity is None:
         return {"outcome": f"{FAULT}: nothing is known of the memory"}
     total, margin = expected.total_bytes, constants.keeping.uncertainty * capacity

@@ -196,10 +196,10 @@ def test_a_users_image_brings_the_framework_where_he_says_so() -> None:
     implementation, folder = registry.implementation("megatron")
     file = registry.vendor_file("nvidia")
     stages = implementation.requirements["nvidia"].stages()
-    image = image_plan(implementation, folder, file, stages, "mine:1", given_has_framework=True)
+    image = image_plan(implementation, folder, file, stages, "mine:1", base_has_framework=True)
     assert (image.requirements, image.builds, image.python) == ((), (), "python3") and "COPY" not in image.dockerfile
     with pytest.raises(UsageError, match="--base-has-framework: found no base image"):
-        image_plan(implementation, folder, file, stages, None, given_has_framework=True)
+        image_plan(implementation, folder, file, stages, None, base_has_framework=True)
 
 
 def test_what_is_built_for_an_image_is_in_its_requirements_and_its_tag() -> None:

@@ -161,8 +161,8 @@ def _sweep(options: argparse.Namespace) -> int:
     """Run the layouts and print the table. Return the exit code as `run` does."""
     from levelfield.catalog import lookup
     from levelfield.cli.run_entries import exit_code, run_jobs
+    from levelfield.plan.arrangement import choose_scale
     from levelfield.plan.request import Decision, UserRequest
-    from levelfield.plan.scale import choose_scale
     from levelfield.predict.layout_search import answer
     from levelfield.run import scheduler
     from levelfield.specs.selector import parse_selector

@@ -1,22 +1,30 @@
-"""The free fields, layout, nodes and devices of a plan, with the origin of each value."""
+"""The scale of a plan, and its free fields, layout, nodes and devices, with the origin of each value.
+
+The scale is full where the estimated memory fits, else smoke, with the reason in numbers.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from levelfield.catalog.lookup import Selection
 from levelfield.catalog.machine import usable_cores
-from levelfield.errors import NotHere
-from levelfield.plan.default_layout import DefaultLayout, Place, default_layout, given_layout, most_devices
+from levelfield.errors import DoesNotFit, NotHere
+from levelfield.measure.parameter_counts import parameters
+from levelfield.plan.default_layout import Place, default_layout, fits_from, most_devices, set_layout
+from levelfield.plan.devices import hardware_of
 from levelfield.plan.request import Decision
+from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.layout_search import LayoutEstimate
+from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.implementation import ImplementationFile, refused
-from levelfield.specs.layout import Layout, LayoutText, parse_layout
+from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
+GIB = 2**30
 MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
@@ -45,31 +53,92 @@ class _Choice:
     fields: TuningChoice
     origins: dict[str, str]
 
-    def with_defaults(self, default: DefaultLayout) -> _Choice:
-        """Return the choice with the fields of a default layout. Its origins replace those of the case."""
-        fields = TuningChoice.model_validate({**self.fields.model_dump(exclude_none=True), **default.fields})
-        origins = {**self.origins, **default.origins}
-        if fields.recompute_layers is None:
-            origins.pop(LAYERS, None)
-        return _Choice(fields, origins)
+
+def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
+    """Return the arrangement at the scale of the run, and the reason for the scale.
+
+    Raises DoesNotFit for `--scale full` that exceeds the memory.
+    """
+    if decision.scale == "smoke":
+        return arrange(decision, "smoke"), decision.scale_reason or "asked for with --scale smoke"
+    full = arrange(decision, "full")
+    lacking = _lacking_memory(decision, full)
+    if decision.scale == "full":
+        if lacking and not decision.request.assume:
+            raise DoesNotFit(f"--scale full: {lacking}. Use --scale smoke, another --layout, or more devices")
+        return full, decision.scale_reason or "asked for with --scale full"
+    accelerator = not decision.selection.vendor.is_host
+    if lacking is None and accelerator:
+        return full, "the estimate says that it fits"
+    no_chip = None if accelerator else "there is no accelerator here"
+    more = _where_it_fits(decision, full) if accelerator else None
+    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, lacking, more) if part)
+
+
+def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
+    """Return the expected memory of the arrangement's fullest rank."""
+    selection, work, tuning = decision.selection, arrangement.work, arrangement.tuning
+    return expected_memory(setup_of(work, tuning, selection.vendor.is_host, selection.memory_model))
+
+
+def _lacking_memory(decision: Decision, full: Arrangement) -> str | None:
+    """Return a sentence when the full case cannot run on the devices; None where it can, or where that is unknown.
+
+    Raises UsageError where the devices are absent and not assumed.
+    """
+    available = hardware_of(decision, full).memory_bytes_per_device
+    devices = full.nodes * full.devices_per_node
+    memory = footprint_of(decision, full)
+    if available is None or memory.total <= available:
+        return None
+    where = "one device" if devices == 1 else f"the fullest of {devices} devices"
+    count = parameters(full.work.model, full.work.training.sequence_length).total
+    return (
+        f"{decision.selection.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on {where} "
+        f"as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
+    )
+
+
+def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
+    """Return the number of devices from which the full case fits, with the command that plans it."""
+    selection = decision.selection
+    here = Place(selection, full.work, full.nodes, full.devices_per_node)
+    place = fits_from(here, decision.request.choice) if full.layout_is_default else None
+    if place is None:
+        return None
+    return (
+        f"it fits from {place.nodes} x {place.devices} devices on: `run_benchmarks.py plan {selection.case.name} "
+        f"--chip {selection.chip.name} --framework {selection.implementation.framework} --nodes {place.nodes} "
+        f"--devices {shlex.join((str(place.devices), *selection.options))}`"
+    )
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
     """Return every free field at this scale. Raises LayoutError for an unreadable layout text."""
-    found, work = decision.found, decision.found.case.work(scale)
+    selection, selector, work = decision.selection, decision.selector, decision.selection.case.work(scale)
     choice = _chosen(decision, scale, with_case=True)
     written = parse_layout(choice.fields.layout) if choice.fields.layout else None
-    nodes = written.nodes if written and written.nodes else decision.selector.nodes
-    devices = decision.selector.devices or (written and written.devices) or _default_devices(written, nodes, found)
-    place, fixed = Place(found, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
+    nodes = written.nodes if written and written.nodes else selector.nodes
+    devices = selector.devices or (written and written.devices)
+    if not devices:
+        devices = max(1, written.layout.world_size // nodes) if written else selection.default_devices
+    place, fixed = Place(selection, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
     if written:
-        default = given_layout(place, scale, written.layout, fixed, choice.fields)
+        default = set_layout(place, scale, written.layout, fixed, choice.fields)
     else:
-        if decision.selector.devices is None:
+        if selector.devices is None:
             place = replace(place, devices=most_devices(place, fixed))
         default = default_layout(place, scale, fixed, choice.fields)
-    processes = place.devices if decision.request.launch else place.world  # that share the cores of a host
-    tuning, origins = _tuning(choice.with_defaults(default), default.layout, found, processes)
+    fields = TuningChoice.model_validate({**choice.fields.model_dump(exclude_none=True), **default.fields})
+    origins = {**choice.origins, **default.origins}  # of the fields of a default layout: its own
+    if fields.recompute_layers is None:
+        origins.pop(LAYERS, None)
+    values = fields.model_dump(exclude_none=True, exclude={"layout"})
+    if "threads" not in values and selection.vendor.is_host:  # its processes share its cores
+        processes = place.devices if decision.request.launch else place.world
+        values["threads"] = max(1, usable_cores() // processes)
+        origins["threads"] = f"default: {usable_cores()} usable cores over {processes} process(es)"
+    tuning = Tuning(layout=default.layout, **values)
     return Arrangement(scale, work, tuning, nodes, place.devices, origins, written is None, default.estimates)
 
 
@@ -78,11 +147,11 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
 
     with_case: False leaves the case's defaults out.
     """
-    found = decision.found
-    by_case = found.case.tuning.get(scale, TuningChoice()) if with_case else TuningChoice()
+    selection = decision.selection
+    case_fields = selection.case.tuning.get(scale, TuningChoice()) if with_case else TuningChoice()
     sources = [
-        (f"case {found.case.name}", by_case),
-        *((f"vendor {found.vendor.name}: {row.why}", row.set) for row in _rows(decision, scale)),
+        (f"case {selection.case.name}", case_fields),
+        *((f"vendor {selection.vendor.name}: {row.why}", row.set) for row in _rows(decision, scale)),
         ("case string", TuningChoice(layout=decision.selector.layout)),
         (decision.suggestion.by, decision.suggestion.choice),
         ("command line", decision.request.choice),
@@ -101,29 +170,13 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
 
 def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
     """Return the rows of the vendor's tuning that apply here; none for a base run."""
-    found = decision.found
+    selection, selector = decision.selection, decision.selector
     if decision.request.base:
         return
-    devices = decision.selector.devices or len(found.devices)
-    for row in found.tuning_rows:
-        if row.applies(scale, found.chip.name, found.implementation.framework, devices, decision.selector.nodes):
+    devices = selector.devices or len(selection.devices)
+    for row in selection.tuning_rows:
+        if row.applies(scale, selection.chip.name, selection.implementation.framework, devices, selector.nodes):
             yield row
-
-
-def _default_devices(written: LayoutText | None, nodes: int, found: Selection) -> int:
-    if written is None:
-        return found.default_devices
-    return max(1, written.layout.world_size // nodes)
-
-
-def _tuning(choice: _Choice, layout: Layout, found: Selection, processes: int) -> tuple[Tuning, dict[str, str]]:
-    """Return the tuning and the origins of its fields. The processes of a host share its cores."""
-    fields = choice.fields.model_dump(exclude_none=True, exclude={"layout"})
-    if "threads" not in fields and found.vendor.is_host:
-        fields["threads"] = max(1, usable_cores() // processes)
-        origin = f"default: {usable_cores()} usable cores over {processes} process(es)"
-        return Tuning(layout=layout, **fields), {**choice.origins, "threads": origin}
-    return Tuning(layout=layout, **fields), choice.origins
 
 
 def refuse_unsupported(

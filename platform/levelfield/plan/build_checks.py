@@ -64,9 +64,9 @@ _RELEASE = re.compile(r"release (\d+(?:\.\d+)*)")
 
 
 class Unmet(NamedTuple):
-    """What was found, the need that it does not meet, and what to do."""
+    """The version of a chip or a driver, the need that it does not meet, and what to do."""
 
-    found: str
+    version: str
     need: LeastVersion
     remedy: str
 
@@ -77,41 +77,39 @@ def missing(stages: Stages, driver: str | None, is_fetched: bool, chip: Chip | N
     driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
     is_fetched: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
-    for found, need, remedy in unmet(stages, driver, chip):
-        yield f"found {found}, expected {need.least} or newer: {need.reason}. {remedy}"
+    for version, need, remedy in unmet(stages, driver, chip):
+        yield f"found {version}, expected {need.least} or newer: {need.reason}. {remedy}"
     if is_fetched or installer.wheels_folder():
         return
     if stages.index and (without := unset(stages.index)):
         yield without
     for build in stages.builds:
-        yield from (why for tool in build.tools if (why := lacks(tool, build)))
+        yield from filter(None, (lacks(tool, build) for tool in build.tools))
 
 
 def is_enough(need: LeastVersion, version: str) -> bool | None:
     """Return whether a driver or a chip is new enough. None: its version is not known, as `version` says."""
-    found, least = numbers(version), numbers(need.least)
-    return None if found is None or least is None else found >= least
+    parts, least = numbers(version), numbers(need.least)
+    return None if parts is None or least is None else parts >= least
 
 
 def unmet(needs: Requirements | Stages, driver: str | None, chip: Chip | None) -> Iterator[Unmet]:
     """Return the needs that the chip or the driver does not meet. One whose version is not known counts as met."""
     capability = chip.compute_capability if chip else None
     if chip and capability and needs.compute_capability and is_enough(needs.compute_capability, capability) is False:
-        found = f"{chip.name} of compute capability {capability}"
-        yield Unmet(found, needs.compute_capability, OTHER_CHIP)
+        yield Unmet(f"{chip.name} of compute capability {capability}", needs.compute_capability, OTHER_CHIP)
     if driver is not None and needs.driver and is_enough(needs.driver, driver) is False:
         yield Unmet(f"driver {driver}", needs.driver, OTHER_DRIVER)
 
 
 def unset(index: NamedIndex) -> str | None:
     """Return what a missing or unreadable setting of a named index lacks; None for an address."""
-    given = os.environ.get(index.setting, "")
-    if re.match(r"(https?|file)://\S+$", given):
+    address = os.environ.get(index.setting, "")
+    if re.match(r"(https?|file)://\S+$", address):
         return None
-    found = "an address that is no URL" if given else "none"
-    names = ", ".join(index.packages)
+    names, actual = ", ".join(index.packages), "an address that is no URL" if address else "none"
     return (
-        f"found {found} in {index.setting}, expected the URL of a package index that has {names}: {index.reason}. Set "
+        f"found {actual} in {index.setting}, expected the URL of a package index that has {names}: {index.reason}. Set "
         f"{index.setting} to it, or name a Python that has {names} with --python"
     )
 
@@ -123,11 +121,11 @@ def not_importable(python: str, builds: Sequence[Build]) -> Iterator[str]:
     """
     faults = _faults(python, tuple(name for build in builds for name in (build.name, *build.instead))) if builds else {}
     for build in builds:
-        why = faults.get(build.name)
-        if why and all(faults.get(name) for name in build.instead):
+        fault = faults.get(build.name)
+        if fault and all(faults.get(name) for name in build.instead):
             names = " and no ".join((build.name, *build.instead))
             yield (
-                f"found no {names} that {python} can import ({why}), expected one: {_USES[build.wanted]}. Install "
+                f"found no {names} that {python} can import ({fault}), expected one: {_USES[build.wanted]}. Install "
                 f"{' '.join(build.packages)} there"
             )
 
@@ -152,30 +150,25 @@ def lacks(tool: BuildTool, build: Build) -> str | None:
     header = program.parent.parent / "include" / tool.header if tool.header else program
     if not header.is_file():
         return f"found {program} without the header {header}, {expected}"
-    if tool.release and not f"{(found := _release_of(program))}.".startswith(f"{tool.release}."):
-        return f"found {program} of release {found}, {expected}"
+    if tool.release and not f"{(actual := _release_of(program))}.".startswith(f"{tool.release}."):
+        return f"found {program} of release {actual}, {expected}"
     return None
 
 
 def place_of(tool: BuildTool) -> Path | None:
-    """Return the program where builds look for it: in the folder of its variable, on PATH, in its usual folder."""
+    """Return the program where builds look for it: in the folder of its variable, on PATH, in its usual folder.
+
+    The usual folder also has it where the one on PATH has no headers beside it, as a script has none.
+    """
     if home := os.environ.get(tool.home or ""):
-        named = Path(home) / "bin" / tool.program
-        return named if os.access(named, os.X_OK) else None
+        program = Path(home) / "bin" / tool.program
+        return program if os.access(program, os.X_OK) else None
+    path = Path(tool.usual or "") / "bin" / tool.program
+    usual = path.resolve() if tool.usual and os.access(path, os.X_OK) else None
     if on_path := shutil.which(tool.program):
-        return _behind_a_script(Path(on_path).resolve(), tool)
-    return _usual(tool)
-
-
-def _behind_a_script(program: Path, tool: BuildTool) -> Path:
-    """Return the program of the usual folder where the one on PATH has no headers beside it, as a script has none."""
-    beside = program.parent.parent / "include" / (tool.header or "")
-    return program if beside.exists() else _usual(tool) or program
-
-
-def _usual(tool: BuildTool) -> Path | None:
-    named = Path(tool.usual or "") / "bin" / tool.program
-    return named.resolve() if tool.usual and os.access(named, os.X_OK) else None
+        program = Path(on_path).resolve()
+        return program if (program.parent.parent / "include" / (tool.header or "")).exists() else usual or program
+    return usual
 
 
 def _searched(tool: BuildTool) -> list[str]:
@@ -186,15 +179,15 @@ def _searched(tool: BuildTool) -> list[str]:
 
 def _release_of(program: Path) -> str:
     try:
-        said = completed([str(program), "--version"], PATIENCE_SECONDS).stdout
+        output = completed([str(program), "--version"], PATIENCE_SECONDS).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown ({type(error).__name__})"
-    match = _RELEASE.search(said)
+    match = _RELEASE.search(output)
     return match[1] if match else "unknown"
 
 
 def version_that_runs(
-    registry: Registry, selector: Selector, found: Selection, request: UserRequest, of_suite: bool
+    registry: Registry, selector: Selector, selection: Selection, request: UserRequest, is_of_suite: bool
 ) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
     """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
 
@@ -203,33 +196,33 @@ def version_that_runs(
     that the user named stays, and so does that of a suite's rows on hardware that is not here: they say what was
     published elsewhere, by other versions.
     """
-    file, kind = found.implementation, found.vendor.device_kind
+    file, kind = selection.implementation, selection.vendor.device_kind
     needs = file.requirements.get(kind)
-    is_here = found.devices and not request.hardware
-    is_elsewhere = of_suite and not (is_here or request.launch)
-    if needs is None or is_elsewhere or _is_brought(found, request):
-        return selector, found, None, ()
-    driver = registry.machine.driver(found.vendor.name) if needs.driver and is_here else None
+    is_here = selection.devices and not request.hardware
+    is_elsewhere = is_of_suite and not (is_here or request.launch)
+    if needs is None or is_elsewhere or _is_brought(selection, request):
+        return selector, selection, None, ()
+    driver = registry.machine.driver(selection.vendor.name) if needs.driver and is_here else None
     faults = [
-        f"found {what}, and it needs {need.least} or newer ({need.reason})"
-        for what, need, _ in unmet(needs, driver, found.chip)
+        f"found {actual}, and it needs {need.least} or newer ({need.reason})"
+        for actual, need, _ in unmet(needs, driver, selection.chip)
     ]
     if not faults:
-        return selector, found, driver, _unknown(file, needs.driver, driver)
-    version = _other(file, kind, driver, found.chip)
+        return selector, selection, driver, _unknown(file, needs.driver, driver)
+    version = _other(file, kind, driver, selection.chip)
     if selector.version is not None or version is None:
-        return selector, found, driver, ()
+        return selector, selection, driver, ()
     other, _folder = registry.implementation(selector.framework, version)
-    named = selector.model_copy(update={"version": version})
-    why = f"{labelled(file.framework, version)} in place of {file.framework} {file.version}: {'; '.join(faults)}"
-    return named, replace(found, implementation=other), driver, (why,)
+    selector = selector.model_copy(update={"version": version})
+    reason = f"{labelled(file.framework, version)} in place of {file.framework} {file.version}: {'; '.join(faults)}"
+    return selector, replace(selection, implementation=other), driver, (reason,)
 
 
-def _is_brought(found: Selection, request: UserRequest) -> bool:
+def _is_brought(selection: Selection, request: UserRequest) -> bool:
     """Return whether the user's Python or the image brings the packages."""
     if request.runtime != "docker":
         return request.runtime == "inside" or request.python is not None
-    image = found.vendor.images.get(found.implementation.framework) or found.vendor.images.get("base")
+    image = selection.vendor.images.get(selection.implementation.framework) or selection.vendor.images.get("base")
     return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
 
 

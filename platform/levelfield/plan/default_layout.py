@@ -35,7 +35,7 @@ class DefaultLayout:
 class Place:
     """The work of one scale on a number of nodes and of devices of each."""
 
-    found: Selection
+    selection: Selection
     work: Work
     nodes: int
     devices: int
@@ -49,7 +49,7 @@ class Place:
 
         uneven: the stages may differ by a layer where the framework offers it.
         """
-        file, kind = self.found.implementation, self.found.vendor.device_kind
+        file, kind = self.selection.implementation, self.selection.vendor.device_kind
         uneven = uneven and "uneven" in file.offered_parallelism(kind)
         is_broken = broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1, uneven)
         tuning = Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks or 1)
@@ -57,23 +57,31 @@ class Place:
 
     def runs(self, tuning: Tuning) -> bool:
         """Return whether the framework refuses nothing of it."""
-        kind = self.found.vendor.device_kind
-        return not refused(self.found.implementation.refusals(kind), self.work, tuning)
+        kind = self.selection.vendor.device_kind
+        return not refused(self.selection.implementation.refusals(kind), self.work, tuning)
 
 
-def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+def default_layout(place: Place, scale: Scale, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
     """Return the layout where nothing sets one.
 
-    fixed: the fields that a user, a suite or a vendor sets; they stay. wanted: the same with the case's defaults.
+    fixed: the fields that a user, a suite or a vendor sets; they stay. defaults: the same with the case's defaults.
     On accelerators of known memory the full case takes the planner's row; smoke scale and a host take data parallelism.
     """
     question = question_of(place) if scale == "full" else None
-    estimates = _estimates(replace(question, wanted=_wanted(fixed))) if question else ()
+    if question is None:
+        return _near_data_parallel(place, fixed, defaults)
+    ranking = answer(replace(question, wanted=_wanted(fixed)))
+    rows = ranking.rows.roomy_first()[: 1 + NEXT_BEST]
+    estimates = tuple(rows) or ((ranking.nearest,) if ranking.nearest else ())
     if not estimates:
-        return _near_data_parallel(place, fixed, wanted)
-    best, origin = estimates[0].tuning, _origin(place, estimates[0].fits)
-    named = {name: getattr(best, name) for name in SEARCHED if getattr(fixed, name) is None}
-    return DefaultLayout(best.layout, named, dict.fromkeys(("layout", *named), origin), estimates)
+        return _near_data_parallel(place, fixed, defaults)
+    best = estimates[0].tuning
+    origin = "planner: fastest of those that fit" if rows else "planner: least memory of all layouts"
+    _, assumed = with_assumed_rates(place.selection.chip, place.work.training.precision, place.world)
+    if assumed:
+        origin = f"{origin} (not public, so assumed: {', '.join(assumed)})"
+    fields = _searched_fields(best, fixed)
+    return DefaultLayout(best.layout, fields, dict.fromkeys(("layout", *fields), origin), estimates)
 
 
 def most_devices(place: Place, fixed: TuningChoice) -> int:
@@ -82,59 +90,58 @@ def most_devices(place: Place, fixed: TuningChoice) -> int:
     return next((p.devices for p in fewer if any(_possible(p, _divisions(p), fixed))), place.devices)
 
 
-def given_layout(
-    place: Place, scale: Scale, layout: Layout, fixed: TuningChoice, wanted: TuningChoice
+def set_layout(
+    place: Place, scale: Scale, layout: Layout, fixed: TuningChoice, defaults: TuningChoice
 ) -> DefaultLayout:
     """Return a layout that is set, with the case's other fields where they are possible and fit.
 
     Where they do not fit, on accelerators of known memory at full scale, it has those of the planner's fastest row of
     this layout that does.
     """
-    default = _with_batch(place, layout, fixed, wanted)
+    default = _with_batch(place, layout, fixed, defaults)
     question = question_of(place) if scale == "full" and layout.world_size == place.world else None
     if question is None:
         return default
-    tuning = Tuning.model_validate({**wanted.model_dump(exclude_none=True), **default.fields, "layout": layout})
-    asked = replace(question, wanted=replace(_wanted(fixed), layout=layout))
-    if predict(asked, tuning).fits:
+    tuning = Tuning.model_validate({**defaults.model_dump(exclude_none=True), **default.fields, "layout": layout})
+    question = replace(question, wanted=replace(_wanted(fixed), layout=layout))
+    if predict(question, tuning).fits:
         return default
-    rows = answer(asked).rows.roomy_first()
+    rows = answer(question).rows.roomy_first()
     allowed = next((row.tuning for row in rows if place.runs(row.tuning)), None)
     if allowed is None:
         return default
-    named = {name: getattr(allowed, name) for name in SEARCHED if getattr(fixed, name) is None}
+    fields = _searched_fields(allowed, fixed)
     origin = "planner: fastest of this layout that fits; the case's does not"
-    return DefaultLayout(layout, named, dict.fromkeys(named, origin))
+    return DefaultLayout(layout, fields, dict.fromkeys(fields, origin))
 
 
-def _with_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+def _with_batch(place: Place, layout: Layout, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
-    batch = wanted.micro_batch or 1
+    batch = defaults.micro_batch or 1
     sizes = [size for _, size in _possible(place, [layout], fixed, uneven=True)]
     size = min(sizes, key=lambda size: max(size / batch, batch / size), default=batch)
     if size == batch:
         return DefaultLayout(layout, {}, {})
-    why = f"default: nearest to {batch} that divides the global batch {place.work.training.global_batch}"
-    return DefaultLayout(layout, {"micro_batch": size}, {"micro_batch": why})
+    origin = f"default: nearest to {batch} that divides the global batch {place.work.training.global_batch}"
+    return DefaultLayout(layout, {"micro_batch": size}, {"micro_batch": origin})
 
 
-def _origin(place: Place, fits: bool) -> str:
-    _, assumed = with_assumed_rates(place.found.chip, place.work.training.precision, place.world)
-    said = "planner: fastest of those that fit" if fits else "planner: least memory of all layouts"
-    return f"{said} (not public, so assumed: {', '.join(assumed)})" if assumed else said
+def _searched_fields(tuning: Tuning, fixed: TuningChoice) -> dict[str, object]:
+    """Return the fields of a row that nothing else sets."""
+    return {name: getattr(tuning, name) for name in SEARCHED if getattr(fixed, name) is None}
 
 
 def question_of(place: Place) -> LayoutQuestion | None:
     """Return the planner's question; None for a host, for an unknown memory, and without the planner's constants."""
-    found, work = place.found, place.work
-    capacity = found.memory_of_device(place.world)
-    if found.vendor.is_host or capacity is None or found.constants is None:
+    selection, work = place.selection, place.work
+    capacity = selection.memory_of_device(place.world)
+    if selection.vendor.is_host or capacity is None or selection.constants is None:
         return None
-    network = port_rate(found.chip) * place.devices if place.nodes > 1 else None
-    chip, _ = with_assumed_rates(found.chip, work.training.precision, place.world)
+    network = port_rate(selection.chip) * place.devices if place.nodes > 1 else None
+    chip, _ = with_assumed_rates(selection.chip, work.training.precision, place.world)
     machine = machine_of(chip, work.training.precision, place.devices, network)
-    offer = offer_of(found.implementation, found.vendor.device_kind)
-    return LayoutQuestion(work, machine, found.constants, offer, False, place.world, capacity)
+    offer = offer_of(selection.implementation, selection.vendor.device_kind)
+    return LayoutQuestion(work, machine, selection.constants, offer, False, place.world, capacity)
 
 
 def fits_from(place: Place, fixed: TuningChoice) -> Place | None:
@@ -152,28 +159,21 @@ def _wanted(fixed: TuningChoice) -> Wanted:
     return Wanted(**{name: getattr(fixed, name) for name in SEARCHED})
 
 
-def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
-    """Return the fastest rows that fit, those with some free memory first; else the one with the least memory."""
-    ranking = answer(question)
-    rows = tuple(ranking.rows.roomy_first()[: 1 + NEXT_BEST])
-    return rows or ((ranking.nearest,) if ranking.nearest else ())
-
-
-def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+def _near_data_parallel(place: Place, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
     """Return data parallelism over all devices if it divides the work, else the possible layout that splits least."""
     plain = Layout(data=place.world)
     layouts = {layout for layout, _ in _possible(place, _divisions(place), fixed)}
-    layout = min(layouts, key=lambda each: (each.tensor * each.pipeline, each.pipeline), default=plain)
-    said = "default: data parallel over all devices"
+    layout = min(layouts, key=lambda layout: (layout.tensor * layout.pipeline, layout.pipeline), default=plain)
+    origin = "default: data parallel over all devices"
     if layout != plain:
-        said = f"default: nearest to data parallel that the case allows on {place.world} devices"
-    found = _with_batch(place, layout, fixed, wanted)
-    return replace(found, origins={"layout": said, **found.origins})
+        origin = f"default: nearest to data parallel that the case allows on {place.world} devices"
+    default = _with_batch(place, layout, fixed, defaults)
+    return replace(default, origins={"layout": origin, **default.origins})
 
 
 def _divisions(place: Place) -> Iterator[Layout]:
     """Return every layout without sharding that the framework offers on these devices."""
-    offered = place.found.implementation.offered_parallelism(place.found.vendor.device_kind)
+    offered = place.selection.implementation.offered_parallelism(place.selection.vendor.device_kind)
     for tensor in divisors(place.world) if "tensor" in offered else [1]:
         for pipeline in divisors(place.world // tensor) if "pipeline" in offered else [1]:
             layout = Layout(data=place.world // tensor // pipeline, tensor=tensor, pipeline=pipeline)

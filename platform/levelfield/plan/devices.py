@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from levelfield.catalog.lookup import Selection
 from levelfield.contracts.readings import printer
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
-from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
-from levelfield.plan.request import Decision, UserRequest
+from levelfield.plan.request import Decision
 from levelfield.specs.plan import ContainerPlan, Hardware
 from levelfield.specs.requirements import Stages
+
+if TYPE_CHECKING:
+    from levelfield.plan.arrangement import Arrangement
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
@@ -22,39 +26,40 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     be those of this machine, until the nodes report theirs. Devices of another machine count from 0, also where some
     are here.
     """
-    found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
+    selection, nodes, devices = decision.selection, arrangement.nodes, arrangement.devices_per_node
     launched = decision.request.launch is not None
-    assumed = not launched and _are_absent(decision, nodes, devices)
+    containers = selection.vendor.is_divided and decision.request.runtime == "docker"  # they divide a host into nodes
+    assumed = not launched and ((nodes > 1 and not containers) or not selection.has_devices(devices))
     if assumed and not decision.request.assume:
         # where the vendor alone is named, its first chip stands for all of its chips
-        names_chip = decision.selector.target not in (None, found.vendor.name)
-        raise UsageError(_absent(found, nodes, devices, names_chip))
+        names_chip = decision.selector.target not in (None, selection.vendor.name)
+        raise UsageError(_absent(selection, nodes, devices, names_chip))
     elsewhere = launched or assumed
-    chosen = () if elsewhere else _chosen(found, devices)
+    chosen = () if elsewhere else _chosen(selection, devices)
     indices = tuple(range(devices)) if elsewhere else tuple(device.index for device in chosen)
-    variable, memory = found.vendor.visible_devices_variable, found.memory_of_device(nodes * devices)
+    variable, memory = selection.vendor.visible_devices_variable, selection.memory_of_device(nodes * devices)
     if launched:
-        memory = found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes
+        memory = selection.memory_of_device(devices) if selection.vendor.is_host else selection.chip.memory_bytes
     return Hardware(
-        vendor=found.vendor.name,
-        device_kind=found.vendor.device_kind,
-        chip=found.chip,
-        description=found.devices[0].description if found.devices and not launched else found.chip.name,
+        vendor=selection.vendor.name,
+        device_kind=selection.vendor.device_kind,
+        chip=selection.chip,
+        description=selection.devices[0].description if selection.devices and not launched else selection.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_divided else indices,
+        device_indices=() if selection.vendor.is_divided else indices,
         memory_bytes_per_device=memory,
         visible={variable: ",".join(_visible(decision, chosen) or map(str, indices))} if variable and indices else {},
-        environment=found.vendor.environment,
+        environment=selection.vendor.environment,
         assumed=assumed,
-        overlay=found.overlay,
+        overlay=selection.overlay,
     )
 
 
-def _chosen(found: Selection, count: int) -> tuple[Device, ...]:
+def _chosen(selection: Selection, count: int) -> tuple[Device, ...]:
     """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
-    taken = sorted(found.devices, key=lambda device: device.index in found.busy)[:count]
-    return tuple(device for device in found.devices if device in taken)
+    idle_first = sorted(selection.devices, key=lambda device: device.index in selection.busy)
+    return tuple(device for device in selection.devices if device in idle_first[:count])
 
 
 def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
@@ -63,81 +68,75 @@ def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
     All devices of a machine have all numbers from 0, whichever number is whose, where a tool should print them. A
     container that is given the devices' files needs no numbers.
     """
-    found = decision.found
+    selection = decision.selection
     unknown = next((device.unnumbered for device in chosen if device.unnumbered), None)
-    in_container = decision.request.runtime == "docker" and found.vendor.container.renumbered
+    in_container = decision.request.runtime == "docker" and selection.vendor.container.renumbered
     if unknown is None or in_container:
         return [device.visible for device in chosen]
-    if printer(found.vendor) and len(chosen) == found.listed:
+    if printer(selection.vendor) and len(chosen) == selection.listed:
         return [str(number) for number in range(len(chosen))]
-    raise UsageError(f"vendor {found.vendor.name}: {unknown}")
+    raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
 
 
-def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
+def use_notices(selection: Selection, hardware: Hardware) -> tuple[str, ...]:
     """Return a sentence for each device that others use: it is part of the plan, or was left out."""
     if hardware.assumed:
         return ()
     mine = hardware.device_indices
-    first = {device.index for device in found.devices[: len(mine)]}
-    left_out = (f"device {index} is left out: {said}" for index, said in found.busy.items() if index in first - {*mine})
-    return (*(said for index, said in found.busy.items() if index in mine), *left_out)
+    first = {device.index for device in selection.devices[: len(mine)]}
+    left_out = first - {*mine}
+    return (
+        *(use for index, use in selection.busy.items() if index in mine),
+        *(f"device {index} is left out: {use}" for index, use in selection.busy.items() if index in left_out),
+    )
 
 
-def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
-    """Return whether the machine lacks nodes or devices. Containers divide a host into nodes."""
-    containers = decision.found.vendor.is_divided and decision.request.runtime == "docker"
-    return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
-
-
-def _absent(found: Selection, nodes: int, devices: int, is_named: bool) -> str:
+def _absent(selection: Selection, nodes: int, devices: int, is_named: bool) -> str:
     if nodes > 1:
         return (
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --launcher ssh, slurm or "
             "kubernetes reaches others (docs/many-machines.md); --dry-run shows the plan; with vendor cpu, --runtime "
             "docker starts a container for each node"
         )
-    why = f": {found.problem}" if found.problem else ""
-    here = f"{len(found.devices)} x {found.chip.name}" if found.devices or is_named else "no devices"
+    problem = f": {selection.problem}" if selection.problem else ""
+    present = f"{len(selection.devices)} x {selection.chip.name}" if selection.devices or is_named else "no devices"
     return (
-        f"found {here} (vendor {found.vendor.name}), expected {devices}{why}. "
+        f"found {present} (vendor {selection.vendor.name}), expected {devices}{problem}. "
         "`show vendors` shows the devices here; --dry-run shows the plan without them"
     )
 
 
 def container_of(decision: Decision, hardware: Hardware, stages: Stages) -> ContainerPlan | None:
     """Return the container of a node with its image and devices; None for another runtime. Raises UsageError."""
-    found, request = decision.found, decision.request
+    selection, request = decision.selection, decision.request
     if request.runtime != "docker":
-        _refuse_container_options(request)
+        values = {
+            "--base-image": request.base_image,
+            "--base-has-framework": request.base_has_framework,
+            "--container-memory": request.container_memory_bytes,
+            "--allow": request.allow,
+        }
+        if unused := [name for name, value in values.items() if value]:
+            raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")
         return None
     if request.python:
         raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
-    options = found.adapter.container(_exposed(found, hardware))
+    here = [] if hardware.assumed else [d for d in selection.devices if d.index in hardware.device_indices]
+    indices = hardware.device_indices or range(hardware.devices_per_node)
+    assumed = [Device(i, selection.chip.name, selection.chip.name, None) for i in indices]
+    options = selection.adapter.container(here or assumed)
     return ContainerPlan(
         image=image_plan(
-            found.implementation, found.folder, found.vendor, stages, request.base_image, request.base_has_framework
+            selection.implementation,
+            selection.folder,
+            selection.vendor,
+            stages,
+            request.base_image,
+            request.base_has_framework,
         ),
         options=options,
-        allowed=permitted(options, request.allow, found.vendor.name),
-        visible={} if found.vendor.container.renumbered else hardware.visible,
+        allowed=permitted(options, request.allow, selection.vendor.name),
+        visible={} if selection.vendor.container.renumbered else hardware.visible,
         memory_bytes=request.container_memory_bytes,
         offline=request.offline,
     )
-
-
-def _refuse_container_options(request: UserRequest) -> None:
-    given = {
-        "--base-image": request.base_image,
-        "--base-has-framework": request.base_has_framework,
-        "--container-memory": request.container_memory_bytes,
-        "--allow": request.allow,
-    }
-    if unused := [name for name, value in given.items() if value]:
-        raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")
-
-
-def _exposed(found: Selection, hardware: Hardware) -> list[Device]:
-    """Return the devices of a container; assumed ones where those of the plan are not here."""
-    chosen = [] if hardware.assumed else [d for d in found.devices if d.index in hardware.device_indices]
-    indices = hardware.device_indices or range(hardware.devices_per_node)
-    return chosen or [Device(i, found.chip.name, found.chip.name, None) for i in indices]

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def environment_of(
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _given(file, kind, stages, python, runtime, assume)
+        return _existing(file, kind, stages, python, runtime, assume)
     if kind not in file.requirements:
         if assume:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
@@ -68,7 +68,7 @@ def environment_of(
     interpreter, lacking = _interpreter(file, kind, assume)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
     digest = _digest((version, *stages.first, *_lines(stages.steps)))
-    why = refusal(file, kind, stages, driver, made_from(folder) == digest, assume, chip)
+    needs = refusal(file, kind, stages, driver, made_from(folder) == digest, assume, chip)
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
@@ -76,7 +76,7 @@ def environment_of(
         made_with=interpreter.python if interpreter else None,
         requirements=stages.first,
         digest=digest,
-        lacking=lacking or why,
+        lacking=lacking or needs,
         offline=offline,
         builds=stages.steps,
         index=stages.index.setting if stages.index else None,
@@ -97,12 +97,12 @@ def refusal(
 
     Raises NotHere instead, unless `assume`.
     """
-    if not (found := list(missing(stages, driver, is_fetched, chip))):
+    if not (lacking := list(missing(stages, driver, is_fetched, chip))):
         return None
-    said = f"{file.label} on {kind}: " + "\n  ".join(found)
+    message = f"{file.label} on {kind}: " + "\n  ".join(lacking)
     if assume:
-        return said
-    raise NotHere(said)
+        return message
+    raise NotHere(message)
 
 
 def left_out(stages: Stages) -> tuple[str, ...]:
@@ -132,14 +132,14 @@ def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Int
         raise
 
 
-def _given(
+def _existing(
     file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, assume: bool
 ) -> EnvironmentPlan:
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
     other = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
-    said = [f"{found}, or {other}" for found in not_importable(python, stages.builds)]
-    lacking = f"{file.label} on {kind}: " + "\n  ".join(said) if said else None
+    builds = [f"{build}, or {other}" for build in not_importable(python, stages.builds)]
+    lacking = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
     if lacking and not assume:
         raise NotHere(lacking)
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=lacking)
@@ -170,8 +170,8 @@ def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: W
     needs = file.requirements[kind]
     uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
     stages = needs.stages([use for use, used in uses.items() if used])
-    wanted = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
-    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
+    packages = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
+    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in packages.items()))
     return replace(stages, first=(*stages.first, *optional))
 
 
@@ -191,30 +191,30 @@ class Interpreter(NamedTuple):
     version: PythonVersion
 
 
-def find_interpreter(wanted: str) -> Interpreter:
-    """Return this Python if it fits `wanted` (see specs), else the newest other one that fits and starts.
+def find_interpreter(versions: str) -> Interpreter:
+    """Return this Python if it fits `versions` (see specs), else the newest other one that fits and starts.
 
     Raises UsageError with the searched places and the found files when there is none.
     """
-    own = sys.version_info[:2]
-    if takes_python(wanted, own):
-        return Interpreter(sys.executable, own)
-    refused = []
-    for version in ((3, minor) for minor in MINORS if takes_python(wanted, (3, minor))):
-        for path in _candidates("python{}.{}".format(*version)):
-            refusal = _refusal(path, "{}.{}".format(*version))
-            if refusal is None:
-                return Interpreter(str(path), version)
-            refused.append(f"{path} {refusal}")
-    raise UsageError(_explain(wanted, refused))
-
-
-def _candidates(name: str) -> Iterator[Path]:
-    """Return all executable files of this name on PATH, then in _stores. The first may be a shim that fails."""
+    running = sys.version_info[:2]
+    if takes_python(versions, running):
+        return Interpreter(sys.executable, running)
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     folders += [folder for store in _stores() for folder in sorted(store.glob("*/bin"), reverse=True)]
-    paths = (folder / name for folder in folders)
-    return (path for path in paths if path.is_file() and os.access(path, os.X_OK))
+    refused = []
+    for minor in (minor for minor in MINORS if takes_python(versions, (3, minor))):
+        paths = (folder / f"python3.{minor}" for folder in folders)
+        for path in (path for path in paths if path.is_file() and os.access(path, os.X_OK)):
+            refusal = _refusal(path, f"3.{minor}")  # the first on PATH may be a shim that fails
+            if refusal is None:
+                return Interpreter(str(path), (3, minor))
+            refused.append(f"{path} {refusal}")
+    useless = f"; found, but of no use: {', '.join(refused)}" if refused else ""
+    raise UsageError(
+        f"Python {versions} is needed to make the environment, and this is {running[0]}.{running[1]}: "
+        f"looked for another on PATH and below {' and '.join(map(str, _stores()))}{useless}. Install one there (pyenv "
+        f"install, uv python install), or give an interpreter that has the packages with --python"
+    )
 
 
 def _stores() -> list[Path]:
@@ -239,14 +239,5 @@ def _refusal(path: Path, version: str) -> str | None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return f"fails ({last})" if "Error" in last else f"fails (exit code {done.returncode})"
-    said = done.stdout.strip()
-    return None if said == version else f"says that it is '{said}'"
-
-
-def _explain(wanted: str, refused: list[str]) -> str:
-    found = f"; found, but of no use: {', '.join(refused)}" if refused else ""
-    return (
-        f"Python {wanted} is needed to make the environment, and this is {sys.version_info[0]}.{sys.version_info[1]}: "
-        f"looked for another on PATH and below {' and '.join(map(str, _stores()))}{found}. Install one there (pyenv "
-        f"install, uv python install), or give an interpreter that has the packages with --python"
-    )
+    output = done.stdout.strip()
+    return None if output == version else f"says that it is '{output}'"

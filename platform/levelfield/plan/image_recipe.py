@@ -28,18 +28,18 @@ def image_plan(
     folder: Path,
     vendor: VendorFile,
     stages: Stages,
-    given: str | None,
-    given_has_framework: bool = False,
+    base_image: str | None,
+    base_has_framework: bool = False,
 ) -> ImagePlan:
     """Return the recipe for one framework on one vendor.
 
-    given: the user's base image. It has the system's packages, and the framework where there are no requirements or
-    where given_has_framework says so. Raises UsageError when neither the vendor nor the user names a base image, for an
+    base_image: the user's. It has the system's packages, and the framework where there are no requirements or where
+    base_has_framework says so. Raises UsageError when neither the vendor nor the user names a base image, for an
     image of another Python than the requirements', and for a further version where the image brings the framework.
     """
-    if given_has_framework and not given:
+    if base_has_framework and not base_image:
         raise UsageError("--base-has-framework: found no base image; name it with --base-image")
-    base = _base(implementation.framework, vendor, given, bool(stages.first) and not given_has_framework)
+    base = _base(implementation.framework, vendor, base_image, bool(stages.first) and not base_has_framework)
     needed = Stages() if base.has_framework else stages
     if implementation.is_further and base.has_framework:
         raise UsageError(
@@ -52,8 +52,14 @@ def image_plan(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
-    if needed.first:
-        _refuse_other_python(implementation, vendor, base)
+    python = implementation.requirements[vendor.device_kind].python if needed.first else None
+    major, _, minor = base.python_version.partition(".")
+    if python and not takes_python(python, (int(major), int(minor))):
+        raise UsageError(
+            f"{implementation.label} on {vendor.name}: found Python {base.python_version} in the image "
+            f"{base.reference}, expected {python}; name an image with such a Python for {implementation.framework} "
+            f"in `images` of {vendor.name}'s vendor.yaml"
+        )
     return ImagePlan(
         name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
@@ -65,39 +71,21 @@ def image_plan(
     )
 
 
-def _refuse_other_python(implementation: ImplementationFile, vendor: VendorFile, base: Image) -> None:
-    """Raises UsageError where the image's Python is none of those that the requirements exist for."""
-    wanted = implementation.requirements[vendor.device_kind].python
-    major, _, minor = base.python_version.partition(".")
-    if not takes_python(wanted, (int(major), int(minor))):
-        raise UsageError(
-            f"{implementation.label} on {vendor.name}: found Python {base.python_version} in the image "
-            f"{base.reference}, expected {wanted}; name an image with such a Python for {implementation.framework} "
-            f"in `images` of {vendor.name}'s vendor.yaml"
-        )
-
-
-def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool) -> Image:
-    named = vendor.images.get(framework) or vendor.images.get("base")
-    if given:
-        version = named.python_version if named else "3.11"
-        content = {
-            "image": given,
-            "python_version": version,
-            "has_framework": not installs,
-            "source": GIVEN,
-        }
+def _base(framework: str, vendor: VendorFile, base_image: str | None, installs: bool) -> Image:
+    image = vendor.images.get(framework) or vendor.images.get("base")
+    if base_image:
+        version = image.python_version if image else "3.11"
+        content = {"image": base_image, "python_version": version, "has_framework": not installs, "source": GIVEN}
         return parse(Image, content, "--base-image or LEVELFIELD_BASE_IMAGE")
-    if named is None:
+    if image is None:
         raise UsageError(
             f"vendor {vendor.name} has no image for {framework}: add one to images in its vendor.yaml, or give "
             "--base-image IMAGE"
         )
-    return named
+    return image
 
 
 def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
-    own = folder / "Dockerfile.j2"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([checkout() / "docker", folder]),
         undefined=jinja2.StrictUndefined,
@@ -105,8 +93,8 @@ def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, insta
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    named = f"{framework}.Dockerfile.j2"
-    template = own.name if own.exists() else named if (checkout() / "docker" / named).exists() else "base.Dockerfile.j2"
+    candidates = (folder / "Dockerfile.j2", checkout() / "docker" / f"{framework}.Dockerfile.j2")
+    template = next((path.name for path in candidates if path.exists()), "base.Dockerfile.j2")
     try:
         return environment.get_template(template).render(
             base=base,

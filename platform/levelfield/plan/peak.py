@@ -36,28 +36,18 @@ class MeasuredPeaks:
 def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
     """Return the rates without those that cannot be: far below the chip's published peak, as no product that is worth
     its name, or above what its maker publishes. Each refusal names the probe's framework."""
-    kept, refused = {}, list(measured.refused)
+    plausible_rates, refused = {}, list(measured.refused)
     for dtype, rate in measured.tflops.items():
-        wrong = _too_low(chip, dtype, rate) or _too_high(chip, dtype, rate)
-        if wrong is None:
-            kept[dtype] = rate
+        published, limit = chip.peaks.get(dtype), chip_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
+        if published is not None and rate < (least := LEAST_PART * published.tflops):
+            expected = f"expected at least {least:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
+        elif limit is not None and not rate <= limit:
+            expected = f"expected at most {limit:.4g} by the peaks of {chip.name}"
         else:
-            refused.append(f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, {wrong}")
-    return replace(measured, tflops=kept, refused=tuple(refused))
-
-
-def _too_low(chip: Chip, dtype: str, rate: float) -> str | None:
-    published = chip.peaks.get(dtype)  # type: ignore[call-overload]
-    if published is None or not rate < LEAST_PART * published.tflops:
-        return None
-    return (
-        f"expected at least {LEAST_PART * published.tflops:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
-    )
-
-
-def _too_high(chip: Chip, dtype: str, rate: float) -> str | None:
-    limit = chip_limit(dtype, chip.peaks)  # type: ignore[arg-type]
-    return None if limit is None or rate <= limit else f"expected at most {limit:.4g} by the peaks of {chip.name}"
+            plausible_rates[dtype] = rate
+            continue
+        refused.append(f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, {expected}")
+    return replace(measured, tflops=plausible_rates, refused=tuple(refused))
 
 
 def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
@@ -77,15 +67,17 @@ def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     if probe is None:
         source = f"{chip.name} has no published {dtype} peak; {measured.how}"
         return PeakUsed(dtype=dtype, tflops=None, source=source, **beside)
-    return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}{_said(measurement)}", **beside)
+    return PeakUsed(
+        dtype=dtype, tflops=probe, source=f"measured: {measured.how}{_circumstances(measurement)}", **beside
+    )
 
 
 def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     """Return the same plan with the peak that follows from the measured peaks. A refused rate becomes a notice."""
     chip, name = plan.hardware.chip, f"{plan.implementation.framework} {plan.implementation.version}"
-    kept = plausible(measured, chip, name)
-    notices = (*plan.notices, *(sentence for sentence in kept.refused if sentence not in plan.notices))
-    return plan.model_copy(update={"peak": peak_of(chip, plan.work, kept), "notices": notices})
+    rates = plausible(measured, chip, name)
+    notices = (*plan.notices, *(sentence for sentence in rates.refused if sentence not in plan.notices))
+    return plan.model_copy(update={"peak": peak_of(chip, plan.work, rates), "notices": notices})
 
 
 def why_again(measurement: PeakMeasurement | None, now: datetime) -> str | None:
@@ -118,30 +110,28 @@ def _too_few(measurement: PeakMeasurement) -> str | None:
     return f"the probe timed its best product {repeats} time(s), expected at least {LEAST_REPEATS}"
 
 
-def is_better(new: float, old: float, kept: PeakMeasurement | None, now: datetime) -> bool:
-    """Return whether a new rate replaces a kept one: it is higher, or the kept one is too old or of unknown age."""
-    return not old > new or kept is None or not timedelta(0) <= now - datetime.fromisoformat(kept.at) <= OLDEST
+def is_better(new: float, old: float, measurement: PeakMeasurement | None, now: datetime) -> bool:
+    """Return whether a new rate replaces a kept one: it is higher, or the kept one is too old or of unknown age.
+
+    measurement: when the kept one was measured.
+    """
+    is_old = measurement is None or not timedelta(0) <= now - datetime.fromisoformat(measurement.at) <= OLDEST
+    return not old > new or is_old
 
 
 def conditions(measurement: PeakMeasurement) -> str:
-    """Return beside what a peak was measured."""
+    """Return beside what a peak was measured, and which library computed its float32 products."""
     others, spread = measurement.other_cores, measurement.spread
     use = "unknown use by others" if others is None else f"others used {others:.2f} of {measurement.cores} cores"
-    said = use if spread is None else f"{use}, the median was {spread:.0%} below the best"
-    few = _too_few(measurement)
-    return said + (f", {few}" if few else "") + _library(measurement)
-
-
-def _library(measurement: PeakMeasurement) -> str:
-    """Return which library computes float32 products, and how the other one compares."""
-    ratio = measurement.onednn_over_mkl
-    if ratio is None:
-        return ""
+    parts = [use, None if spread is None else f"the median was {spread:.0%} below the best", _too_few(measurement)]
+    text = ", ".join(part for part in parts if part)
+    if measurement.onednn_over_mkl is None:
+        return text
     name = {"onednn": "oneDNN", "mkl": "MKL"}[measurement.products or "onednn"]
-    return f"; float32 products by {name} (oneDNN has {ratio:.2f} times MKL's rate)"
+    return f"{text}; float32 products by {name} (oneDNN has {measurement.onednn_over_mkl:.2f} times MKL's rate)"
 
 
-def _said(measurement: PeakMeasurement | None) -> str:
+def _circumstances(measurement: PeakMeasurement | None) -> str:
     if measurement is None:
         return ""
     low = "; it may be too low" if doubt(measurement) else ""

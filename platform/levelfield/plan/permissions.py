@@ -49,27 +49,25 @@ def needs(options: ContainerOptions) -> tuple[str, ...]:
 
 
 def _beyond(options: ContainerOptions) -> Iterator[str]:
-    named = {name.upper().removeprefix("CAP_") for name in options.capabilities}
-    yield from (f"capability:{name}" for name in sorted(named - {*CAPABILITIES}))
-    yield from _named("group", options.groups, GROUPS)
-    yield from _named("runtime", [options.engine_runtime] if options.engine_runtime else [], RUNTIMES)
-    yield from _named("driver", [options.request_driver] if options.request_driver else [], DRIVERS)
-    yield from _named("ulimit", options.ulimits, ULIMITS)
-    yield from _named("security", options.security_options, ("no-new-privileges",))
-    yield from _named("network", [options.network], ("none",))
-    yield from ["ipc:host"] if options.host_ipc else []
+    closed_lists: tuple[tuple[str, Iterable[str], tuple[str, ...]], ...] = (
+        ("capability", sorted({name.upper().removeprefix("CAP_") for name in options.capabilities}), CAPABILITIES),
+        ("group", options.groups, GROUPS),
+        ("runtime", filter(None, [options.engine_runtime]), RUNTIMES),
+        ("driver", filter(None, [options.request_driver]), DRIVERS),
+        ("ulimit", options.ulimits, ULIMITS),
+        ("security", options.security_options, ("no-new-privileges",)),
+        ("network", [options.network], ("none",)),
+        ("ipc", ["host"] if options.host_ipc else [], ()),
+    )
+    for kind, names, closed in closed_lists:
+        yield from (f"{kind}:{name}" for name in names if name not in closed)
     for node in options.device_nodes:
         yield from (f"device:{re.sub('[0-9]+$', '*', path)}" for path in places(node) if not NODES.fullmatch(path))
     for mount in options.read_only_mounts:
-        yield from (f"mount:{path}" for path in places(mount) if not _is_software(path))
-
-
-def _named(kind: str, found: Iterable[str], closed: Sequence[str]) -> Iterator[str]:
-    return (f"{kind}:{name}" for name in found if name not in closed)
-
-
-def _is_software(path: str) -> bool:
-    return any(str(parent) in READABLE for parent in PurePosixPath(path).parents) and not path.endswith(".sock")
+        for path in places(mount):
+            is_below = any(str(parent) in READABLE for parent in PurePosixPath(path).parents)
+            if not is_below or path.endswith(".sock"):
+                yield f"mount:{path}"
 
 
 def places(path: str) -> list[str]:
@@ -97,14 +95,14 @@ def permitted(options: ContainerOptions, allow: Sequence[str], vendor: str) -> t
         check(dict(options.environment), "container")
     except ValueError as error:
         raise UsageError(f"vendor {vendor}: container.environment: {error}") from None
-    wanted = needs(options)
-    if missing := [need for need in wanted if need not in allow]:
-        given = " ".join(f"--allow '{need}'" for need in missing)
+    allowed = needs(options)
+    if missing := [need for need in allowed if need not in allow]:
+        flags = " ".join(f"--allow '{need}'" for need in missing)
         raise UsageError(
             f"vendor {vendor}: its container would be given {', '.join(missing)}, which is beyond the closed list of "
-            f"docs/security.md. If you trust this vendor's folder with it, add {given}"
+            f"docs/security.md. If you trust this vendor's folder with it, add {flags}"
         )
-    return wanted
+    return allowed
 
 
 def refuse_choice_of_devices(vendor: VendorFile, tuning: Tuning) -> None:

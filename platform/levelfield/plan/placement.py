@@ -32,117 +32,115 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     refusal: why this machine cannot run the entry; nothing is checked then. Raises UsageError, UnknownName or
     DocumentError for wrong or repeated names, DoesNotFit for `--scale full` on absent hardware.
     """
-    selector, request = _selector(entry), entry.request
-    named = request.hardware or entry.hardware
+    selector, request = parse_selector(entry.text), entry.request
+    if request.base and selector.layout:
+        raise UsageError(f"--base: found layout {selector.layout} in '{entry.text}', expected the defaults alone")
+    case, repeats = selector.case + request.derivation.suffix, request.repeat or selector.repeats
+    selector = selector.model_copy(update={"case": case, "repeats": repeats})
+    hardware = request.hardware or entry.hardware
     if request.launch:
-        selector = _elsewhere(entry, selector, request.launch, named)
-    if named is None:
+        selector = _elsewhere(entry, selector, request.launch, hardware)
+    if hardware is None:
         return _decided(registry, entry, selector, refusal)
-    _refuse_second_name(selector, named)
-    if named.chip == WITHHELD:
-        return _here(registry, entry, selector, refusal, named)
-    _, chip = find_chip(registry, named.chip)
-    hardware = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
-    on_it = _decided(registry, entry, selector.model_copy(update=hardware), refusal)
+    if selector.target or selector.devices or selector.nodes > 1:
+        raise UsageError(
+            f"hardware is named twice for {selector.case}:{selector.framework}: '{hardware}', and vendor, chip or "
+            "number of devices in the case string; leave one of them out"
+        )
+    if hardware.chip == WITHHELD:
+        return _smoke_here(registry, entry, selector, refusal, hardware)
+    _, chip = find_chip(registry, hardware.chip)
+    parts = {"target": chip.name, "nodes": hardware.nodes, "devices": hardware.devices}
+    on_it = _decided(registry, entry, selector.model_copy(update=parts), refusal)
     if request.hardware is not None:
-        found = replace(on_it.found, devices=(), problem=None, notices=())
-        return _assumed(replace(on_it, found=found), "asked for with --assume-hardware")
+        selection = replace(on_it.selection, devices=(), problem=None, notices=())
+        return _assumed(replace(on_it, selection=selection), "asked for with --assume-hardware")
     if request.launch:
-        return _assumed(on_it, f"on the hardware that the suite names, {named}")
-    if named.nodes == 1 and on_it.found.has_devices(named.devices):
+        return _assumed(on_it, f"on the hardware that the suite names, {hardware}")
+    if hardware.nodes == 1 and on_it.selection.has_devices(hardware.devices):
         return on_it
     if request.assume and on_it.scale != "smoke":
-        return _assumed(on_it, f"on the hardware that the suite names, {named}")
-    return _here(registry, entry, selector, refusal, named)
-
-
-def _selector(entry: Entry) -> Selector:
-    """Return the entry's case string with the request's changes. Raises UsageError for a base run with a layout."""
-    selector = parse_selector(entry.text)
-    if entry.request.base and selector.layout:
-        raise UsageError(f"--base: found layout {selector.layout} in '{entry.text}', expected the defaults alone")
-    case = selector.case + entry.request.derivation.suffix
-    return selector.model_copy(update={"case": case, "repeats": entry.request.repeat or selector.repeats})
+        return _assumed(on_it, f"on the hardware that the suite names, {hardware}")
+    return _smoke_here(registry, entry, selector, refusal, hardware)
 
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision from the entry alone."""
-    found = _only(lookup.find(registry, selector, check=refusal is None), entry.request)
-    if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
-        found = replace(found, devices=(), problem=None, notices=(), busy={})
+    request, suite = entry.request, entry.suite
+    selection = _with_devices(lookup.find(registry, selector, check=refusal is None), request)
+    if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
+        selection = replace(selection, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
-    selector, found, driver, older = version_that_runs(
-        registry, selector, found, entry.request, entry.suite is not None
+    selector, selection, driver, deviations = version_that_runs(
+        registry, selector, selection, request, suite is not None
     )
-    by_suite = entry.suite is not None and scale != entry.request.scale
-    request, completed = entry.request, tuple[str, ...]()
-    if ran := _layout_that_ran(registry, found, request.choice.layout or selector.layout):
-        layout, said = ran
+    if ran := _layout_that_ran(registry, selection, request.choice.layout or selector.layout):
+        layout, sentence = ran
         request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
-        completed = (said,)
+        deviations = (*deviations, sentence)
     return Decision(
         text=entry.text,
         selector=selector,
-        found=found,
+        selection=selection,
         request=request,
         scale=scale,
-        why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
+        scale_reason=f"the suite {suite.suite} asks for it" if suite and scale != request.scale else None,
         suggestion=Suggestion() if request.base else entry.suggestion,
-        suite=entry.suite,
-        deviations=(*older, *completed),
+        suite=suite,
+        deviations=deviations,
         refusal=refusal,
         driver=driver,
     )
 
 
-def _layout_that_ran(registry: Registry, found: Selection, text: str | None) -> tuple[str, str] | None:
+def _layout_that_ran(registry: Registry, selection: Selection, text: str | None) -> tuple[str, str] | None:
     """Return the layout of the published rows that print this text for the framework, and a sentence that says so.
 
     None where no row prints it, where rows disagree, and on a host, which takes the text as it is.
     """
-    if text is None or found.vendor.is_host or not _INCOMPLETE.fullmatch(text):
+    if text is None or selection.vendor.is_host or not _INCOMPLETE.fullmatch(text):
         return None
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
     printed = [
         row
         for row in rows
-        if row.setting.layout_printed == text.upper() and row.setting.framework == found.implementation.framework
+        if row.setting.layout_printed == text.upper() and row.setting.framework == selection.implementation.framework
     ]
     layouts = {row.setting.layout for row in printed}
     if len(layouts) != 1 or layouts == {text}:
         return None
     (ran,) = layouts
-    said = f"layout {text}: FlagPerf prints so what its row '{printed[0].name}' ran as {ran}, which is planned"
-    return ran, f"{said}; write {ran.partition('SH')[0].partition('+')[0]} for that alone"
+    sentence = f"layout {text}: FlagPerf prints so what its row '{printed[0].name}' ran as {ran}, which is planned"
+    return ran, f"{sentence}; write {ran.partition('SH')[0].partition('+')[0]} for that alone"
 
 
-def _only(found: Selection, request: UserRequest) -> Selection:
+def _with_devices(selection: Selection, request: UserRequest) -> Selection:
     """Return the selection with the devices of --devices alone. Raises UsageError for one that is not here."""
     if not request.devices:
-        return found
-    name = found.vendor.name
-    if request.launch or found.vendor.is_divided:
-        why = "other machines choose theirs" if request.launch else f"{name} is divided into any number of shares"
-        raise UsageError(f"--devices: found numbers of devices, expected none: {why}")
-    here = {device.index: device for device in found.devices}
+        return selection
+    name = selection.vendor.name
+    if request.launch or selection.vendor.is_divided:
+        reason = "other machines choose theirs" if request.launch else f"{name} is divided into any number of shares"
+        raise UsageError(f"--devices: found numbers of devices, expected none: {reason}")
+    here = {device.index: device for device in selection.devices}
     if absent := [number for number in request.devices if number not in here]:
-        known = ", ".join(map(str, here)) or "none"
-        raise UsageError(f"--devices: found {absent[0]}, expected devices of {found.chip.name} here: {known}")
-    return replace(found, devices=tuple(here[number] for number in request.devices))
+        numbers = ", ".join(map(str, here)) or "none"
+        raise UsageError(f"--devices: found {absent[0]}, expected devices of {selection.chip.name} here: {numbers}")
+    return replace(selection, devices=tuple(here[number] for number in request.devices))
 
 
-def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, named: NamedHardware | None) -> Selector:
+def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, hardware: NamedHardware | None) -> Selector:
     """Return the selector with the devices of a launcher's hosts. Raises UsageError without a chip, or hosts."""
-    if named is None and selector.target is None:
+    if hardware is None and selector.target is None:
         raise UsageError(
             f"--launcher {launch.launcher}: --case '{entry.text}' names no vendor or chip; other machines are not "
             "searched for devices: write case:framework:chip:nodes:devices"
         )
-    nodes = named.nodes if named else selector.nodes
+    nodes = hardware.nodes if hardware else selector.nodes
     if launch.hosts and len(launch.hosts) < nodes:
         raise UsageError(f"--hosts: found {len(launch.hosts)} hosts, expected {nodes} as in '{entry.text}'")
     slots = [host.slots for host in launch.hosts[:nodes] if host.slots]
-    if named or selector.devices or not slots:
+    if hardware or selector.devices or not slots:
         return selector
     return selector.model_copy(update={"devices": min(slots)})
 
@@ -152,76 +150,62 @@ def _scale(entry: Entry) -> RequestedScale:
     return entry.scale if entry.request.scale == "auto" else entry.request.scale
 
 
-def _refuse_second_name(selector: Selector, named: NamedHardware) -> None:
-    if selector.target or selector.devices or selector.nodes > 1:
-        raise UsageError(
-            f"hardware is named twice for {selector.case}:{selector.framework}: '{named}', and vendor, chip or number "
-            "of devices in the case string; leave one of them out"
-        )
-
-
-def _assumed(decision: Decision, why: str) -> Decision:
+def _assumed(decision: Decision, reason: str) -> Decision:
     """Return the decision at full scale where the scale is auto: the plan shows whether it fits."""
-    return replace(decision, scale="full", why_scale=why) if decision.scale == "auto" else decision
+    return replace(decision, scale="full", scale_reason=reason) if decision.scale == "auto" else decision
 
 
-def _here(registry: Registry, entry: Entry, selector: Selector, refusal: str | None, named: NamedHardware) -> Decision:
-    """Return the decision for this machine instead. Raises DoesNotFit for scale full."""
+def _smoke_here(
+    registry: Registry, entry: Entry, selector: Selector, refusal: str | None, hardware: NamedHardware
+) -> Decision:
+    """Return the decision for this machine at smoke scale instead. Raises DoesNotFit for scale full.
+
+    The layout is reduced to this machine unless the command line gives one.
+    """
     if _scale(entry) == "full":
         raise DoesNotFit(
-            f"--scale full: {named} is not here. Leave --scale out to run the entry at smoke scale on this machine"
+            f"--scale full: {hardware} is not here. Leave --scale out to run the entry at smoke scale on this machine"
         )
-    return _reduced(_decided(registry, entry, selector, refusal), named)
-
-
-def _reduced(decision: Decision, named: NamedHardware) -> Decision:
-    """Return the decision at smoke scale. The layout is reduced to this machine unless the command line gives one."""
-    found, suggestion = decision.found, decision.suggestion
-    why = f"{named} is not here" if named.chip != WITHHELD else f"the chip of {named.nodes}x{named.devices} is withheld"
+    decision = _decided(registry, entry, selector, refusal)
+    selection, suggestion = decision.selection, decision.suggestion
+    reason = f"{hardware} is not here"
+    if hardware.chip == WITHHELD:
+        reason = f"the chip of {hardware.nodes}x{hardware.devices} is withheld"
     suggested = suggestion.choice.model_dump(exclude_none=True, exclude={"micro_batch"})
-    said = [f"{why}: smoke scale on {found.chip.name}"]
+    deviations = [f"{reason}: smoke scale on {selection.chip.name}"]
     if decision.request.choice.layout is None:
-        before = _written_layout(decision, named)
-        after = _reduced_layout(decision, before)
-        suggested["layout"], said = str(after), _sentences(before, after, found, why)
+        text = suggestion.choice.layout or decision.selector.layout
+        before = parse_layout(text).layout if text else Layout(data=hardware.nodes * hardware.devices)
+        after = reduced(
+            before,
+            usable_cores() if selection.vendor.is_divided else max(1, len(selection.devices)),
+            selection.case.work("smoke"),
+            decision.request.choice.micro_batch or selection.case.tuning.get("smoke", TuningChoice()).micro_batch or 1,
+            selection.implementation.offered_parallelism(selection.vendor.device_kind),
+        )
+        suggested["layout"], deviations = str(after), _reductions(before, after, selection, reason)
     return replace(
         decision,
         scale="smoke",
-        why_scale=why,
+        scale_reason=reason,
         suggestion=Suggestion(TuningChoice.model_validate(suggested), suggestion.by),
-        deviations=(*decision.deviations, *said),
+        deviations=(*decision.deviations, *deviations),
     )
 
 
-def _written_layout(decision: Decision, named: NamedHardware) -> Layout:
-    text = decision.suggestion.choice.layout or decision.selector.layout
-    return parse_layout(text).layout if text else Layout(data=named.nodes * named.devices)
-
-
-def _reduced_layout(decision: Decision, layout: Layout) -> Layout:
-    found, own = decision.found, decision.found.case.tuning.get("smoke", TuningChoice()).micro_batch
-    return reduced(
-        layout,
-        usable_cores() if found.vendor.is_divided else max(1, len(found.devices)),
-        found.case.work("smoke"),
-        decision.request.choice.micro_batch or own or 1,
-        found.implementation.offered_parallelism(found.vendor.device_kind),
-    )
-
-
-def _sentences(before: Layout, after: Layout, found: Selection, why: str) -> list[str]:
+def _reductions(before: Layout, after: Layout, selection: Selection, reason: str) -> list[str]:
+    """Return what the smaller layout is, and what became of the sharding stage, as sentences."""
     sizes = f"layout {before} of {before.world_size} devices scaled to {after} for {after.world_size}"
-    said = [f"{why}: {sizes if after != before else f'smoke scale on {found.chip.name}'}"]
+    sentences = [f"{reason}: {sizes if after != before else f'smoke scale on {selection.chip.name}'}"]
+    change = None
     if after.sharding_degree > 1 and after.sharding_stage < before.sharding_stage:
-        said.append(_lowered(before, f"lowered to {after.sharding_stage}", found))
+        change = f"lowered to {after.sharding_stage}"
     elif before.sharding_stage and after.data > 1 and not after.sharding_stage:
-        said.append(_lowered(before, "left out", found))
-    return said
-
-
-def _lowered(before: Layout, what: str, found: Selection) -> str:
-    name, kind = found.implementation.framework, found.vendor.device_kind
-    return f"sharding stage {before.sharding_stage} {what}: it is not offered by {name} on {kind}"
+        change = "left out"
+    if change:
+        name, kind = selection.implementation.framework, selection.vendor.device_kind
+        sentences.append(f"sharding stage {before.sharding_stage} {change}: it is not offered by {name} on {kind}")
+    return sentences
 
 
 def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
@@ -230,7 +214,17 @@ def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered:
     Of equal dimensions data is halved first, then context, tensor and pipeline. offered: the parallelism of the
     implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
     """
-    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "context", "tensor", "pipeline")})
+    model, training = work.model, work.training
+    divided = {  # by each size
+        "data": max(1, training.global_batch // micro_batch),
+        "context": training.sequence_length // 2,
+        "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
+        "pipeline": model.layers,
+    }
+    sizes = {name: getattr(layout, name) for name in divided}
+    for name, whole in divided.items():
+        while whole % sizes[name]:
+            sizes[name] = _halved(sizes[name])
     while math.prod(sizes.values()) > devices:
         largest = max(sizes, key=lambda name: sizes[name])
         sizes[largest] = _halved(sizes[largest])
@@ -239,22 +233,6 @@ def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered:
         sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
         **_sharding(layout, sizes["data"] * sizes["context"], offered),
     )
-
-
-def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Return the sizes, each halved until it divides the numbers that it splits."""
-    model, training = work.model, work.training
-    cut = {
-        "data": max(1, training.global_batch // micro_batch),
-        "context": training.sequence_length // 2,
-        "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
-        "pipeline": model.layers,
-    }
-    return {name: _dividing(size, cut[name]) for name, size in sizes.items()}
-
-
-def _dividing(size: int, whole: int) -> int:
-    return size if whole % size == 0 else _dividing(_halved(size), whole)
 
 
 def _halved(size: int) -> int:

@@ -14,13 +14,12 @@ from levelfield.errors import CorpusError, DocumentError, LayoutError, NotHere
 from levelfield.measure.parameter_counts import parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
-from levelfield.plan.arrangement import Arrangement, arrange, refuse_unsupported
+from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, footprint_of, refuse_unsupported
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, refusal, requirements_of
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
 from levelfield.plan.request import Decision, UserRequest
-from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.predict import layout_rules
 from levelfield.predict.machines import with_assumed_rates
 from levelfield.specs.case import Scale, Work
@@ -39,7 +38,6 @@ from levelfield.specs.plan import (
 )
 from levelfield.specs.reference import Reference
 from levelfield.specs.requirements import Stages
-from levelfield.specs.selector import Selector
 from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.choices import digest_of
@@ -62,17 +60,17 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     arrangement, reason = choose_scale(decision)
     if decision.refusal is None:
         _check(decision, arrangement, reason)
-    found, scale, work, tuning = decision.found, arrangement.scale, arrangement.work, arrangement.tuning
+    selection, scale, work, tuning = decision.selection, arrangement.scale, arrangement.work, arrangement.tuning
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
-    stages = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
+    stages = requirements_of(selection.implementation, selection.vendor.device_kind, tuning, work)
     container = None if decision.refusal else container_of(decision, hardware, stages)
     power = decision.request.node_power
     return Plan(
         run_id=run_id,
         asked=decision.text,
         selector=decision.selector,
-        case=found.case.name,
-        case_digest=found.case.fingerprint(),
+        case=selection.case.name,
+        case_digest=selection.case.fingerprint(),
         scale=scale,
         scale_reason=reason,
         parameters=parameters(work.model, work.training.sequence_length).total,
@@ -80,10 +78,10 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         work_digest=work.fingerprint(),
         implementation=_recording(
             decision.request.explain_steps,
-            implementation_used(found.implementation, found.folder, found.vendor.device_kind),
+            implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind),
         ),
         hardware=hardware,
-        access=access_of(found.implementation, found.vendor) or NO_ACCESS,
+        access=access_of(selection.implementation, selection.vendor) or NO_ACCESS,
         tuning=tuning,
         origins=arrangement.origins,
         predicted=_predicted(decision, arrangement),
@@ -105,12 +103,16 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         entry=decision.suite,
         refusal=decision.refusal,
         notices=(
-            *found.notices,
-            *([f"framework {found.implementation.framework}: {SIMULATED}"] if found.implementation.simulated else ()),
-            *use_notices(found, hardware),
-            *unused_hosts(None if decision.suite else decision.request.launch, decision.text, decision.selector),
+            *selection.notices,
+            *(
+                [f"framework {selection.implementation.framework}: {SIMULATED}"]
+                if selection.implementation.simulated
+                else ()
+            ),
+            *use_notices(selection, hardware),
+            *_unused_hosts(decision),
         ),
-        launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
+        launch=_launch(decision.request.launch, hardware.nodes, selection.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
         node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
         explain_steps=decision.request.explain_steps,
@@ -129,35 +131,30 @@ def records_window(scale: Scale, work: Work) -> bool:
 
 
 def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
-    """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer."""
-    found = decision.found
+    """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer, and
+    where steps are to be recorded and the framework has no profile of its steps."""
+    file, folder, vendor = decision.selection.implementation, decision.selection.folder, decision.selection.vendor
     try:
         _require(decision, arrangement)
     except LayoutError as error:
-        why = _at_full(decision, arrangement) or f"{error}\n  {_who_chose(arrangement, reason)}"
-        raise LayoutError(why) from None
+        message = _at_full(decision, arrangement) or f"{error}\n  {_origins(arrangement, reason)}"
+        raise LayoutError(message) from None
     captures = decision.request.capture_step is not None
-    refuse_unsupported(found.implementation, arrangement.work, arrangement.tuning, found.vendor.device_kind, captures)
-    refuse_choice_of_devices(found.vendor, arrangement.tuning)
-    _refuse_unexplained(decision)
-
-
-def _refuse_unexplained(decision: Decision) -> None:
-    """Raises NotHere where steps are to be recorded and the framework has no profile of its steps."""
-    found, steps = decision.found, decision.request.explain_steps
-    folders = (found.folder, *shared_folders(found.folder))
-    if steps is not None and not any((folder / STEP_PROFILE).exists() for folder in folders):
+    refuse_unsupported(file, arrangement.work, arrangement.tuning, vendor.device_kind, captures)
+    refuse_choice_of_devices(vendor, arrangement.tuning)
+    profiles = (place / STEP_PROFILE for place in (folder, *shared_folders(folder)))
+    if decision.request.explain_steps is not None and not any(profile.exists() for profile in profiles):
         raise NotHere(
-            f"--explain-step: framework {found.implementation.framework} has no {STEP_PROFILE} beside its train.py, so "
-            "its steps cannot be recorded; leave the option out, or see docs/explain.md for how to add one"
+            f"--explain-step: framework {file.framework} has no {STEP_PROFILE} beside its train.py, so its steps "
+            "cannot be recorded; leave the option out, or see docs/explain.md for how to add one"
         )
 
 
 def _require(decision: Decision, arrangement: Arrangement) -> None:
     """Raises LayoutError for a layout that is impossible at this scale."""
-    work, tuning, found = arrangement.work, arrangement.tuning, decision.found
+    work, tuning, selection = arrangement.work, arrangement.tuning, decision.selection
     nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
-    uneven = "uneven" in found.implementation.offered_parallelism(found.vendor.device_kind)
+    uneven = "uneven" in selection.implementation.offered_parallelism(selection.vendor.device_kind)
     is_default = arrangement.layout_is_default
     layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven, is_default)
     if arrangement.scale == "full":
@@ -175,21 +172,16 @@ def _at_full(decision: Decision, arrangement: Arrangement) -> str | None:
     try:
         _require(decision, full)
     except LayoutError as error:
-        why = _who_chose(full, "the smoke scale is not possible either")
-        return f"{error}\n  {why}{_other_batch(full)}"
+        batch, per_pass = full.work.training.global_batch, full.tuning.micro_batch * full.tuning.layout.data
+        other_batch = ""
+        if batch % per_pass:
+            more = -(-batch // per_pass) * per_pass
+            other_batch = f"\n  --global-batch {more}, or another multiple of {per_pass}, makes a derived case"
+        return f"{error}\n  {_origins(full, 'the smoke scale is not possible either')}{other_batch}"
     return None
 
 
-def _other_batch(full: Arrangement) -> str:
-    """Return the global batch that the layout would divide, where its own it does not."""
-    batch, per_pass = full.work.training.global_batch, full.tuning.micro_batch * full.tuning.layout.data
-    if batch % per_pass == 0:
-        return ""
-    more = -(-batch // per_pass) * per_pass
-    return f"\n  --global-batch {more}, or another multiple of {per_pass}, makes a derived case"
-
-
-def _who_chose(arrangement: Arrangement, reason: str) -> str:
+def _origins(arrangement: Arrangement, reason: str) -> str:
     """Return the scale with its reason, and the source of each number of the layout."""
     chosen = ("layout", "micro_batch", "virtual_pipeline")
     sources = [f"{name} from {arrangement.origins[name]}" for name in chosen if name in arrangement.origins]
@@ -199,7 +191,7 @@ def _who_chose(arrangement: Arrangement, reason: str) -> str:
 
 def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
     _, assumed = with_assumed_rates(
-        decision.found.chip, arrangement.work.training.precision, arrangement.nodes * arrangement.devices_per_node
+        decision.selection.chip, arrangement.work.training.precision, arrangement.nodes * arrangement.devices_per_node
     )
     return tuple(
         PredictedLayout(
@@ -218,13 +210,17 @@ def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedL
 def _environment(
     decision: Decision, container: ContainerPlan | None, stages: Stages, chip: Chip | None
 ) -> EnvironmentPlan:
-    request, found = decision.request, decision.found
-    file, kind, assume = found.implementation, found.vendor.device_kind, request.assume or decision.refusal is not None
+    request, selection = decision.request, decision.selection
+    file, kind, assume = (
+        selection.implementation,
+        selection.vendor.device_kind,
+        request.assume or decision.refusal is not None,
+    )
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        why = refusal(file, kind, stages, decision.driver, request.offline, assume, chip)
-        return image_environment(container.image, why, stages)
+        lacking = refusal(file, kind, stages, decision.driver, request.offline, assume, chip)
+        return image_environment(container.image, lacking, stages)
     if request.launch and request.python:  # it is a Python of other machines
         stages = replace(stages, builds=())
     return environment_of(
@@ -234,20 +230,16 @@ def _environment(
 
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
     """Return every difference between the request and the plan, as sentences."""
-    request, nodes = decision.request, arrangement.nodes
+    request, nodes, present = decision.request, arrangement.nodes, len(decision.selection.devices)
+    idle: tuple[str, ...] = ()
+    if arrangement.layout_is_default and not decision.selector.devices and arrangement.devices_per_node < present:
+        used = f"{arrangement.devices_per_node} of the {present} devices here are used"
+        idle = (f"{used}: no layout of {present} devices divides the case",)
     shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
-    base, changes = split_name(decision.found.case.name)
+    base, changes = split_name(decision.selection.case.name)
     derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
-    return (*derived, *_idle(decision, arrangement), *one_machine, *decision.deviations)
-
-
-def _idle(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
-    """Return the devices that are here and that no layout uses, where the user gives no number."""
-    here, used = len(decision.found.devices), arrangement.devices_per_node
-    if not arrangement.layout_is_default or decision.selector.devices or used >= here:
-        return ()
-    return (f"{used} of the {here} devices here are used: no layout of {here} devices divides the case",)
+    return (*derived, *idle, *one_machine, *decision.deviations)
 
 
 def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
@@ -269,22 +261,23 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
 
 
-def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
+def _launch(launch: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
     """Return how the plan's nodes are reached, and what each runs for the vendor; None for this machine alone."""
-    if asked is None:
+    if launch is None:
         return None
     commands = recorded_commands(vendor)
     recorded = {"samples": commands.samples, "facts": dict(commands.facts), "pci_vendor": vendor.spec.pci_vendor}
-    return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})
+    return launch.model_copy(update={"hosts": launch.hosts[:nodes], **recorded})
 
 
-def unused_hosts(asked: LaunchPlan | None, text: str, selector: Selector) -> tuple[str, ...]:
+def _unused_hosts(decision: Decision) -> tuple[str, ...]:
     """Return a sentence where there are more hosts than the run uses, and the case string has no number of nodes."""
-    if asked is None or len(asked.hosts) <= selector.nodes or len(text.split(":")) > 3:
+    launch, nodes, text = decision.request.launch, decision.selector.nodes, decision.text
+    if decision.suite or launch is None or len(launch.hosts) <= nodes or len(text.split(":")) > 3:
         return ()
     return (
-        f"{selector.nodes} of {len(asked.hosts)} hosts is used, as '{text}' has no number of nodes; write "
-        f"case:framework:chip:{len(asked.hosts)} for all",
+        f"{nodes} of {len(launch.hosts)} hosts is used, as '{text}' has no number of nodes; write "
+        f"case:framework:chip:{len(launch.hosts)} for all",
     )
 
 
@@ -294,9 +287,9 @@ def preflight_of(request: UserRequest, nodes: int) -> PreflightPlan | None:
     Without the user's choice a run has one where its hosts are named and there are several. An engine that chooses the
     nodes would queue a second job, and might give it other nodes than the training.
     """
-    named = request.launch is not None and bool(request.launch.hosts) and nodes > 1
-    wanted = named if request.preflight is None else request.preflight
-    return PreflightPlan(quiet=request.quiet_machine) if wanted or request.quiet_machine else None
+    several = request.launch is not None and bool(request.launch.hosts) and nodes > 1
+    measures = several if request.preflight is None else request.preflight
+    return PreflightPlan(quiet=request.quiet_machine) if measures or request.quiet_machine else None
 
 
 def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:

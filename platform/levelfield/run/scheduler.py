@@ -142,7 +142,7 @@ def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | No
 def _jobs_of(registry: Registry, entry: Entry, corpus: CorpusFacts | None, refusal: str | None = None) -> list[Job]:
     """Return one job for each repeat. Only the run id and the number of the repeat differ in their plans."""
     decision = place(registry, entry, refusal)
-    found, repeats = decision.found, range(1, decision.selector.repeats + 1)
+    found, repeats = decision.selection, range(1, decision.selector.repeats + 1)
     names = found.case.name, found.implementation.framework, found.vendor.name
     run_ids = [directory.new_run_id(*names) for _ in repeats]
     plan = resolve(decision, run_ids[0], corpus)

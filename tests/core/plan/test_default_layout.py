@@ -172,10 +172,10 @@ def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_num
 
 def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> None:
     decision = place(Registry(), Entry("llama3_70b:torch:H100:1:8", ASSUMED))
-    small = default_layout.Place(decision.found, decision.found.case.work("full"), 1, 1)
+    small = default_layout.Place(decision.selection, decision.selection.case.work("full"), 1, 1)
     large = default_layout.fits_from(small, TuningChoice())
     assert large is not None
-    before = default_layout.Place(large.found, large.work, large.nodes // 2 or 1, large.devices)
+    before = default_layout.Place(large.selection, large.work, large.nodes // 2 or 1, large.devices)
     assert answer(default_layout.question_of(large)).rows and not answer(default_layout.question_of(before)).rows
 
 
@@ -191,7 +191,7 @@ def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monke
 
 def test_a_field_of_the_user_with_which_nothing_fits_is_planned_with_the_least_memory() -> None:
     decision = place(Registry(), Entry("llama3_8b:torch:H100:1:4", ASSUMED))
-    here = default_layout.Place(decision.found, decision.found.case.work("full"), 1, 4)
+    here = default_layout.Place(decision.selection, decision.selection.case.work("full"), 1, 4)
     fixed = TuningChoice(micro_batch=8, recompute="none")
     (row,) = default_layout.default_layout(here, "full", fixed, fixed).estimates
     assert not row.fits and (row.tuning.micro_batch, row.tuning.recompute) == (8, "none")
