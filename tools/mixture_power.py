@@ -117,7 +117,7 @@ def _trained(
     taken = {(each["step"], each["layer"]): each["experts"] for _, each in said if each["event"] == "chosen"}
     shape = (job["training"]["global_batch"], job["training"]["sequence_length"], KINDS[kind]["experts"]["chosen"])
     whole = joined([taken[place] for place in sorted(taken)], shape, KINDS[kind]["experts"]["count"]) if taken else ""
-    return replace(training_of(curve), follows=follows, own=own_choices(compared, EXPERTS[kind])), whole
+    return replace(training_of(curve), follows=follows, own_choices=own_choices(compared, EXPERTS[kind])), whole
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -158,8 +158,8 @@ def judged(name: str, honest: bool, kind: str, variant: Variant, code: str | Non
         "failed": [layer.name for layer in found.layers if layer.passed is False],
         "value": first and rounded(first.value),
         "limit": first and rounded(first.limit),
-        "changed_choices": sum(each.changed for each in run.own.values()),
-        "widest_margin": rounded(max(each.margin for each in run.own.values())),
+        "changed_choices": sum(each.changed for each in run.own_choices.values()),
+        "widest_margin": rounded(max(each.margin for each in run.own_choices.values())),
         "bf16_alone": in_bf16(kind, variant, code),
     }
 

@@ -17,7 +17,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import Rehearsals
 from levelfield.cli.main import main
 from levelfield.evidence.bundle_reader import read_bundle, written
-from levelfield.judge.verdict import judged
+from levelfield.judge.verdict import training_verdict
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.base import load
@@ -125,7 +125,7 @@ def test_the_reference_in_fp8_tells_the_runs_that_lost_gradients_at_smoke_scale(
         if "_llama3_8b_fp8_" in run.name:
             with written(run) as paths:
                 plan, raw, found = read_plan(paths), read_raw(paths), load(Result, paths.result)
-                judgements[plan.implementation.framework] = judged(plan, raw, found.identity, reference)
+                judgements[plan.implementation.framework] = training_verdict(plan, raw, found.identity, reference)
     assert set(judgements) == {"torch", "megatron"}
     for found in judgements.values():
         beyond = {layer.name for layer in found.layers if layer.limit and (layer.value or 0) > layer.limit}

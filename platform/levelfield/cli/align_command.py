@@ -83,9 +83,9 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     from levelfield.judge.promotion import reference_from
     from levelfield.judge.verdict import (
         against,
-        judged,
         training_of,
         training_of_reference,
+        training_verdict,
         under_status,
         unless_tampered,
     )
@@ -97,7 +97,7 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     plan, result = read_plan(paths), collect(paths)
     own, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
     if name is None or name in registry.references:
-        verdict = judged(plan, raw, identity, registry.reference(name) if name else own)
+        verdict = training_verdict(plan, raw, identity, registry.reference(name) if name else own)
     else:
         other = reference_from(finished_run(options, name), "compared with, not promoted")
         # the noise of the case's reference also limits the difference of two runs

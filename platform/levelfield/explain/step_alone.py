@@ -33,32 +33,27 @@ Sizes = Sequence[tuple[str, Sequence[int]]]
 
 @dataclass(frozen=True)
 class ChipRates:
-    """What a chip can: FLOP/s by type, bytes/s of its memory, bytes/s each way of its links in a node. None: unknown.
+    """What a chip can. None: unknown."""
 
-    per_node: how many ranks a node has. peak, memory: the rates with their sources, as sentences.
-    """
-
-    flops: Mapping[str, float] = field(default_factory=dict)
+    flops: Mapping[str, float] = field(default_factory=dict)  # FLOP/s by type
     memory_bytes_per_second: float | None = None
-    link_bytes_per_second: float | None = None
-    per_node: int = 1
-    peak: str | None = None
-    memory: str | None = None
+    link_bytes_per_second: float | None = None  # each way, of its links in a node
+    per_node: int = 1  # how many ranks a node has
+    peak: str | None = None  # the peak with its source, as a sentence
+    memory: str | None = None  # the memory's rate with its source, as a sentence
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """What one rank repeated alone. seconds, given, results: of each operation; sizes have their types.
-
-    messages: kind, bytes, ranks, seconds, and how many a step has. left_out: operations as `name: why`.
-    """
+    """What one rank repeated alone."""
 
     seconds: Mapping[Operation, float] = field(default_factory=dict)
-    given: Mapping[Operation, Sizes] = field(default_factory=dict)
+    inputs: Mapping[Operation, Sizes] = field(default_factory=dict)
     results: Mapping[Operation, Sizes] = field(default_factory=dict)
+    # Kind, bytes, ranks, seconds, and how many a step has.
     messages: tuple[tuple[str, float, tuple[int, ...], float, int], ...] = ()
     copy_bytes_per_second: float | None = None
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # operations as `name: reason`
     missing: tuple[str, ...] = ()
 
 
@@ -66,21 +61,21 @@ def repeated(values: Mapping[str, Any]) -> Repeated:
     """Return what a rank's event tells. Raises ValueError, TypeError or KeyError where it is damaged."""
     if failed := values.get("failed"):
         return Repeated(missing=(f"repeating operations alone failed: {str(failed)[:300]}",))
-    seconds, given, results = {}, {}, {}
-    for each in values.get("operations", ()):
-        if each["seconds"] == 0:  # no kernel ran: a question to the host
+    seconds, inputs, results = {}, {}, {}
+    for entry in values.get("operations", ()):
+        if entry["seconds"] == 0:  # no kernel ran: a question to the host
             continue
-        key = str(each["name"]), str(each["dtype"]), tuple(tuple(map(int, size)) for size in each["dims"])
-        seconds[key], given[key], results[key] = _positive(each["seconds"], key[0]), each["given"], each["results"]
+        key = str(entry["name"]), str(entry["dtype"]), tuple(tuple(map(int, size)) for size in entry["dims"])
+        seconds[key], inputs[key], results[key] = _positive(entry["seconds"], key[0]), entry["given"], entry["results"]
     messages = tuple(
-        (each["kind"], _positive(each["bytes"], each["kind"]), tuple(map(int, each["ranks"])),
-         _positive(each["seconds"], each["kind"]), int(each["count"]))
-        for each in values.get("messages", ())
+        (m["kind"], _positive(m["bytes"], m["kind"]), tuple(map(int, m["ranks"])), _positive(m["seconds"], m["kind"]),
+         int(m["count"]))
+        for m in values.get("messages", ())
     )  # fmt: skip
     copied = values.get("copy")
     rate = None if copied is None else _positive(copied["bytes"], "copy") / _positive(copied["seconds"], "copy")
-    left_out = tuple(str(each)[:120] for each in values.get("left_out", ()))
-    return Repeated(seconds, given, results, messages, rate, left_out)
+    left_out = tuple(str(text)[:120] for text in values.get("left_out", ()))
+    return Repeated(seconds, inputs, results, messages, rate, left_out)
 
 
 def _positive(value: Any, name: str) -> float:
@@ -91,27 +86,27 @@ def _positive(value: Any, name: str) -> float:
 
 def least_seconds(call: Operation, alone: Repeated, chip: ChipRates, memory: float | None) -> float:
     """Return the least time that the chip allows an operation: 0 where no rate is known."""
-    given, results = alone.given[call], alone.results[call]
+    inputs, results = alone.inputs[call], alone.results[call]
     rate = _product_rate(call, alone, chip)
-    computing = product_flops(call[0], given, results) / rate if rate else 0.0
-    sizes = [_bytes(each) for each in (*given, *results)]
+    computing = product_flops(call[0], inputs, results) / rate if rate else 0.0
+    sizes = [_WIDTHS.get(dtype, 1) * math.prod(size) for dtype, size in (*inputs, *results)]
     moved = min(sizes, default=0.0) if _SOME_ROWS.search(call[0]) else sum(sizes)
     return max(computing, moved / memory if memory else 0.0)
 
 
 def _product_rate(call: Operation, alone: Repeated, chip: ChipRates) -> float | None:
     """Return the chip's rate for the type of what is multiplied, which may be added to another type."""
-    match, given = _PRODUCT.search(call[0]), alone.given[call]
-    return chip.flops.get(given[1][0] if match and match["sum"] and len(given) > 1 else call[1])
+    match, inputs = _PRODUCT.search(call[0]), alone.inputs[call]
+    return chip.flops.get(inputs[1][0] if match and match["sum"] and len(inputs) > 1 else call[1])
 
 
-def product_flops(name: str, given: Sizes, results: Sizes) -> float:
+def product_flops(name: str, inputs: Sizes, results: Sizes) -> float:
     """Return the floating-point operations of a product or of causal attention; 0 of anything else.
 
     A product of [m, k] and [k, n] has 2 m k n. Attention's core has those of queries with keys and of scores with
     values, without the masked half.
     """
-    sizes = [size for _, size in given]
+    sizes = [size for _, size in inputs]
     if CORE_OPERATION.search(name):
         is_back = "backward" in name
         query, key, value = sizes[is_back : is_back + 3]
@@ -122,10 +117,6 @@ def product_flops(name: str, given: Sizes, results: Sizes) -> float:
         return 0.0
     left = sizes[1 if match["sum"] else 0]
     return 2.0 * math.prod(results[0][1]) * left[-1]
-
-
-def _bytes(each: tuple[str, Sequence[int]]) -> float:
-    return _WIDTHS.get(each[0], 1) * math.prod(each[1])
 
 
 def message_seconds(kind: str, size: float, ranks: Sequence[int], chip: ChipRates) -> float | None:
@@ -142,23 +133,24 @@ def step_alone(
 ) -> StepAlone:
     """Return what the parts of some steps take alone. parts: of them, the mean over the ranks."""
     step_ms = fmean(step.ms for step in steps)
-    copies = [each.copy_bytes_per_second for each in ranks.values() if each.copy_bytes_per_second]
+    copies = [rank.copy_bytes_per_second for rank in ranks.values() if rank.copy_bytes_per_second]
     memory = chip.memory_bytes_per_second or (min(copies) if copies else None)
-    found, missing = [], [sentence for each in ranks.values() for sentence in each.missing]
-    missing += _left_out(each for rank in ranks.values() for each in rank.left_out)
-    too_fast = [sentence for each in ranks.values() for sentence in _too_fast(each, chip)]
+    missing = [sentence for rank in ranks.values() for sentence in rank.missing]
+    missing += _left_out(operation for rank in ranks.values() for operation in rank.left_out)
+    too_fast = [sentence for rank in ranks.values() for sentence in _too_fast(rank, chip)]
     missing += too_fast[:1]
+    alone = []
     for part in () if too_fast else _parts(steps, parts, ranks, chip, memory):
-        wrong = _implausible(part, step_ms)
-        missing += [wrong] if wrong else []
-        found += [] if wrong else [part]
-    said = chip.memory or (f"{memory / 1e9:.4g} GB/s, by a copy of large values here" if memory else None)
+        if reason := _implausible(part, step_ms):
+            missing.append(reason)
+        else:
+            alone.append(part)
     return StepAlone(
-        parts=tuple(found),
+        parts=tuple(alone),
         copy_bytes_per_second=min(copies) if copies else None,
         peak=chip.peak,
-        memory=said,
-        findings=tuple(_findings(found, step_ms)),
+        memory=chip.memory or (f"{memory / 1e9:.4g} GB/s, by a copy of large values here" if memory else None),
+        findings=tuple(_findings(alone, step_ms)),
         missing=tuple(dict.fromkeys(missing)),
     )
 
@@ -166,12 +158,12 @@ def step_alone(
 def _left_out(operations: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each reason, with the operations that were not repeated for it."""
     names: defaultdict[str, list[str]] = defaultdict(list)
-    for each in sorted(set(operations)):
-        name, _, why = each.rpartition(": ")
-        names[why].append(name)
-    for why, found in names.items():
-        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        yield f"not repeated alone ({why}): {', '.join(found[:_MOST_NAMED])}{more}"
+    for operation in sorted(set(operations)):
+        name, _, reason = operation.rpartition(": ")
+        names[reason].append(name)
+    for reason, same in names.items():
+        more = f" and {len(same) - _MOST_NAMED} more" if len(same) > _MOST_NAMED else ""
+        yield f"not repeated alone ({reason}): {', '.join(same[:_MOST_NAMED])}{more}"
 
 
 def _parts(
@@ -183,46 +175,46 @@ def _parts(
 ) -> Iterator[AlonePart]:
     lines = [(ranks[rank], line, step.slices[rank]) for step in steps for rank, line in step.lines.items()]
     place, alone, least = (defaultdict[str, float](float) for _ in range(3))
-    for own, line, slices in lines:
-        for each in slices if not line.has_device else line.kernels:
-            place[each.part] += each.ms * each.is_repeated / len(lines)
+    for rank, line, slices in lines:
+        for piece in slices if not line.has_device else line.kernels:
+            place[piece.part] += piece.ms * piece.is_repeated / len(lines)
         for (part, call), count in Counter(line.calls).items():
-            took = own.seconds[call]
-            alone[part] += 1e3 * count * took / len(lines)
-            least[part] += 1e3 * count * min(took, least_seconds(call, own, chip, memory)) / len(lines)
+            seconds = rank.seconds[call]
+            alone[part] += 1e3 * count * seconds / len(lines)
+            least[part] += 1e3 * count * min(seconds, least_seconds(call, rank, chip, memory)) / len(lines)
     for whole in parts:
         if whole.part in COMMUNICATION:
             yield from _messages(whole, list(ranks.values()), chip)
         elif alone[whole.part]:
-            share = place[whole.part] / whole.time.mean if whole.time.mean else 1.0
-            known = least[whole.part] if memory else None
             yield AlonePart(
                 part=whole.part,
                 in_place_ms=place[whole.part],
                 alone_ms=alone[whole.part],
-                allowed_ms=known,
-                share=share,
+                allowed_ms=least[whole.part] if memory else None,
+                share=place[whole.part] / whole.time.mean if whole.time.mean else 1.0,
             )
 
 
 def _messages(part: PartTime, ranks: Sequence[Repeated], chip: ChipRates) -> Iterator[AlonePart]:
-    own = [each for rank in ranks for each in rank.messages if each[0] == part.part]
-    if not own:
+    messages = [message for rank in ranks for message in rank.messages if message[0] == part.part]
+    if not messages:
         return
-    least = [message_seconds(*each[:3], chip) for each in own]
-    known = [count * min(took, one) for (*_, took, count), one in zip(own, least, strict=True) if one is not None]
+    allowed: float | None = 0.0
+    for kind, size, members, seconds, count in messages:
+        least = message_seconds(kind, size, members, chip)
+        allowed = None if allowed is None or least is None else allowed + count * min(seconds, least)
     yield AlonePart(
         part=part.part,
         in_place_ms=part.time.mean + part.overlapped_ms,
-        alone_ms=1e3 * sum(took * count for *_, took, count in own) / len(ranks),
-        allowed_ms=1e3 * sum(known) / len(ranks) if len(known) == len(own) else None,
+        alone_ms=1e3 * sum(seconds * count for *_, seconds, count in messages) / len(ranks),
+        allowed_ms=None if allowed is None else 1e3 * allowed / len(ranks),
     )
 
 
 def _too_fast(alone: Repeated, chip: ChipRates) -> Iterator[str]:
-    """Give a sentence for each product that was far faster than the chip's peak: then nothing of the rank counts."""
+    """Yield a sentence for each product that was far faster than the chip's peak: then nothing of the rank counts."""
     for call, seconds in alone.seconds.items():
-        rate, flops = _product_rate(call, alone, chip), product_flops(call[0], alone.given[call], alone.results[call])
+        rate, flops = _product_rate(call, alone, chip), product_flops(call[0], alone.inputs[call], alone.results[call])
         if rate and not flops / seconds <= MOST_BELOW * rate:
             yield (
                 f"{call[0]} alone: found {flops / seconds / 1e12:.4g} TFLOP/s, expected at most {MOST_BELOW:g} times "
@@ -241,15 +233,15 @@ def _implausible(part: AlonePart, step_ms: float) -> str | None:
 
 
 def _findings(parts: Sequence[AlonePart], step_ms: float) -> Iterator[str]:
-    """Give a sentence about the part with most time above alone, and one about the part most above what is allowed."""
-    above = max(parts, key=lambda each: each.in_place_ms - each.alone_ms, default=None)
+    """Yield a sentence about the part with most time above alone, and one about the part most above what is allowed."""
+    above = max(parts, key=lambda part: part.in_place_ms - part.alone_ms, default=None)
     if above and above.in_place_ms - above.alone_ms >= _FEWEST * step_ms:
         yield (
             f"{above.part} takes {above.in_place_ms - above.alone_ms:.1f} ms more in place than alone "
             f"({above.in_place_ms:.1f} and {above.alone_ms:.1f} ms): launches, order, caches or other load"
         )
-    known = [(each, each.alone_ms - each.allowed_ms) for each in parts if each.allowed_ms is not None]
-    slow, ms = max(known, key=lambda each: each[1], default=(None, 0.0))
+    beyond = [(part, part.alone_ms - part.allowed_ms) for part in parts if part.allowed_ms is not None]
+    slow, ms = max(beyond, key=lambda pair: pair[1], default=(None, 0.0))
     if slow and ms >= _FEWEST * step_ms:
         yield (
             f"{slow.part} takes {ms:.1f} ms more alone than the chip allows ({slow.alone_ms:.1f} and "

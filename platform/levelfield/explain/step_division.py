@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median, stdev
 from typing import NamedTuple, TypeVar
 
@@ -61,10 +62,10 @@ _TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How ranks are arranged. stage_ranks: the ranks of one pipeline stage. is_plain: all ranks form one group."""
+    """How ranks are arranged."""
 
-    stage_ranks: int
-    is_plain: bool
+    stage_ranks: int  # the ranks of one pipeline stage
+    is_plain: bool  # all ranks form one group
 
     def stage(self, rank: int) -> int:
         return rank // self.stage_ranks
@@ -85,24 +86,23 @@ class StepTime(NamedTuple):
 
 @dataclass
 class _Sums:
-    """One rank's step: milliseconds and counts by place, how long it waited for others, and overlapped messages."""
+    """One rank's step, in milliseconds."""
 
     ms: defaultdict[PlaceKey, float]
     count: defaultdict[PlaceKey, float]
-    waited: Mapping[int, float]
-    overlapped: Times
+    waited: Mapping[int, float]  # for other ranks
+    overlapped: Times  # of messages, by kind
     total: float
 
 
 @dataclass(frozen=True)
 class DividedStep:
-    """One step of all ranks. lines: their timelines. slices: of each rank, with waits divided from transfers. waited:
-    how long each rank waited for which other one. origins: when its step began, in milliseconds of a common clock."""
+    """One step of all ranks."""
 
     lines: Mapping[int, Timeline]
-    slices: Mapping[int, Sequence[Slice]]
-    waited: Mapping[int, Mapping[int, float]]
-    origins: Mapping[int, float]
+    slices: Mapping[int, Sequence[Slice]]  # with waits divided from transfers
+    waited: Mapping[int, Mapping[int, float]]  # how long each rank waited for which other one
+    origins: Mapping[int, float]  # when each rank's step began, in milliseconds of a common clock
 
     @property
     def ms(self) -> float:
@@ -118,42 +118,42 @@ def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
     slices, waits = {}, {}
     for rank, line in step.items():
         waited: defaultdict[int, float] = defaultdict(float)
-        pieces = (_divided(each, rank, arrivals, layout, origins[rank], waited) for each in line.slices)
-        slices[rank] = [piece for each in pieces for piece in each]
+        pieces = (_divided(whole, rank, arrivals, layout, origins[rank], waited) for whole in line.slices)
+        slices[rank] = list(chain.from_iterable(pieces))
         waits[rank] = dict(waited)
     return DividedStep(step, slices, waits, origins)
 
 
 def _divided(
-    each: Slice,
+    piece: Slice,
     rank: int,
     arrivals: Mapping[MessageEnd, tuple[float, int]],
     layout: RankLayout,
     origin: float,
     waited: defaultdict[int, float],
 ) -> Iterator[Slice]:
-    last = None if each.message is None else arrivals.get((rank, each.message))
+    last = None if piece.message is None else arrivals.get((rank, piece.message))
     if last is None or last[1] == rank:
-        yield each
+        yield piece
         return
-    came = min(max(last[0] - origin, each.start), each.end)
-    if came > each.start:
+    arrival = min(max(last[0] - origin, piece.start), piece.end)
+    if arrival > piece.start:
         part = BUBBLE if layout.stage(last[1]) != layout.stage(rank) else WAITING
-        waited[last[1]] += came - each.start
-        yield each._replace(part=part, where=f"rank {last[1]}, {each.part}", end=came)
-    if each.end > came:
-        yield each._replace(start=came)
+        waited[last[1]] += arrival - piece.start
+        yield piece._replace(part=part, where=f"rank {last[1]}, {piece.part}", end=arrival)
+    if piece.end > arrival:
+        yield piece._replace(start=arrival)
 
 
 def last_arrivals(
     step: Mapping[int, Timeline], groups: Groups, origins: Mapping[int, float]
 ) -> dict[MessageEnd, tuple[float, int]]:
     """Return when, in milliseconds of the common clock, and by which rank each message was joined last."""
-    found: dict[MessageEnd, tuple[float, int]] = {}
+    arrivals: dict[MessageEnd, tuple[float, int]] = {}
     for members in groups.values():
         times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
-        found.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
-    return found
+        arrivals.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
+    return arrivals
 
 
 def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
@@ -187,20 +187,18 @@ def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]
     one are apart by less than its transfer, so the short ones count.
     """
     first = min(step)
-    found = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
+    origins = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
     apart: dict[int, list[tuple[float, float]]] = defaultdict(list)  # how long the transfer took, and how far apart
     for members in groups.values():
         ends = {rank: step[rank].messages[number] for rank, number in members}
         for rank, message in ends.items() if first in ends and not ends[first].direction else ():
-            transfer = min(each.end - each.start for each in (ends[first], message))
+            transfer = min(end.end - end.start for end in (ends[first], message))
             apart[rank].append((transfer, ends[first].end - message.end))
-    elsewhere = [rank for rank, line in step.items() if line.host != step[first].host and apart[rank]]
-    return {**found, **{rank: _of_short_ones(apart[rank]) for rank in elsewhere}}
-
-
-def _of_short_ones(apart: Sequence[tuple[float, float]]) -> float:
-    longest = max(2 * min(apart)[0], _SHORT_MS)
-    return median(ends for transfer, ends in apart if transfer <= longest)
+    for rank, line in step.items():
+        if line.host != step[first].host and apart[rank]:
+            longest = max(2 * min(apart[rank])[0], _SHORT_MS)
+            origins[rank] = median(distance for transfer, distance in apart[rank] if transfer <= longest)
+    return origins
 
 
 def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _Sums:
@@ -209,15 +207,15 @@ def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -
     count: defaultdict[PlaceKey, float] = defaultdict(float)
     exposed: defaultdict[int, float] = defaultdict(float)
     seen: set[tuple[PlaceKey, int]] = set()
-    for each in slices:
-        key = (each.part, each.where or BETWEEN, each.phase)
-        ms[key] += each.ms
-        if each.message is None:
+    for piece in slices:
+        key = (piece.part, piece.where or BETWEEN, piece.phase)
+        ms[key] += piece.ms
+        if piece.message is None:
             count[key] += 1
         else:
-            exposed[each.message] += each.ms
-            count[key] += (key, each.message) not in seen
-            seen.add((key, each.message))
+            exposed[piece.message] += piece.ms
+            count[key] += (key, piece.message) not in seen
+            seen.add((key, piece.message))
     overlapped: Times = defaultdict(float)
     for number, message in enumerate(line.messages):
         overlapped[message.kind] += max(0.0, message.end - message.start - exposed[number])
@@ -226,55 +224,57 @@ def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -
 
 def rank_parts(steps: Iterable[DividedStep], layout: RankLayout) -> tuple[RankParts, ...]:
     """Return the parts of each rank."""
-    by_rank: dict[int, list[_Sums]] = defaultdict(list)
+    ranks: dict[int, list[_Sums]] = defaultdict(list)
     for step in steps:
         for rank, line in step.lines.items():
-            by_rank[rank].append(sums(line, step.slices[rank], step.waited[rank]))
-    return tuple(_rank(rank, found, layout) for rank, found in sorted(by_rank.items()))
+            ranks[rank].append(sums(line, step.slices[rank], step.waited[rank]))
+    return tuple(_rank(rank, rank_steps, layout) for rank, rank_steps in sorted(ranks.items()))
 
 
-def _rank(rank: int, found: Sequence[_Sums], layout: RankLayout) -> RankParts:
-    waited = {other for each in found for other in each.waited}
-    mean = {other: fmean(each.waited.get(other, 0.0) for each in found) for other in sorted(waited)}
+def _rank(rank: int, steps: Sequence[_Sums], layout: RankLayout) -> RankParts:
+    others = sorted({other for step in steps for other in step.waited})
+    mean = {other: fmean(step.waited.get(other, 0.0) for step in steps) for other in others}
     return RankParts(
         rank=rank,
         stage=layout.stage(rank),
-        step=milliseconds([each.total for each in found]),
-        parts=_parts(found),
-        places=_places(found),
+        step=milliseconds([step.total for step in steps]),
+        parts=_parts(steps),
+        places=_places(steps),
         waited_for=tuple(WaitedFor(rank=other, ms=ms) for other, ms in mean.items()),
     )
 
 
-def _parts(found: Sequence[_Sums]) -> tuple[PartTime, ...]:
-    by_part: list[Times] = [defaultdict(float) for _ in found]
-    again: list[Times] = [defaultdict(float) for _ in found]
-    for each, total, repeated in zip(found, by_part, again, strict=True):
-        for (part, _, phase), ms in each.ms.items():
+def _parts(steps: Sequence[_Sums]) -> tuple[PartTime, ...]:
+    """Return the mean of each part of one rank's steps."""
+    totals: list[Times] = [defaultdict(float) for _ in steps]
+    again: list[Times] = [defaultdict(float) for _ in steps]
+    for step, total, repeated in zip(steps, totals, again, strict=True):
+        for (part, _, phase), ms in step.ms.items():
             total[part] += ms
             repeated[part] += ms if phase == "recompute" else 0.0
-    parts = [part for part in PARTS if any(total[part] for total in by_part) or any(s.overlapped[part] for s in found)]
     return tuple(
         PartTime(
             part=part,
-            time=milliseconds([total[part] for total in by_part]),
-            recompute_ms=fmean(each[part] for each in again),
-            overlapped_ms=fmean(each.overlapped[part] for each in found),
+            time=milliseconds([total[part] for total in totals]),
+            recompute_ms=fmean(repeated[part] for repeated in again),
+            overlapped_ms=fmean(step.overlapped[part] for step in steps),
         )
-        for part in parts
+        for part in PARTS
+        if any(total[part] for total in totals) or any(step.overlapped[part] for step in steps)
     )
 
 
-def _places(found: Sequence[_Sums]) -> tuple[Place, ...]:
+def _places(steps: Sequence[_Sums]) -> tuple[Place, ...]:
+    """Return the mean of each place of one rank's steps; the small ones of a part and phase as one place."""
     ms: defaultdict[PlaceKey, float] = defaultdict(float)
     count: defaultdict[PlaceKey, float] = defaultdict(float)
-    for each in found:
-        for key, value in each.ms.items():
-            ms[key] += value / len(found)
-            count[key] += each.count[key] / len(found)
-    least = _LEAST_SHARE * fmean(each.total for each in found)
-    kept = {key for key in _longest(ms)[:_MOST_PLACES] if ms[key] >= least}
-    for key in [key for key in ms if key not in kept]:
+    for step in steps:
+        for key, value in step.ms.items():
+            ms[key] += value / len(steps)
+            count[key] += step.count[key] / len(steps)
+    least = _LEAST_SHARE * fmean(step.total for step in steps)
+    large = {key for key in _longest(ms)[:_MOST_PLACES] if ms[key] >= least}
+    for key in [key for key in ms if key not in large]:
         rest = (key[0], OTHERS, key[2])
         ms[rest] += ms.pop(key)
         count[rest] += count.pop(key)
@@ -286,28 +286,29 @@ def _places(found: Sequence[_Sums]) -> tuple[Place, ...]:
 
 def mean_parts(ranks: Sequence[RankParts], steps: Sequence[Mapping[str, float]]) -> tuple[PartTime, ...]:
     """Return the mean over the ranks. steps: for each recorded step, the mean of each part over the ranks."""
-    found = []
+    means = []
     for part in PARTS:
-        own = [each for rank in ranks for each in rank.parts if each.part == part]
-        if own:
-            again, overlapped = (
-                sum(getattr(each, name) for each in own) / len(ranks) for name in ("recompute_ms", "overlapped_ms")
+        if times := [time for rank in ranks for time in rank.parts if time.part == part]:
+            means.append(
+                PartTime(
+                    part=part,
+                    time=milliseconds([step.get(part, 0.0) for step in steps]),
+                    recompute_ms=sum(time.recompute_ms for time in times) / len(ranks),
+                    overlapped_ms=sum(time.overlapped_ms for time in times) / len(ranks),
+                )
             )
-            time = milliseconds([step.get(part, 0.0) for step in steps])
-            found.append(PartTime(part=part, time=time, recompute_ms=again, overlapped_ms=overlapped))
-    return tuple(found)
+    return tuple(means)
 
 
 def parts_by_step(steps: Iterable[DividedStep]) -> list[dict[str, float]]:
     """Return, for each step, the mean of each part over the ranks."""
-    found = []
+    means = []
     for step in steps:
         total: Times = defaultdict(float)
-        for slices in step.slices.values():
-            for each in slices:
-                total[each.part] += each.ms / len(step.lines)
-        found.append(dict(total))
-    return found
+        for piece in chain.from_iterable(step.slices.values()):
+            total[piece.part] += piece.ms / len(step.lines)
+        means.append(dict(total))
+    return means
 
 
 def milliseconds(values: Sequence[float]) -> Milliseconds:
@@ -325,9 +326,9 @@ def overhead(times: Iterable[StepTime]) -> Overhead | None:
     A step of all ranks takes as long as its slowest one.
     """
     slowest: dict[tuple[int, bool], float] = {}
-    for each in times:
-        key = each.number, each.is_recorded
-        slowest[key] = max(slowest.get(key, 0.0), each.ms)
+    for time in times:
+        key = time.number, time.is_recorded
+        slowest[key] = max(slowest.get(key, 0.0), time.ms)
     both = [n for n in sorted({n for n, _ in slowest}) if {(n, False), (n, True)} <= slowest.keys()]
     pairs = [(slowest[n, False], slowest[n, True]) for n in both if slowest[n, False] > 0]
     if not pairs:
@@ -348,36 +349,37 @@ def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
     What a rank waited itself is taken off: ranks that are late in turn, as on a busy machine, are none.
     """
     waited: defaultdict[int, float] = defaultdict(float)
-    stages = {each.rank: each.stage for each in ranks}
-    for each in ranks:
-        for other in each.waited_for:
-            if stages.get(other.rank) == each.stage:
-                peers = list(stages.values()).count(each.stage) - 1
+    stages = {rank.rank: rank.stage for rank in ranks}
+    for rank in ranks:
+        for other in rank.waited_for:
+            if stages.get(other.rank) == rank.stage:
+                peers = list(stages.values()).count(rank.stage) - 1
                 waited[other.rank] += other.ms / peers
-                waited[each.rank] -= other.ms
-    step = fmean(each.step.mean for each in ranks)
-    late = [(rank, waited[rank]) for rank in _longest(waited) if waited[rank] >= _LATE_SHARE * step]
-    return tuple(_late(rank, ms, ranks) for rank, ms in late)
+                waited[rank.rank] -= other.ms
+    step = fmean(rank.step.mean for rank in ranks)
+    late = [number for number in _longest(waited) if waited[number] >= _LATE_SHARE * step]
+    return tuple(_late_rank(number, waited[number], ranks) for number in late)
 
 
-def _late(rank: int, waited: float, ranks: Sequence[RankParts]) -> LateRank:
-    own = next(each for each in ranks if each.rank == rank)
-    peers = [each for each in ranks if each.stage == own.stage and each.rank != rank]
-    mine, theirs = work_by_place(own), [work_by_place(each) for each in peers]
-    longer = {key: ms - median(each.get(key, 0.0) for each in theirs) for key, ms in mine.items()}
+def _late_rank(number: int, waited: float, ranks: Sequence[RankParts]) -> LateRank:
+    """Return a late rank with the place of its own work that takes longest beyond the median of its stage."""
+    late = next(rank for rank in ranks if rank.rank == number)
+    peers = [work_by_place(rank) for rank in ranks if rank.stage == late.stage and rank.rank != number]
+    longer = {key: ms - median(peer.get(key, 0.0) for peer in peers) for key, ms in work_by_place(late).items()}
     (part, where), most = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
-    if most <= 0:
-        return LateRank(rank=rank, waited_ms=waited, part=None, where=None, longer_ms=None)
-    return LateRank.model_validate({"rank": rank, "waited_ms": waited, "part": part, "where": where, "longer_ms": most})
+    fields = {"part": part, "where": where, "longer_ms": most} if most > 0 else {}
+    return LateRank.model_validate(
+        {"part": None, "where": None, "longer_ms": None, **fields, "rank": number, "waited_ms": waited}
+    )
 
 
 def work_by_place(rank: RankParts) -> dict[tuple[str, str], float]:
     """Return a rank's own work by part and place: no messages, no waiting."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    work: defaultdict[tuple[str, str], float] = defaultdict(float)
     for place in rank.places:
         if place.part not in (*COMMUNICATION, WAITING, BUBBLE) and place.where != OTHERS:
-            found[place.part, place.where] += place.ms
-    return dict(found)
+            work[place.part, place.where] += place.ms
+    return dict(work)
 
 
 def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
@@ -385,11 +387,11 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     ms: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     count: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     for line in lines:
-        for each in line.kernels or [each for each in line.slices if each.operation and each.message is None]:
-            key = (each.part, each.operation, each.dtype)
-            ms[key] += each.ms / len(lines)
+        for piece in line.kernels or [piece for piece in line.slices if piece.operation and piece.message is None]:
+            key = (piece.part, piece.operation, piece.dtype)
+            ms[key] += piece.ms / len(lines)
             count[key] += 1 / len(lines)
-    found = [
+    every = [
         Kernel.model_validate(
             {
                 "part": part,
@@ -404,32 +406,32 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
         if part in PARTS
     ]
     # a short kernel of attention's core tells how attention was computed
-    return tuple(each for place, each in enumerate(found) if place < _MOST_KERNELS or each.part == CORE)
+    return tuple(kernel for place, kernel in enumerate(every) if place < _MOST_KERNELS or kernel.part == CORE)
 
 
 def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
-    """Give a sentence for each place that takes far longer in one layer than in the median layer, of three at least."""
+    """Yield a sentence for each place that takes far longer in one layer than in the median one, of three at least."""
     layers: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
-    step = fmean(each.step.mean for each in ranks)
+    step = fmean(rank.step.mean for rank in ranks)
     for (part, where), ms in mean_places(ranks).items():
         if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
             layers[part, of_all_layers(where)].append((ms, where))
-    for (part, _), found in layers.items():
-        usual, (most, where) = median(ms for ms, _ in found), max(found)
-        if len(found) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
+    for (part, _), times in layers.items():
+        usual, (most, where) = median(ms for ms, _ in times), max(times)
+        if len(times) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
             yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
 
 
 def mean_places(ranks: Sequence[RankParts]) -> dict[tuple[str, str], float]:
     """Return the time of each place by part and place: all phases, the mean over the ranks that have it."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for rank in ranks:
-        own: defaultdict[tuple[str, str], float] = defaultdict(float)
+        total: defaultdict[tuple[str, str], float] = defaultdict(float)
         for place in rank.places:
-            own[place.part, place.where] += place.ms
-        for key, ms in own.items():
-            found[key].append(ms)
-    return {key: fmean(each) for key, each in found.items()}
+            total[place.part, place.where] += place.ms
+        for key, ms in total.items():
+            times[key].append(ms)
+    return {key: fmean(values) for key, values in times.items()}
 
 
 def _longest(ms: Mapping[K, float]) -> list[K]:
@@ -440,45 +442,48 @@ def kernel_kind(name: str) -> KernelKind:
     return next((kind for pattern, kind in _KERNEL_KINDS if pattern.search(name)), "other")
 
 
-def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel]) -> Iterator[str]:
-    """Give sentences about what a reader should see first."""
-    share: dict[str, float] = {each.part: each.time.mean / step_ms for each in parts}
+def warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel]) -> Iterator[str]:
+    """Yield sentences about what a reader should see first."""
+    share: dict[str, float] = {part.part: part.time.mean / step_ms for part in parts}
     if share.get(UNEXPLAINED, 0.0) >= _LARGE_SHARE:
-        named = [each.name for each in found if each.part == UNEXPLAINED][:3]
-        yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {', '.join(named)}"
-    core = [each for each in found if each.part == CORE]
-    if any(each.kind == "math" for each in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
-        names = ", ".join(each.name for each in core if each.kind in ("math", "product"))
+        names = ", ".join([kernel.name for kernel in kernels if kernel.part == UNEXPLAINED][:3])
+        yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {names}"
+    core = [kernel for kernel in kernels if kernel.part == CORE]
+    if any(kernel.kind == "math" for kernel in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
+        names = ", ".join(kernel.name for kernel in core if kernel.kind in ("math", "product"))
         yield f"attention by math: {share[CORE]:.0%} of the step ({names})"
-    reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
+    reduced = sum(kernel.ms for kernel in kernels if kernel.dtype == "fp32" and "tf32" in kernel.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
 
 
 def step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ()) -> StepTimeline:
     """Return the step of middle length by rank."""
-    step = sorted(steps, key=lambda each: each.ms)[len(steps) // 2]
+    step = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
     begin = min(step.origins.values())
     ms = max(step.origins[rank] + line.ms for rank, line in step.lines.items()) - begin
-    shown = sorted([*dict.fromkeys([*late, *sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]])][:MOST_LINES])
-    cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MOST_CELLS) for rank in shown}
-    seen = {cell[0] for line in cells.values() for cell in line if cell}
-    parts = tuple(part for part in PARTS if part in seen)
-    return StepTimeline.model_validate(
-        {"ms": ms, "parts": parts, "lines": [{"rank": r, "cells": _letters(line, parts)} for r, line in cells.items()]}
-    )
+    spread = sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]
+    ranks = sorted([*dict.fromkeys([*late, *spread])][:MOST_LINES])
+    cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MOST_CELLS) for rank in ranks}
+    present = {cell[0] for line in cells.values() for cell in line if cell}
+    parts = tuple(part for part in PARTS if part in present)
+    letters: dict[tuple[str, bool], str] = {
+        (part, again): chr(ord("A" if again else "a") + place)
+        for place, part in enumerate(parts)
+        for again in (False, True)
+    }
+    lines = [
+        {"rank": rank, "cells": "".join(letters[cell] if cell else " " for cell in line)}
+        for rank, line in cells.items()
+    ]
+    return StepTimeline.model_validate({"ms": ms, "parts": parts, "lines": lines})
 
 
 def _cells(slices: Iterable[Slice], offset: float, width: float) -> list[tuple[str, bool] | None]:
     """Return the part that takes most of each cell, and whether it is repeated there. width, offset: milliseconds."""
-    found: list[defaultdict[tuple[str, bool], float]] = [defaultdict(float) for _ in range(MOST_CELLS)]
-    for each in slices:
-        start, end = (offset + each.start) / width, (offset + each.end) / width
+    cells: list[defaultdict[tuple[str, bool], float]] = [defaultdict(float) for _ in range(MOST_CELLS)]
+    for piece in slices:
+        start, end = (offset + piece.start) / width, (offset + piece.end) / width
         for cell in range(max(0, int(start)), min(MOST_CELLS, int(end) + 1)):
-            found[cell][each.part, each.phase == "recompute"] += max(0.0, min(end, cell + 1) - max(start, cell))
-    return [max(times, key=lambda key: times[key]) if sum(times.values()) >= 0.5 else None for times in found]
-
-
-def _letters(cells: Iterable[tuple[str, bool] | None], parts: Sequence[str]) -> str:
-    letters = (" " if cell is None else chr(ord("A" if cell[1] else "a") + parts.index(cell[0])) for cell in cells)
-    return "".join(letters)
+            cells[cell][piece.part, piece.phase == "recompute"] += max(0.0, min(end, cell + 1) - max(start, cell))
+    return [max(times, key=lambda key: times[key]) if sum(times.values()) >= 0.5 else None for times in cells]

@@ -15,14 +15,30 @@ from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
 from levelfield.judge.status import judge, missing_warnings, name_warnings, node_results
-from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
+from levelfield.judge.verdict import (
+    Redaction,
+    seal_warnings,
+    training_verdict,
+    under_seal,
+    under_status,
+    unless_tampered,
+)
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
-from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
 from levelfield.measure.parameter_counts import parameters
-from levelfield.measure.raw_facts import StepRecord
-from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
+from levelfield.measure.raw_facts import StepRecord, curve_of
+from levelfield.measure.routing import expert_load, routing_of, routing_reasons
 from levelfield.measure.straggler import stragglers
-from levelfield.measure.throughput import WindowError, clock_rank, spans, step_times, window
+from levelfield.measure.throughput import (
+    LossCrossing,
+    WindowError,
+    clock_rank,
+    crossing,
+    level_of,
+    level_step,
+    spans,
+    step_times,
+    window,
+)
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
@@ -78,17 +94,17 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     around, why_disturbed = disturbance(plan, raw, parts)
     ended = disturbed(judge(plan, raw, paths), why_disturbed)
     throughput, why_none = _throughput(plan, raw, ended)
-    kept, used_energy = memory(plan, parts, ended), energy(plan, parts, raw.node_power, throughput, why_none)
-    status = under_seal(unless_implausible(ended, plan, parts, throughput, kept, used_energy), seal)
+    peaks, used_energy = memory(plan, parts, ended), energy(plan, parts, raw.node_power, throughput, why_none)
+    status = under_seal(unless_implausible(ended, plan, parts, throughput, peaks, used_energy), seal)
     if status.word != ended.word:
         throughput, why_none = _throughput(plan, raw, status)
-        kept, used_energy = memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, why_none)
-    (others, of_others), nodes = other_use(plan, parts), node_results(plan, raw, parts)
-    said = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
-    identity, version = _identity(plan, raw), next(said, plan.implementation.version)
+        peaks, used_energy = memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, why_none)
+    (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
+    versions = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
+    identity, version = _identity(plan, raw), next(versions, plan.implementation.version)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
-    alignment = unless_tampered(judged(plan, raw, identity, reference), seal)
+    alignment = unless_tampered(training_verdict(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     chosen = {name: who for name, origin in plan.origins.items() if (who := chosen_by(origin))}
     verdict = under_status(with_certificate(alignment, plan, certificate), status)
@@ -131,7 +147,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         to_loss=_to_loss(plan, raw, reference, verdict.verdict),
         throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
-        memory=kept,
+        memory=peaks,
         energy=used_energy,
         system=raw.system,
         load=device_load(plan, parts),
@@ -148,8 +164,12 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
             *plan.notices,
             *raw.warnings,
             *name_warnings(plan, raw),
-            *of_others,
-            *_loaded(raw),
+            *other_warnings,
+            *(
+                f"the training inherited {name}={raw.inherited[name]}: code that the plan does not name"
+                for name in ("LD_PRELOAD", "LD_AUDIT")
+                if raw.inherited.get(name)
+            ),
             *warning_elsewhere(raw.outcome),
             *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
             *seal_warnings(status, seal),
@@ -171,14 +191,6 @@ def _preflight(paths: RunPaths) -> str | None:
         return load(PreflightReport, paths.preflight).sentence if paths.preflight.is_file() else None
     except DocumentError:
         return "preflight.json is damaged"
-
-
-def _loaded(raw: RawRecords) -> tuple[str, ...]:
-    """Return a warning for each variable by which the loader takes code that no plan names."""
-    found = {name: raw.inherited[name] for name in ("LD_PRELOAD", "LD_AUDIT") if raw.inherited.get(name)}
-    return tuple(
-        f"the training inherited {name}={text}: code that the plan does not name" for name, text in found.items()
-    )
 
 
 def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[Throughput | None, str]:
@@ -233,23 +245,26 @@ def _to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verdict: 
     """Return the time to the reference's level. Only an aligned run has one: another curve may fall by an error."""
     training, first, tail = plan.work.training, plan.work.window.first_step, plan.work.acceptance.tail_steps
     level = level_of(reference.losses, tail) if reference else None
-    found: LossCrossing | str = f"the training is {verdict}, expected aligned"
+    place: LossCrossing | str = f"the training is {verdict}, expected aligned"
     if verdict == "aligned" and level is not None:
         last = plan.work.window.last_step
         times, begin = step_times(raw.steps, first, last), raw.begins.get(clock_rank(raw.steps, first, last))
-        found = crossing(loss_curve(raw.steps), spans(times, begin, first, last, plan.world_size), level, tail)
-    step, seconds = (None, None) if isinstance(found, str) else (found.step, found.seconds)
-    last_of_level = level_step(len(reference.losses)) if reference else 0
-    said = f"steps {last_of_level - tail + 1} to {last_of_level}, rounded up to 0.01"
+        place = crossing(loss_curve(raw.steps), spans(times, begin, first, last, plan.world_size), level, tail)
+    step, seconds = (None, None) if isinstance(place, str) else (place.step, place.seconds)
+    source = None
+    if reference and level:
+        end = level_step(len(reference.losses))
+        steps = f"steps {end - tail + 1} to {end}, rounded up to 0.01"
+        source = f"mean loss of {reference.name} ({reference.run_id}), {steps}"
     return TimeToLoss(
         level=level,
-        source=f"mean loss of {reference.name} ({reference.run_id}), {said}" if reference and level else None,
+        source=source,
         averaged_steps=tail,
         step=step,
         tokens=step and step * training.global_batch * training.sequence_length,
         seconds=seconds,
         uncounted_steps=first - 1,
-        reason=found if isinstance(found, str) else None,
+        reason=place if isinstance(place, str) else None,
     )
 
 
@@ -257,18 +272,22 @@ def _experts(plan: Plan, raw: RawRecords) -> ExpertLoad | None:
     """Return the load of the experts, where the routing is known whole."""
     if routing_reasons(raw.experts, plan.work):
         return None
-    finite = {step: loss for step, loss in auxiliary_curve(raw.steps).items() if math.isfinite(loss)}
+    finite = {
+        step: loss
+        for step, loss in curve_of(raw.steps, lambda record: record.auxiliary_loss).items()
+        if math.isfinite(loss)
+    }
     return expert_load(routing_of(raw.experts), finite, plan.work.window)
 
 
 def _identity(plan: Plan, raw: RawRecords) -> Identity:
     weights = weight_checksums(raw.weights)
-    listed = "\n".join(f"{name} {checksum:016x}" for name, checksum in sorted(weights.items()))
+    lines = "\n".join(f"{name} {checksum:016x}" for name, checksum in sorted(weights.items()))
     tokens = tokens_checksum(raw.steps, plan.tuning.layout)
     return Identity(
         work=plan.work_digest,
         corpus=plan.corpus.digest,
-        initial_weights=sha256_of(listed.encode()) if weights else None,
+        initial_weights=sha256_of(lines.encode()) if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
 
@@ -278,30 +297,36 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
 
     frameworks: each rank's event of that name.
     """
-    found = _named(frameworks, "attention_kernel", KERNELS, "kernels")
-    return AttentionKernelFound(name=found[0], reason=found[1]) if found else None
+    report = _common_name(frameworks, "attention_kernel", KERNELS, "kernels")
+    return AttentionKernelFound(name=report[0], reason=report[1]) if report else None
 
 
 def fp8_library(frameworks: Mapping[int, Event]) -> Fp8LibraryFound | None:
     """Return the library that all ranks name, as `attention_kernel` does."""
-    found = _named(frameworks, "fp8_library", FP8_LIBRARIES, "libraries")
-    return Fp8LibraryFound(name=found[0], reason=found[1]) if found else None
+    report = _common_name(frameworks, "fp8_library", FP8_LIBRARIES, "libraries")
+    return Fp8LibraryFound(name=report[0], reason=report[1]) if report else None
 
 
-def _named(
-    frameworks: Mapping[int, Event], key: str, known: tuple[Name, ...], what: str
+def _common_name(
+    frameworks: Mapping[int, Event], key: str, allowed: tuple[Name, ...], what: str
 ) -> tuple[Name | None, str | None] | None:
-    """Return the one of `known` that all ranks name under this key of their details, or why there is none."""
-    said = {rank: mapping(event.get("details")).get(key) for rank, event in sorted(frameworks.items())}
-    names = list(dict.fromkeys(map(_shown, said.values())))
-    if all(name is None for name in said.values()):
+    """Return the allowed name that all ranks have under this key of their details, or the reason why there is none.
+
+    None where no rank has a name. what: the plural noun for the reason.
+    """
+    names = {rank: mapping(event.get("details")).get(key) for rank, event in sorted(frameworks.items())}
+    if all(name is None for name in names.values()):
         return None
-    if len(names) > 1:
-        first = {_shown(name): rank for rank, name in reversed(said.items())}
-        told = ", ".join(f"{name} by rank {first[name]}" for name in names)
-        return None, f"the ranks reported different {what}: {told}"
-    name = next((each for each in known if each == said[min(said)]), None)
-    return (name, None) if name else (None, f"the training reported {names[0]}, expected one of {', '.join(known)}")
+    texts = {rank: "none" if name is None else repr(name)[:40] for rank, name in names.items()}
+    first = {text: rank for rank, text in reversed(texts.items())}
+    if len(first) > 1:
+        reports = ", ".join(f"{text} by rank {first[text]}" for text in dict.fromkeys(texts.values()))
+        return None, f"the ranks reported different {what}: {reports}"
+    rank = min(names)
+    name = next((name for name in allowed if name == names[rank]), None)
+    return (
+        (name, None) if name else (None, f"the training reported {texts[rank]}, expected one of {', '.join(allowed)}")
+    )
 
 
 def compile_seconds(steps: Iterable[StepRecord]) -> float | None:
@@ -318,12 +343,8 @@ def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | 
     lists = [mapping(event.get("details")).get("kernels") for event in frameworks.values()]
     if not lists or not isinstance(lists[0], list) or any(names != lists[0] for names in lists):
         return None
-    known = tuple(kernel for kernel in FUSED_KERNELS if kernel in lists[0])
-    return known if len(known) == len(lists[0]) else None
-
-
-def _shown(name: object) -> str:
-    return "none" if name is None else repr(name)[:40]
+    kernels = tuple(kernel for kernel in FUSED_KERNELS if kernel in lists[0])
+    return kernels if len(kernels) == len(lists[0]) else None
 
 
 def repeated(chosen: Recompute, framework: Event | None) -> Recomputation:
@@ -331,8 +352,8 @@ def repeated(chosen: Recompute, framework: Event | None) -> Recomputation:
 
     A report that contradicts the choice counts as none.
     """
-    said = mapping(mapping(framework).get("details")).get("repeats")
-    return next((kind for kind in MEANINGS[chosen] if kind == said), MEANINGS[chosen][0])
+    reported = mapping(mapping(framework).get("details")).get("repeats")
+    return next((kind for kind in MEANINGS[chosen] if kind == reported), MEANINGS[chosen][0])
 
 
 def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
-from levelfield.measure.peak_limits import chip_limit
+from levelfield.measure.raw_facts import NANOSECONDS
+from levelfield.measure.utilisation import MEASURED, chip_limit
 from levelfield.rundir.event_lines import DAMAGED, Event, whole
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
@@ -23,7 +24,6 @@ from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.short_names import clipped
 from levelfield.worker.choices import digest_of
 
-NANOSECONDS = 1e9
 EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
 LATE_SECONDS = 60.0  # a tool that hangs leaves the readings after it out; a clock of day is set by seconds
 START_SECONDS = 3600.0  # from provenance to the first reading: a large corpus is checked in between
@@ -34,11 +34,11 @@ _STAMP = re.compile(r"(\d{8}T\d{6}Z)_")
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A field whose statement does not follow: what was stated, and what the raw files give."""
+    """A field whose statement does not follow."""
 
     field: str
     stated: str
-    recomputed: str
+    recomputed: str  # what the raw files give
 
     @property
     def text(self) -> str:
@@ -46,17 +46,17 @@ class Contradiction:
 
 
 def cross_checked(
-    plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, known: Registry
+    plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, registry: Registry
 ) -> Iterator[Contradiction | str]:
     """Yield what contradicts itself in a run, and notes on what could not be checked.
 
-    job, provenance: None where the run has none. known: this checkout's documents.
+    job, provenance: None where the run has none. registry: this checkout's documents.
     """
     yield from _clocks(plan, raw, provenance)
     if plan.work.fingerprint() != plan.work_digest:
         yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
     yield from _job(plan, job)
-    yield from _peaks(plan, known)
+    yield from _peaks(plan, registry)
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
@@ -64,7 +64,7 @@ def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[C
     started = _moment((provenance or {}).get("time"))
     if started is None:
         yield "provenance.json has no time of the start"
-    elif (stamp := _STAMP.match(plan.run_id)) and not _of_stamp(stamp[1]) <= started + LATE_SECONDS:
+    elif (stamp := _STAMP.match(plan.run_id)) and not _stamp_seconds(stamp[1]) <= started + LATE_SECONDS:
         yield Contradiction("provenance.json: time", _day(started), f"the run id was made at {stamp[1]}")
     for part in node_parts(plan, raw):
         yield from _clock(part, raw)
@@ -126,8 +126,8 @@ def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
     time_ns, wall_ns = min(part.read.wall_clock)
     apart = abs((wall_ns - time_ns) - noted) / NANOSECONDS
     if not apart <= LATE_SECONDS:
-        found = f"they are {apart:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"
-        yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds(time_ns), found)
+        distance = f"they are {apart:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"
+        yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds(time_ns), distance)
 
 
 def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
@@ -135,7 +135,7 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
     if job is None:
         yield "there is no job.json, so the plan is not held against what the training was given"
         return
-    expected, job = (_without_folders(each) for each in (job_of(plan, RunPaths(Path("/"))), job))
+    expected, job = map(_without_folders, (job_of(plan, RunPaths(Path("/"))), job))
     followed = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
     if plan.choices and plan.choices.follows != (digest_of(str(followed)) if followed else None):
         yield Contradiction("job.json: choices", "others", f"the plan has those of {_short(plan.choices.follows)}")
@@ -146,31 +146,32 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
 
 def _without_folders(job: Event) -> Event:
     corpus = job.get("corpus")
-    kept = {key: value for key, value in corpus.items() if key != "prefix"} if isinstance(corpus, dict) else corpus
-    return {**{key: value for key, value in job.items() if key not in _FOLDERS}, "corpus": kept}
+    if isinstance(corpus, dict):
+        corpus = {key: value for key, value in corpus.items() if key != "prefix"}
+    return {**{key: value for key, value in job.items() if key not in _FOLDERS}, "corpus": corpus}
 
 
 def _used_peak(plan: Plan) -> Iterator[Contradiction]:
     """Hold the peak of MFU against the plan's own chip, and against what its processors cannot exceed."""
     chip, used = plan.hardware.chip, plan.peak
-    own = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
-    if own is not None and own.tflops != used.tflops:
-        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {own.tflops} {used.dtype}")
-    if own is None and used.tflops is not None and not used.source.startswith("measured"):
+    peak = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
+    if peak is not None and peak.tflops != used.tflops:
+        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {peak.tflops} {used.dtype}")
+    if peak is None and used.tflops is not None and not used.source.startswith(MEASURED):
         yield Contradiction("plan.json: peak.source", used.source, f"its chip has no {used.dtype} peak")
     limit = used.limit_tflops if plan.hardware.is_host else chip_limit(plan.work.training.precision, chip.peaks)
     if used.tflops is not None and limit is not None and not used.tflops <= limit:
         yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"{chip.name} has at most {limit:.4g}")
 
 
-def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
+def _peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
     yield from _used_peak(plan)
     chip = plan.hardware.chip
     if plan.hardware.overlay is not None:
         yield f"{', '.join(plan.hardware.overlay.fields)} of {chip.name} come from a private file and are not checked"
         return
     try:
-        chips = {c.name: c for c in known.vendor_file(plan.hardware.vendor).chips}
+        chips = {c.name: c for c in registry.vendor_file(plan.hardware.vendor).chips}
     except LevelfieldError:
         yield f"this checkout has no vendor {plan.hardware.vendor}, so its peaks are not checked"
         return
@@ -180,10 +181,9 @@ def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
     for dtype in sorted({*chip.peaks, *chips[chip.name].peaks}):
         ours, theirs = chips[chip.name].peaks.get(dtype), chip.peaks.get(dtype)
         if (ours and ours.tflops) != (theirs and theirs.tflops):
-            here = f"{ours.tflops:g} TFLOP/s in vendor.yaml" if ours else "no peak in vendor.yaml"
-            yield Contradiction(
-                f"plan.json: hardware.chip.peaks.{dtype}", f"{theirs.tflops:g}" if theirs else "none", here
-            )
+            stated = f"{theirs.tflops:g}" if theirs else "none"
+            published = f"{ours.tflops:g} TFLOP/s in vendor.yaml" if ours else "no peak in vendor.yaml"
+            yield Contradiction(f"plan.json: hardware.chip.peaks.{dtype}", stated, published)
 
 
 def _moment(text: Any) -> float | None:
@@ -193,7 +193,8 @@ def _moment(text: Any) -> float | None:
         return None
 
 
-def _of_stamp(stamp: str) -> float:
+def _stamp_seconds(stamp: str) -> float:
+    """Return the time of a run id's stamp; minus infinity for one that is no date."""
     try:
         return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:

@@ -13,8 +13,8 @@ from levelfield.measure.device_use import in_use
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_of_each
 from levelfield.measure.other_use import used_seconds
-from levelfield.measure.peak_limits import chip_limit, core_limit
 from levelfield.measure.raw_facts import StepRecord, by_rank, coverage, too_little
+from levelfield.measure.utilisation import chip_limit, core_limit
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
@@ -44,15 +44,15 @@ def unless_implausible(
     reasons = [*_memory(plan, parts, memory), *(_work(plan, parts, throughput, energy) if throughput else ())]
     if not reasons:
         return status
-    return Status(word="invalid", failure=IMPLAUSIBLE, reasons=tuple(f"{IMPLAUSIBLE}: {each}" for each in reasons))
+    return Status(word="invalid", failure=IMPLAUSIBLE, reasons=tuple(f"{IMPLAUSIBLE}: {reason}" for reason in reasons))
 
 
 def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
     """Hold each known figure against the states of the rank that needs most, as the planner counts them."""
     states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
     ranks, on_host = by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
-    peaks = {name: {f"rank {r}": _peak(own, kind) for r, own in ranks.items()} for name, kind in _REPORTED.items()}
-    figures = {name: _fullest(each) for name, each in peaks.items() if (name == "process peak") == on_host}
+    peaks = {name: {f"rank {r}": _peak(steps, kind) for r, steps in ranks.items()} for name, kind in _REPORTED.items()}
+    figures = {name: _fullest(places) for name, places in peaks.items() if (name == "process peak") == on_host}
     if not on_host:
         figures["device-used peak"] = memory.device_used_peak.value
         peaks["device-used peak"] = {place: used for part in parts for place, used in _used(plan, part)}
@@ -64,20 +64,20 @@ def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
     window_ns = part.window_ns(plan.work.window)
     for index, used in zip(part.indices, used_of_each(part.read.readings, part.indices), strict=True):
-        own = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
-        if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in own), *window_ns)):
+        readings = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
+        if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in readings), *window_ns)):
             yield f"device {part.device(index)}", used
 
 
-def _peak(own: Sequence[StepRecord], kind: str) -> float | None:
+def _peak(steps: Sequence[StepRecord], kind: str) -> float | None:
     """Return the largest peak that a rank reported. A step without one hides nothing: each step needs the states."""
-    return max((size for record in own if (size := record.memory.get(kind)) is not None), default=None)
+    return max((size for record in steps if (size := record.memory.get(kind)) is not None), default=None)
 
 
 def _fullest(peaks: Mapping[str, float | None]) -> float | None:
     """Return the largest peak of all ranks; None where one has none, which may be the largest."""
-    known = [peak for peak in peaks.values() if peak is not None]
-    return max(known) if known and len(known) == len(peaks) else None
+    sizes = [peak for peak in peaks.values() if peak is not None]
+    return max(sizes) if sizes and len(sizes) == len(peaks) else None
 
 
 def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
@@ -88,11 +88,11 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
         return
     window = plan.work.window
     steps = window.last_step - window.first_step + 1
-    seconds, each = throughput.wall_seconds / steps, flops / plan.world_size
+    seconds, share = throughput.wall_seconds / steps, flops / plan.world_size
     maker = plan.hardware.chip.peaks.get(training.precision)  # what it publishes for these products; fp8: that of fp8
     limit = maker.tflops if maker else chip_limit(training.precision, plan.hardware.chip.peaks)
     source = maker.source if maker else "no more than its maker publishes for narrower numbers"
-    if limit is not None and (reason := time_reason(seconds, each, limit, source)):
+    if limit is not None and (reason := time_reason(seconds, share, limit, source)):
         yield f"time: {reason}"
     if plan.hardware.is_host:
         yield from _processors(plan, parts, flops, steps, seconds)
@@ -101,7 +101,7 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
     peak = maker.tflops if maker else min((p for p in (plan.peak.tflops, limit) if p is not None), default=None)
     idle = _idle_watts(parts)
     if peak is not None and idle is not None and energy.mean_watts.value is not None:
-        part = each / seconds / (peak * 1e12)
+        part = share / seconds / (peak * 1e12)
         if reason := energy_reason(energy.mean_watts.value, idle, part, 1 / seconds):
             yield f"energy: {reason}"
 
@@ -131,34 +131,34 @@ def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int,
 
 def _idle_watts(parts: Sequence[NodePart]) -> float | None:
     """Return the power of all devices before the training; None where one's is not known, or it may not be idle."""
-    found: list[float] = []
+    watts: list[float] = []
     for part in parts:
         before = {reading.device: reading for reading in part.read.readings if reading.before}
         for index in part.indices:
             reading = before.get(index)
             if reading is None or reading.power_watts is None or in_use(None, None, reading.utilisation) is not False:
                 return None
-            found.append(reading.power_watts)
-    return math.fsum(found) if found and min(found) > 0 else None
+            watts.append(reading.power_watts)
+    return math.fsum(watts) if watts and min(watts) > 0 else None
 
 
 def memory_reason(figures: Mapping[str, float | None], states: int) -> str | None:
     """Return why the memory does not hold the states. figures: bytes of the fullest rank or device, by name."""
     least = STATES_PART * states
-    low = {name: found for name, found in figures.items() if found is not None and not found >= least}
+    low = {name: size for name, size in figures.items() if size is not None and not size >= least}
     if not low:
         return None
-    name, found = min(low.items(), key=lambda item: item[1])
+    name, size = min(low.items(), key=lambda item: item[1])
     return (
-        f"the {name} is {found:,.0f} bytes, expected at least {least:,.0f}: {STATES_PART:.0%} of the {states:,} "
+        f"the {name} is {size:,.0f} bytes, expected at least {least:,.0f}: {STATES_PART:.0%} of the {states:,} "
         "bytes of weights, gradients and optimizer states on a rank"
     )
 
 
 def nothing_reason(peaks: Mapping[str, Mapping[str, float | None]]) -> str | None:
     """Return which rank or device used no memory, as it says: 0 is no measurement. peaks: bytes by name and place."""
-    for name, by_place in peaks.items():
-        for place, peak in by_place.items():
+    for name, places in peaks.items():
+        for place, peak in places.items():
             if peak is not None and not peak > 0:
                 return f"the {name} of {place} is {peak:,.0f} bytes, expected more than 0, or null if it is not known"
     return None

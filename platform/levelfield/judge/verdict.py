@@ -21,14 +21,12 @@ from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Status
 from levelfield.worker.choices import digest_of
 
-# What the layers say beside the status. `not comparable` and `unchecked` say themselves that nothing was shown.
-_SHOWN = ("diverged", "different", "inconclusive")
-
-
+# The verdicts of layers that stay beside the status. `not comparable` and `unchecked` compare nothing by themselves.
+_COMPARED = ("diverged", "different", "inconclusive")
 HALF_WAY = 0.5  # honest runs in bf16 lie at -0.01 to 0.01, those in fp8 at 0.73 to 1
 
 
-def judged(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
+def training_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
     """Return the verdict on a run of the plan."""
     if reference is None:
         return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
@@ -137,13 +135,10 @@ def _layer(layer: rules.Layer) -> AlignmentLayer:
 
 @dataclass(frozen=True)
 class Redaction:
-    """What a bundle keeps of files that it holds in redacted form.
+    """What a bundle keeps of files that it holds in redacted form."""
 
-    seal: the finding on the files before. software: the digest of the packages and of the vendor's software.
-    """
-
-    seal: SealFinding
-    software: str | None
+    seal: SealFinding  # the finding on the files before
+    software: str | None  # the digest of the packages and of the vendor's software
 
 
 def under_seal(status: Status, seal: SealFinding) -> Status:
@@ -175,10 +170,9 @@ def under_status(verdict: Alignment, status: Status) -> Alignment:
     """
     if status.has_figures:
         return verdict
-    said = f"the run is {status.word}"
     if verdict.verdict in ("aligned", "consistent"):
-        reason = f"{said}, so no verdict on it counts (by its layers alone: {verdict.verdict})"
+        reason = f"the run is {status.word}, so no verdict on it counts (by its layers alone: {verdict.verdict})"
         return verdict.model_copy(update={"verdict": "unchecked", "reason": reason})
-    if verdict.verdict in _SHOWN:
-        return verdict.model_copy(update={"reason": f"{verdict.reason}; {said}"})
+    if verdict.verdict in _COMPARED:
+        return verdict.model_copy(update={"reason": f"{verdict.reason}; the run is {status.word}"})
     return verdict

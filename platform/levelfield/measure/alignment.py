@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from levelfield.measure.curves import least_jump, spike_steps
-from levelfield.measure.routing import ChoiceLimits, OwnChoices, Rerouting, Routing, judged_choices, rerouting
+from levelfield.measure.routing import ChoiceLimits, OwnChoices, Rerouting, Routing, choice_finding, rerouting
 from levelfield.measure.weights import WHOLE_GRADIENT, Norms, group_of
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
@@ -51,32 +51,24 @@ _FOLLOWING = {
         "it has to take the worker's batches, each in its step, from the corpus that was planned",
     ),
 }
-_SHOWN_OF_DIGEST = 19  # characters: `sha256:` and twelve
+_DIGEST_LENGTH = 19  # characters: `sha256:` and twelve
 
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """The training facts of a run or a reference.
-
-    losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
-    weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
-    routing: of a mixture, the tokens of each expert by step and layer. follows: the digest of the choices of experts
-    that the run followed, or that the reference has. own: what the run would have chosen itself, by step. skipped: the
-    steps that the loss scale skipped, which have no gradients. window: in 16 bits, gradient norms by step of the window
-    and group (measure/weights.py).
-    """
+    """The training facts of a run or a reference."""
 
     steps: int
-    losses: Mapping[int, float]
-    grad_norms: Mapping[int, float] = field(default_factory=dict)
-    gradients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    identity: Mapping[str, str | None] = field(default_factory=dict)
-    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    routing: Routing = field(default_factory=dict)
-    follows: str | None = None
-    own: Mapping[int, OwnChoices] = field(default_factory=dict)
-    skipped: Collection[int] = frozenset()
-    window: Norms = field(default_factory=dict)
+    losses: Mapping[int, float]  # by step
+    grad_norms: Mapping[int, float] = field(default_factory=dict)  # by step
+    gradients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # norms by step and canonical parameter
+    identity: Mapping[str, str | None] = field(default_factory=dict)  # digests by name
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)  # after the last step: [norm, projections...]
+    routing: Routing = field(default_factory=dict)  # of a mixture: the tokens of each expert by step and layer
+    follows: str | None = None  # the digest of the choices of experts that a run followed, or that a reference has
+    own_choices: Mapping[int, OwnChoices] = field(default_factory=dict)  # what the run would have chosen, by step
+    skipped: Collection[int] = frozenset()  # the steps that the loss scale skipped, which have no gradients
+    window: Norms = field(default_factory=dict)  # in 16 bits: norms by step of the window and group, measure/weights.py
 
 
 # A step; a step or a third of the window, and a group; a group and a figure. None: every place that is not named.
@@ -86,20 +78,16 @@ Limit = float | Mapping[Place, float]
 
 @dataclass(frozen=True)
 class AlignmentLimits:
-    """The largest accepted relative differences, and their source. None: no limit is known.
-
-    norms: of the whole gradient; None: not judged. routing: of a mixture; None where rounding changes choices
-    from the start, as in 16 bits: then they are not judged. window: by third and group.
-    """
+    """The largest accepted relative differences, and their source. None: no limit is known."""
 
     first_step: Limit | None
     gradient: Limit | None
     curve: Limit | None
     source: str
     weights: Limit | None = None
-    routing: ChoiceLimits | None = None
-    norms: Limit | None = None
-    window: Limit | None = None
+    routing: ChoiceLimits | None = None  # None where rounding changes choices from the start, as in 16 bits
+    norms: Limit | None = None  # of the whole gradient; None: not judged
+    window: Limit | None = None  # by third and group
 
 
 class PlacedDifference(NamedTuple):
@@ -139,22 +127,18 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
         if choices[0].passed is None:
             run, reference = before(run, moved.first), before(reference, moved.first)
     is_known = 1 in reference.losses  # no step is, where choices differ from the first one on
-    by_step = (first_step, gradients, curve) if is_known else ()
+    rules = [first_step, gradients, curve] if is_known else []
+    if reference.window:  # in 16 bits honest trainings part by up to 17 % in single steps
+        rules.append(window)
+    elif limits.norms is not None and reference.grad_norms:
+        rules.append(norms)
     layers = [
-        *(layer(run, reference, limits) for layer in by_step),
-        *_norms_of_steps(run, reference, limits),
+        *(rule(run, reference, limits) for rule in rules),
         *choices,
         *([spikes(run, reference)] if is_known else []),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
     return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
-
-
-def _norms_of_steps(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> list[Layer]:
-    """Return the layer `window`, else `norms`: in 16 bits honest trainings part by up to 17 % in single steps."""
-    if reference.window:
-        return [window(run, reference, limits)]
-    return [norms(run, reference, limits)] if limits.norms is not None and reference.grad_norms else []
 
 
 def _verdict(
@@ -174,13 +158,13 @@ def _verdict(
 
 def before(training: TrainingCurve, step: int | None) -> TrainingCurve:
     """Return what is known before `step`, without final weights; None: no step."""
-    kept = range(1, step or 1)
+    steps = range(1, step or 1)
     return replace(
         training,
-        losses={s: value for s, value in training.losses.items() if s in kept},
-        grad_norms={s: value for s, value in training.grad_norms.items() if s in kept},
-        gradients={s: norms for s, norms in training.gradients.items() if s in kept},
-        window={s: norms for s, norms in training.window.items() if s in kept},
+        losses={s: value for s, value in training.losses.items() if s in steps},
+        grad_norms={s: value for s, value in training.grad_norms.items() if s in steps},
+        gradients={s: norms for s, norms in training.gradients.items() if s in steps},
+        window={s: norms for s, norms in training.window.items() if s in steps},
         weights={},
     )
 
@@ -215,20 +199,19 @@ def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding |
     ours, theirs = ([side.identity.get(name) for name in differ] for side in (run, reference))
     if None in (*ours, *theirs) or not set(differ) <= set(_FOLLOWING):
         return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}")
-    reason = "; ".join(map(_other_work, differ, ours, theirs))
+    reasons = []
+    for name, digest, expected in zip(differ, ours, theirs, strict=True):
+        fault, remedy = _FOLLOWING[name]
+        digests = f"found {str(digest)[:_DIGEST_LENGTH]}, expected {str(expected)[:_DIGEST_LENGTH]}"
+        reasons.append(f"{fault} ({name}: {digests}); {remedy}")
+    reason = "; ".join(reasons)
     return AlignmentFinding("different", f"identity: {reason}", (Layer("identity", False, None, None, reason),))
-
-
-def _other_work(name: str, ours: str | None, theirs: str | None) -> str:
-    fault, remedy = _FOLLOWING[name]
-    digest, expected = (str(each)[:_SHOWN_OF_DIGEST] for each in (ours, theirs))
-    return f"{fault} ({name}: found {digest}, expected {expected}); {remedy}"
 
 
 def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss of one forward pass with equal weights and tokens."""
-    found = PlacedDifference(relative(run.losses[1], reference.losses[1]), 1, "loss of step 1")
-    return _layer("first step", [found], limits.first_step)
+    difference = PlacedDifference(relative(run.losses[1], reference.losses[1]), 1, "loss of step 1")
+    return _layer("first step", [difference], limits.first_step)
 
 
 def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
@@ -242,11 +225,11 @@ def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLim
     for step in common:
         if unlike := _unlike("gradients", run.gradients[step], reference.gradients[step]):
             return unlike
-    found = _layer("gradients", gradient_differences(run, reference), limits.gradient)
+    layer = _layer("gradients", gradient_differences(run, reference), limits.gradient)
     absent = sorted(set(reference.gradients) - set(run.gradients) - set(run.skipped))
-    if found.passed and absent:
-        return replace(found, passed=None, detail=f"the run has no gradient norms of step {absent[0]}; {found.detail}")
-    return found
+    if layer.passed and absent:
+        return replace(layer, passed=None, detail=f"the run has no gradient norms of step {absent[0]}; {layer.detail}")
+    return layer
 
 
 def gradient_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
@@ -272,30 +255,30 @@ def final_weights(run: TrainingCurve, reference: TrainingCurve, limits: Alignmen
 
 def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return the differences of norm and projections over the norm. Place: (group, "norm" or "projection")."""
-    found = []
+    differences = []
     for name, expected in reference.weights.items():
         ours, group = run.weights.get(name, ()), group_of(name)
         apart = [abs(a - b) / max(expected[0], 1e-300) for a, b in zip(ours, expected, strict=False)]
         apart = [x if math.isfinite(x) else math.inf for x in apart] if len(ours) == len(expected) else [math.inf] * 2
-        found.append(PlacedDifference(apart[0], (group, "norm"), f"norm of {name}"))
-        found += [PlacedDifference(x, (group, "projection"), f"a projection of {name}") for x in apart[1:]]
-    return found
+        differences.append(PlacedDifference(apart[0], (group, "norm"), f"norm of {name}"))
+        differences += [PlacedDifference(x, (group, "projection"), f"a projection of {name}") for x in apart[1:]]
+    return differences
 
 
-def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:
-    """Return |found - expected| / max(expected, NORM_FLOOR x the whole gradient's norm)."""
+def norm_difference(value: float, norms: Mapping[str, float], name: str) -> float:
+    """Return |value - expected| / max(expected, NORM_FLOOR x the whole gradient's norm)."""
     whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
-    difference = abs(found - norms[name]) / max(norms[name], NORM_FLOOR * whole, 1e-300)
+    difference = abs(value - norms[name]) / max(norms[name], NORM_FLOOR * whole, 1e-300)
     return difference if math.isfinite(difference) else math.inf
 
 
 def curve(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss at all steps but spikes, which the next layer fails. The worst step counts."""
-    leave = spike_steps(run.losses, reference.losses)
-    found = [d for d in curve_differences(run, reference) if d.place not in leave]
-    if not found:
+    jumping = spike_steps(run.losses, reference.losses)
+    differences = [d for d in curve_differences(run, reference) if d.place not in jumping]
+    if not differences:
         return Layer("curve", None, None, None, "every step is a spike")
-    return _layer("curve", found, limits.curve)
+    return _layer("curve", differences, limits.curve)
 
 
 def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
@@ -388,9 +371,9 @@ def part_of_the_way(norms: Mapping[str, float], start: Mapping[str, float], end:
     floor = NORM_FLOOR * math.sqrt(math.fsum(norm * norm for norm in end.values()))
     names = [name for name in end if end[name] > floor and norms.get(name, 0) > 0 and start.get(name, 0) > 0]
     way = {name: math.log(end[name] / start[name]) for name in names}
-    gone = math.fsum(math.log(norms[name] / start[name]) * way[name] for name in names)
+    covered = math.fsum(math.log(norms[name] / start[name]) * way[name] for name in names)
     length = math.fsum(part * part for part in way.values())
-    return gone / length if length else math.nan
+    return covered / length if length else math.nan
 
 
 def _interquartile_size(values: Sequence[float]) -> float:
@@ -409,7 +392,7 @@ def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limi
     if run.follows is not None and run.follows == reference.follows:
         if moved.first is not None:
             return Layer("routing", False, None, None, f"it says that it follows the reference; {moved.sentence}")
-        return Layer("routing", *judged_choices(run.own, limits.routing))
+        return Layer("routing", *choice_finding(run.own_choices, limits.routing))
     if moved.first is None:
         return Layer("routing", True, 0.0, None, moved.sentence)
     if limits.routing is None:
@@ -424,11 +407,11 @@ def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limi
 
 def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:
     """Find steps whose loss jumps away from its neighbours, where the reference has no jump (measure/curves.py)."""
-    found, least = spike_steps(run.losses, reference.losses), least_jump(reference.losses)
-    if not found:
+    jumps, least = spike_steps(run.losses, reference.losses), least_jump(reference.losses)
+    if not jumps:
         return Layer("spikes", True, None, least, "none")
-    step = min(found)
-    return Layer("spikes", False, found[step], least, f"step {step} jumps by {found[step]:.1%}, limit {least:.1%}")
+    step = min(jumps)
+    return Layer("spikes", False, jumps[step], least, f"step {step} jumps by {jumps[step]:.1%}, limit {least:.1%}")
 
 
 def first_beyond(losses: Mapping[int, float], reference: Mapping[int, float], limit: Limit | None) -> int | None:
@@ -460,14 +443,14 @@ def limit_at(limit: Limit, place: Place) -> float:
     return limit if isinstance(limit, float | int) else limit.get(place, limit.get(None, 0.0))
 
 
-def _layer(name: str, found: Sequence[PlacedDifference], limit: Limit | None) -> Layer:
+def _layer(name: str, differences: Sequence[PlacedDifference], limit: Limit | None) -> Layer:
     """Judge a layer by the difference that is the largest part of its limit."""
     if limit is None:
-        worst = max(found, key=lambda d: d.value)
+        worst = max(differences, key=lambda d: d.value)
         return Layer(
             name, None, worst.value, None, f"{worst.value:.1e}, no noise recorded to hold it to ({worst.detail})"
         )
-    worst = max(found, key=lambda d: _part(d.value, limit_at(limit, d.place)))
+    worst = max(differences, key=lambda d: _part(d.value, limit_at(limit, d.place)))
     allowed = limit_at(limit, worst.place)
     text = f"{worst.value:.1e}, limit {allowed:.1e} ({worst.detail})"
     return Layer(name, worst.value <= allowed, worst.value, allowed, text)

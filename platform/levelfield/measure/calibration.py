@@ -61,8 +61,8 @@ _IN_FP32 = LeastLimits(8 * 2**-23, 256 * 2**-23, 8 * 2**-23, 128 * 2**-23, 256 *
 _NORMS_WITHOUT_ROWS = {"fp32": 3e-3}
 
 
-def _in_16_bits(unit: float) -> LeastLimits:
-    """unit: the rounding error of one number, 2^-8 for bf16.
+def _short_limits(unit: float) -> LeastLimits:
+    """Return the least limits by the rounding error of one number, 2^-8 for bf16.
 
     There frameworks differ by 5e-6 in the first loss, 2.4e-4 in later ones and 1e-2 in gradients at smoke scale: a loss
     is a mean over many tokens. Weights keep the least limit of float32, which they are kept in; a larger one lets eight
@@ -71,27 +71,22 @@ def _in_16_bits(unit: float) -> LeastLimits:
     return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights, 4 * unit, unit)
 
 
-LEAST = {"fp32": _IN_FP32, "bf16": _in_16_bits(2**-8), "fp16": _in_16_bits(2**-11), "fp8": _in_16_bits(2**-8)}
+LEAST = {"fp32": _IN_FP32, "bf16": _short_limits(2**-8), "fp16": _short_limits(2**-11), "fp8": _short_limits(2**-8)}
 
 Places = Mapping[Place, float]
 
 
 class Noise(NamedTuple):
-    """The relative differences of one run from the reference, by place; the key None stands for every other place.
-
-    curve, norms: the largest difference up to each step, because noise grows. gradient, weights: the largest of each
-    group; None without recorded norms. window: of each third and group; None where it was not recorded. kind: what
-    the run varied. setting: all that it varied; equal settings make one row.
-    """
+    """The relative differences of one run from the reference, by place; the key None stands for every other place."""
 
     first_step: float
-    gradient: Places | None
-    curve: Places
-    weights: Places | None = None
-    norms: Places | None = None
-    window: Places | None = None
-    kind: str = ""
-    setting: str = ""
+    gradient: Places | None  # the largest of each group; None without recorded norms
+    curve: Places  # the largest up to each step, because noise grows
+    weights: Places | None = None  # the largest of each group
+    norms: Places | None = None  # the largest up to each step
+    window: Places | None = None  # of each third and group; None where it was not recorded
+    kind: str = ""  # what the run varied
+    setting: str = ""  # all that it varied; equal settings make one row
 
 
 _VALUES = 6  # the fields of Noise that are differences come first
@@ -120,11 +115,11 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
     rows, least = merged(noise), LEAST[precision]._asdict()
-    kept = {name: [(row.kind, part) for row in rows if (part := _part(row, name)) is not None] for name in least}
+    parts = {name: [(row.kind, part) for row in rows if (part := _part(row, name)) is not None] for name in least}
     # without rows these have no place: the limits of references of before they were recorded stay as they were
-    layers = [layer for name, layer in kept.items() if layer or name not in ("norms", "window")]
+    layers = [layer for name, layer in parts.items() if layer or name not in ("norms", "window")]
     quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in layers))
-    limits = {name: _layer_limits(layer, quantile, least[name]) for name, layer in kept.items()}
+    limits = {name: _layer_limits(layer, quantile, least[name]) for name, layer in parts.items()}
     return AlignmentLimits(
         limits["first_step"],
         limits["gradient"],
@@ -137,16 +132,16 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
 
 
 def _part(row: Noise, layer: str) -> Places | None:
-    found: Places | float | None = getattr(row, layer)
-    return {None: found} if isinstance(found, (int, float)) else found
+    value: Places | float | None = getattr(row, layer)
+    return {None: value} if isinstance(value, (int, float)) else value
 
 
 def basis(rows: Sequence[Noise]) -> str:
     """Return how many rows there are, and how many of each kind: `6 rows (4 layout, 1 micro-batch, 1 threads)`."""
     kinds = sorted(Counter(row.kind for row in rows).items())
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds if kind)
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds if kind)
     number = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
-    return f"{number} ({listed})" if listed else number
+    return f"{number} ({counts})" if counts else number
 
 
 def merged(noise: Iterable[Noise]) -> list[Noise]:
@@ -155,12 +150,12 @@ def merged(noise: Iterable[Noise]) -> list[Noise]:
     Repeats of one setting, and settings that give the same bits, say nothing of others. A row without any difference is
     left out where another is there.
     """
-    found: dict[str, Noise] = {}
+    settings: dict[str, Noise] = {}
     for number, row in enumerate(noise):
         key = row.setting or f"row {number}"
-        found[key] = _larger(found[key], row) if key in found else row
+        settings[key] = _larger(settings[key], row) if key in settings else row
     rows: list[Noise] = []
-    for row in found.values():
+    for row in settings.values():
         if not any(row[:_VALUES] == other[:_VALUES] for other in rows):
             rows.append(row)
     return list(filter(_differs, rows)) or rows
@@ -202,17 +197,17 @@ def _layer_limits(rows: Sequence[tuple[str, Places]], quantile: float, least: fl
     """
     if not rows:
         return None
-    found: dict[Place, float] = {}
+    limits: dict[Place, float] = {}
     for place in _places(part for _, part in rows):
-        known: dict[str, list[float]] = {}
+        kinds: dict[str, list[float]] = {}
         for kind, part in rows:
             value = part.get(place, part.get(None))
             if value is not None and any(part.values()):
-                known.setdefault(kind, []).append(value)
-        size = max(map(_root_mean_square, known.values()), default=0.0)
-        count = sum(map(len, known.values()))
-        found[place] = max(tolerance_factor(max(1, count), quantile) * size, least)
-    return found
+                kinds.setdefault(kind, []).append(value)
+        size = max(map(_root_mean_square, kinds.values()), default=0.0)
+        count = sum(map(len, kinds.values()))
+        limits[place] = max(tolerance_factor(max(1, count), quantile) * size, least)
+    return limits
 
 
 def _places(parts: Iterable[Places]) -> set[Place]:
@@ -224,15 +219,15 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(v * v for v in values) / len(values))
 
 
-def _upto(found: Iterable[PlacedDifference]) -> Places:
+def _upto(differences: Sequence[PlacedDifference]) -> Places:
     """Return the largest difference up to each step."""
-    known = list(found)
-    return dict(zip((d.place for d in known), accumulate((d.value for d in known), max), strict=True))
+    largest = accumulate((difference.value for difference in differences), max)
+    return dict(zip((difference.place for difference in differences), largest, strict=True))
 
 
-def _largest(found: Iterable[PlacedDifference]) -> dict[Place, float]:
+def _largest(differences: Iterable[PlacedDifference]) -> dict[Place, float]:
     largest: dict[Place, float] = {}
-    for difference in found:
+    for difference in differences:
         largest[difference.place] = max(difference.value, largest.get(difference.place, 0.0))
     return largest
 

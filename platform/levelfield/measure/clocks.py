@@ -52,24 +52,20 @@ def platform_clock_reasons(
 
     A rank that the platform did not see is not checked.
     """
-    found = []
-    for rank, own in by_rank(records).items():
-        ends = {r.step: r.end_ns for r in own}
+    reasons = []
+    for rank, steps in by_rank(records).items():
+        ends = {r.step: r.end_ns for r in steps}
         if rank in seen and {window.first_step - 1, window.last_step} <= ends.keys():
             counted = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
-            if not _agrees(counted, seen[rank]):
-                lasted = f"{max(0.0, seen[rank].least_seconds):.2f} to {seen[rank].most_seconds:.2f} s"
-                found.append(
+            least, most = seen[rank].least_seconds, seen[rank].most_seconds
+            low, high = counted * (1 - TOLERANCE), counted * (1 + TOLERANCE)
+            if not (least - SLACK_SECONDS <= high and low <= most + SLACK_SECONDS):
+                lasted = f"{max(0.0, least):.2f} to {most:.2f} s"
+                reasons.append(
                     f"rank {rank} counted {counted:.2f} s for the window; on the platform's clock it lasted {lasted} "
                     f"(tolerance {TOLERANCE:.0%})"
                 )
-    return found
-
-
-def _agrees(counted: float, seen: WindowSighting) -> bool:
-    least = seen.least_seconds - SLACK_SECONDS
-    most = seen.most_seconds + SLACK_SECONDS
-    return least <= counted * (1 + TOLERANCE) and counted * (1 - TOLERANCE) <= most
+    return reasons
 
 
 def node_clock_reasons(windows: Mapping[str, tuple[int, int]], steps: int) -> list[str]:

@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from levelfield.specs.prices import ChipPrice, Prices
+from levelfield.specs.prices import Prices
 
 TOKENS = 1e6
 _SECONDS_OF_HOUR, _HOURS_OF_YEAR = 3600.0, 8766.0  # a year of 365.25 days
@@ -71,22 +71,20 @@ def cost(use: PaidUse, prices: Prices) -> Cost:
     if rate is None or not 0 < rate < math.inf:
         return Cost(None, reason="the run has no speed")
     units = use.devices if price.per == "device" else use.nodes
-    machine = TOKENS * per_hour(price) * units / (_SECONDS_OF_HOUR * rate)
-    if price.own is None:
+    owned = price.own
+    if owned is None:
+        per_hour = price.rent or math.nan  # the document has one of both
+    else:
+        per_hour = owned.capital / (owned.years * _HOURS_OF_YEAR * owned.utilisation)
+    machine = TOKENS * per_hour * units / (_SECONDS_OF_HOUR * rate)
+    if owned is None:
         return Cost(machine, machine)
     power_of: Literal["nodes", "chips"] = "chips" if use.node_joules_per_token is None else "nodes"
     joules = use.joules_per_token if power_of == "chips" else use.node_joules_per_token
     if joules is None or not 0 < joules < math.inf:
         return Cost(None, machine, reason=f"the run has no energy, so its power has no cost: {use.no_energy}")
-    power = TOKENS * joules * price.own.power_per_kwh * price.own.pue / _JOULES_OF_KWH
+    power = TOKENS * joules * owned.power_per_kwh * owned.pue / _JOULES_OF_KWH
     return Cost(machine + power, machine, power, power_of=power_of)
-
-
-def per_hour(price: ChipPrice) -> float:
-    """Return what an hour of a device or of a node costs, without the power of an owned one."""
-    if price.own is None:
-        return price.rent or math.nan  # the document has one of both
-    return price.own.capital / (price.own.years * _HOURS_OF_YEAR * price.own.utilisation)
 
 
 @dataclass(frozen=True)
@@ -124,6 +122,6 @@ def training_bill(use: PaidUse, tokens: float, prices: Prices | None = None) -> 
     )
     if prices is None:
         return bill
-    found = cost(use, prices)
-    whole = None if found.value is None else found.value * tokens / TOKENS
-    return replace(bill, cost=whole, reason=found.reason)
+    million = cost(use, prices)
+    total = None if million.value is None else million.value * tokens / TOKENS
+    return replace(bill, cost=total, reason=million.reason)

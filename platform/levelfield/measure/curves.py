@@ -89,7 +89,7 @@ def compare_tails(
         return TailComparison("inconclusive", reason, margin)
     fall = max(share_of_fall(curve, common, tail) for curve in curves)
     means = [[tail_mean(curve, tail) for curve in group] for group in (curves[: len(ours)], curves[len(ours) :])]
-    return _of_means(means[0], means[1], margin, (tail[0], tail[-1]), fall)
+    return _compare_means(means[0], means[1], margin, (tail[0], tail[-1]), fall)
 
 
 def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: int | None = None) -> CurveBreak | None:
@@ -99,15 +99,15 @@ def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: 
     end = max(max(curve) for curve in curves)
     breaks = []
     for name, curve, part in zip(names, curves, parts, strict=True):
-        breaks += [CurveBreak(each.step, f"{name}: {each.reason}") for each in _breaks(part)]
+        breaks += [CurveBreak(gap.step, f"{name}: {gap.reason}") for gap in _breaks(part)]
         if part and min(part) - begin >= _intervals_of_ends(part)[0]:
-            wanted = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
-            breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {wanted}"))
+            expected = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
+            breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {expected}"))
         last, apart = max(curve), _intervals_of_ends(curve)[1]
         if end - (last + (0 in curve)) >= apart:  # steps that count from 0 end one earlier
-            wanted = f"expected steps up to {end} as in another curve; --to-step {last} compares up to there"
-            breaks.append(CurveBreak(last + apart, f"{name}: it ends at step {last}, {wanted}"))
-    return min(breaks, default=None, key=lambda each: each.step)
+            expected = f"expected steps up to {end} as in another curve; --to-step {last} compares up to there"
+            breaks.append(CurveBreak(last + apart, f"{name}: it ends at step {last}, {expected}"))
+    return min(breaks, default=None, key=lambda gap: gap.step)
 
 
 def _breaks(curve: LoggedCurve) -> Iterator[CurveBreak]:
@@ -116,10 +116,10 @@ def _breaks(curve: LoggedCurve) -> Iterator[CurveBreak]:
     wrong |= {before + interval_of(curve): math.nan for before, _ in _holes(curve)}
     for step, loss in sorted(wrong.items())[:1]:
         value = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
-        before = max((each for each in curve if each < step), default=None)
+        before = max((earlier for earlier in curve if earlier < step), default=None)
         until = "" if before is None else f"; --to-step {before} compares what is before"
-        wanted = f"expected a positive number: the training diverged, or the file is not whole{until}"
-        yield CurveBreak(step, f"found {value} at step {step}, {wanted}")
+        expected = f"expected a positive number: the training diverged, or the file is not whole{until}"
+        yield CurveBreak(step, f"found {value} at step {step}, {expected}")
 
 
 def _is_loss(loss: float) -> bool:
@@ -154,19 +154,19 @@ def _holes(steps: Collection[int]) -> Iterator[tuple[int, int]]:
         at += times
 
 
-def lost_steps(losses: Collection[int], listed: Collection[int]) -> list[int]:
-    """Return the listed steps that should have a loss: in a hole, or an interval or more outside of both ends.
+def lost_steps(losses: Collection[int], logged: Collection[int]) -> list[int]:
+    """Return the logged steps that should have a loss: in a hole, or an interval or more outside of both ends.
 
     losses: the steps that have one. Step 0 is that of a first look, before the training.
     """
-    (first, last), known, holes = _intervals_of_ends(losses), sorted(losses), dict(_holes(losses))
-    begin, end = known[0] - first, known[-1] + last
-    without = sorted(step for step in {*listed}.difference(losses) if step > 0)
-    return [s for s in without if not begin < s < end or (s > known[0] and known[bisect(known, s) - 1] in holes)]
+    (first, last), steps, holes = _intervals_of_ends(losses), sorted(losses), dict(_holes(losses))
+    begin, end = steps[0] - first, steps[-1] + last
+    without = sorted(step for step in {*logged}.difference(losses) if step > 0)
+    return [s for s in without if not begin < s < end or (s > steps[0] and steps[bisect(steps, s) - 1] in holes)]
 
 
-def with_lost(losses: Curve, listed: Collection[int], skipped: Collection[int] = ()) -> dict[int, float | None]:
-    """Return the losses with NaN at each listed step that should have one, and None at steps of no update.
+def with_lost(losses: Curve, logged: Collection[int], skipped: Collection[int] = ()) -> dict[int, float | None]:
+    """Return the losses with NaN at each logged step that should have one, and None at steps of no update.
 
     skipped: the steps that the optimizer skipped, as in fp16 where gradients overflow; their trainer prints no loss.
     A training that skips all steps to the end has no loss there, whatever its log calls it.
@@ -174,7 +174,7 @@ def with_lost(losses: Curve, listed: Collection[int], skipped: Collection[int] =
     if not losses:
         return {}
     left_out: dict[int, float | None] = dict.fromkeys(step for step in skipped if step < max(losses))
-    no_loss = dict.fromkeys(lost_steps({*losses, *left_out}, listed), math.nan)
+    no_loss = dict.fromkeys(lost_steps({*losses, *left_out}, logged), math.nan)
     return {**left_out, **no_loss, **losses}
 
 
@@ -194,7 +194,7 @@ def share_of_fall(curve: Curve, steps: Sequence[int], tail: Sequence[int]) -> fl
     return max(0.0, begin - end) / whole if whole > 0 else 1.0
 
 
-def _of_means(
+def _compare_means(
     ours: list[float], theirs: list[float], margin: float, steps: tuple[int, int], fall: float
 ) -> TailComparison:
     difference = math.expm1(statistics.fmean(ours) - statistics.fmean(theirs))
@@ -213,23 +213,23 @@ def _of_means(
 def _half_width(ours: list[float], theirs: list[float]) -> float:
     """Return half of the 90 % interval of the difference of two means."""
     freedom = min(len(ours), len(theirs)) - 1
-    quantile = QUANTILES[max(known for known in QUANTILES if known <= freedom)]
+    quantile = QUANTILES[max(degrees for degrees in QUANTILES if degrees <= freedom)]
     return quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
 
 
 def _word(low: float, high: float, margin: float) -> tuple[Word, str]:
-    found = f"between {low:+.2%} and {high:+.2%} (90 % interval), margin {margin:.2%}"
+    interval = f"between {low:+.2%} and {high:+.2%} (90 % interval), margin {margin:.2%}"
     if -margin < low and high < margin:
-        return "within the margin", found
+        return "within the margin", interval
     if low > margin or high < -margin:
-        return "beyond the margin", found
-    return "inconclusive", f"{found}; more runs narrow the interval"
+        return "beyond the margin", interval
+    return "inconclusive", f"{interval}; more runs narrow the interval"
 
 
-def is_one_run(one: LoggedCurve, other: LoggedCurve) -> bool:
+def is_one_run(curve: LoggedCurve, other: LoggedCurve) -> bool:
     """Return whether two curves agree at every common step. Curves without a common step are of two runs."""
-    common = one.keys() & other.keys()
-    return bool(common) and all(_agree(one[step], other[step]) for step in common)
+    common = curve.keys() & other.keys()
+    return bool(common) and all(_agree(curve[step], other[step]) for step in common)
 
 
 def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
@@ -245,11 +245,11 @@ def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
     return firsts
 
 
-def _agree(one: float | None, other: float | None) -> bool:
+def _agree(loss: float | None, other: float | None) -> bool:
     """Return whether two losses are the same one. Two that are no number, or of skipped steps, are the same."""
-    if one is None or other is None:
-        return one is other
-    return one == other or (one != one and other != other) or abs(one - other) <= SAME * abs(one)
+    if loss is None or other is None:
+        return loss is other
+    return loss == other or (loss != loss and other != other) or abs(loss - other) <= SAME * abs(loss)
 
 
 def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
@@ -260,8 +260,8 @@ def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
 
 def least_jump(reference: Curve) -> float:
     """Return the jump above which a step is a spike."""
-    found = sorted(jumps(reference).values())
-    return max(USUAL * found[len(found) // 2] if found else 0.0, LEAST)
+    sizes = sorted(jumps(reference).values())
+    return max(USUAL * sizes[len(sizes) // 2] if sizes else 0.0, LEAST)
 
 
 def jumps(losses: Curve) -> dict[int, float]:
@@ -270,14 +270,14 @@ def jumps(losses: Curve) -> dict[int, float]:
     It is the smaller of two differences: from that median, and from the farther of the two steps beside it. So a steady
     fall of the loss is no jump.
     """
-    steps, found = sorted(losses), {}
+    steps, sizes = sorted(losses), {}
     for place, step in enumerate(steps):
         near = [losses[s] for s in steps[max(0, place - WIDTH) : place + WIDTH + 1] if s != step]
         middle = sorted(near)[len(near) // 2] if near else losses[step]
         beside = steps[max(0, place - 1) : place + 2]
         slope = max((abs(losses[b] - losses[a]) for a, b in pairwise(beside)), default=0.0)
-        found[step] = min(abs(losses[step] - middle), slope) / max(abs(middle), 1e-300)
-    return found
+        sizes[step] = min(abs(losses[step] - middle), slope) / max(abs(middle), 1e-300)
+    return sizes
 
 
 def largest_rise(losses: Curve) -> tuple[int, float]:

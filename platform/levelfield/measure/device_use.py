@@ -14,8 +14,8 @@ _GIB = 2**30
 def in_use(used_bytes: int | None, memory_bytes: int | None, load: float | None) -> bool | None:
     """Return whether others use an idle run's device. None: neither its memory nor its load is known."""
     part = used_bytes / memory_bytes if used_bytes is not None and memory_bytes else None
-    known = [(value, limit) for value, limit in ((part, MEMORY_LIMIT), (load, LOAD_LIMIT)) if value is not None]
-    return any(not value <= limit for value, limit in known) if known else None
+    shares = [(value, limit) for value, limit in ((part, MEMORY_LIMIT), (load, LOAD_LIMIT)) if value is not None]
+    return any(not value <= limit for value, limit in shares) if shares else None
 
 
 def device_sentence(

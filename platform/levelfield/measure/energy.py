@@ -50,14 +50,14 @@ def energy(
     """
     if not end_ns > begin_ns or not tokens > 0 or not devices:
         return EnergyUse(reason="no window, no tokens or no device to measure over")
-    kept = sorted(readings, key=lambda r: r.time_ns)
-    each = []
+    ordered = sorted(readings, key=lambda r: r.time_ns)
+    parts = []
     for device in devices:
-        found = _device_joules([r for r in kept if r.device == device], begin_ns, end_ns, least_watts)
-        if isinstance(found, str):
-            return EnergyUse(reason=f"device {device}: {found}")
-        each.append(found)
-    joules = math.fsum(each)
+        part = _device_joules([r for r in ordered if r.device == device], begin_ns, end_ns, least_watts)
+        if isinstance(part, str):
+            return EnergyUse(reason=f"device {device}: {part}")
+        parts.append(part)
+    joules = math.fsum(parts)
     return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns))
 
 
@@ -155,9 +155,9 @@ def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: i
     """
     times, values = _columns(points, begin_ns)
     last = (end_ns - begin_ns) / NANOSECONDS
-    known = np.clip([0.0, last], times[0], times[-1])
-    start, stop = np.interp(known, times, values)
-    return float((stop - start) * last / (known[1] - known[0]))
+    ends = np.clip([0.0, last], times[0], times[-1])
+    start, stop = np.interp(ends, times, values)
+    return float((stop - start) * last / (ends[1] - ends[0]))
 
 
 def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:

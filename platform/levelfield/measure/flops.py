@@ -61,9 +61,14 @@ def flops_per_token(
     if formula == "megatron":
         logits = 2.0 * model.hidden_size * model.vocab_size
         forward = _layers_forward(model, sequence_length, range(model.layers)) + logits
-        return 3 * forward + _repeated_matmuls(model, sequence_length, recompute, layers)
+        again = _core_forward(model, sequence_length, len(layers)) if recompute == "selective-attention" else 0.0
+        if recompute in FULL:
+            again = _layers_forward(model, sequence_length, layers) - _unrepeated(model, recompute, len(layers))
+        return 3 * forward + again
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
-    count = _parameters(model, sequence_length, parameters_override)
+    count = parameters(model, sequence_length).active if parameters_override is None else parameters_override
+    if not (math.isfinite(count) and count > 0):
+        raise FormulaError(f"found {count} parameters, expected a positive number")
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute, layers)
 
 
@@ -76,13 +81,6 @@ def repeated_layers(layers: int, stages: int, chunks: int, first: int) -> tuple[
     whole, more = divmod(layers, stages * chunks)
     parts = ((part * whole + min(part, more), whole + (part < more)) for part in range(stages * chunks))
     return tuple(begin + layer for begin, size in parts for layer in range(min(first, size)))
-
-
-def _parameters(model: Model, sequence_length: int, override: float | None) -> float:
-    count = parameters(model, sequence_length).active if override is None else override
-    if not (math.isfinite(count) and count > 0):
-        raise FormulaError(f"found {count} parameters, expected a positive number")
-    return float(count)
 
 
 def _repeated_parameters(
@@ -108,12 +106,6 @@ def _share(model: Model, layers: Collection[int]) -> float:
     """Return the parameters of these layers that a token uses, over those of all layers."""
     whole = sum(active_parameters(model, layer) for layer in range(model.layers))
     return sum(active_parameters(model, layer) for layer in layers) / whole
-
-
-def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation, layers: Collection[int]) -> float:
-    if recompute in FULL:
-        return _layers_forward(model, sequence_length, layers) - _unrepeated(model, recompute, len(layers))
-    return _core_forward(model, sequence_length, len(layers)) if recompute == "selective-attention" else 0.0
 
 
 def _unrepeated(model: Model, recompute: Recomputation, layers: int) -> float:
@@ -157,14 +149,10 @@ def _narayanan(model: Model, sequence_length: int, recompute: Recomputation, rep
         raise FormulaError(
             f"megatron-2021 counts full recomputation of all {model.layers} layers; this run recomputes {repeated}"
         )
-    if _is_beyond_narayanan(model):
+    heads = model.kv_heads != model.heads or model.head_dim is not None or model.latent_attention is not None
+    if heads or model.is_gated or model.experts is not None or model.ffn_hidden_size != 4 * model.hidden_size:
         raise FormulaError(
             "megatron-2021 is derived for an MLP of 4 x hidden_size without a gate and as many key as query heads"
         )
     layers, hidden, vocab = model.layers, model.hidden_size, model.vocab_size
     return 96.0 * layers * hidden**2 * (1 + sequence_length / (6 * hidden) + vocab / (16 * layers * hidden))
-
-
-def _is_beyond_narayanan(model: Model) -> bool:
-    heads = model.kv_heads != model.heads or model.head_dim is not None or model.latent_attention is not None
-    return heads or model.is_gated or model.experts is not None or model.ffn_hidden_size != 4 * model.hidden_size

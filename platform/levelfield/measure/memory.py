@@ -54,13 +54,14 @@ def memory(
     window_ns: its begin and end on the readings' clock. The used peak is known only where readings cover it; without a
     window (the run ended before) it is the largest reading.
     """
-    kept = sorted(readings, key=lambda r: r.time_ns)
+    ordered = sorted(readings, key=lambda r: r.time_ns)
     ranks = by_rank(records)
     allocated, reserved, process = (
-        _worst({str(rank): _held(own, kind) for rank, own in ranks.items()}, "rank", "the framework") for kind in _KINDS
+        _worst({str(rank): _rank_peak(steps, kind) for rank, steps in ranks.items()}, "rank", "the framework")
+        for kind in _KINDS
     )
-    largest = _worst(_used(kept, capacity_bytes), "device", "the vendor's tool")
-    used = _plausible(_covered(largest, kept, capacity_bytes, window_ns), capacity_bytes, allocated)
+    largest = _worst(_used(ordered, capacity_bytes), "device", "the vendor's tool")
+    used = _plausible(_covered(largest, ordered, capacity_bytes, window_ns), capacity_bytes, allocated)
     return MemoryPeaks(used, allocated, reserved, process)
 
 
@@ -69,10 +70,8 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
 
     A figure that one node lacks is unknown: the largest may be there. The reason names the node.
     """
-    figures = (field.name for field in fields(MemoryPeaks))
-    return MemoryPeaks(
-        *(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in figures)
-    )
+    names = (field.name for field in fields(MemoryPeaks))
+    return MemoryPeaks(*(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in names))
 
 
 def used_of_each(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int | None, ...]:
@@ -82,7 +81,7 @@ def used_of_each(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[i
 
 def process_of_each(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
     """Return the peak of each rank's process in bytes, in the ranks' order; None where a step has none."""
-    return tuple(_held(own, PROCESS) for _, own in sorted(by_rank(records).items()))
+    return tuple(_rank_peak(steps, PROCESS) for steps in by_rank(records).values())
 
 
 def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[int, ...] | None:
@@ -91,11 +90,11 @@ def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[i
     peaks: of every rank, in order; a stage has neighbouring ranks (worker/job.py). None without several stages, and
     where the peak of a rank is unknown.
     """
-    known = [peak for peak in peaks if peak is not None]
-    if stages < 2 or len(known) != ranks or len(peaks) != ranks:
+    sizes = [peak for peak in peaks if peak is not None]
+    if stages < 2 or len(sizes) != ranks or len(peaks) != ranks:
         return None
-    size = ranks // stages
-    return tuple(max(known[first : first + size]) for first in range(0, ranks, size))
+    width = ranks // stages
+    return tuple(max(sizes[first : first + width]) for first in range(0, ranks, width))
 
 
 def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
@@ -113,23 +112,23 @@ def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int 
     return peaks
 
 
-def _held(own: Iterable[StepRecord], kind: str) -> int | None:
+def _rank_peak(records: Iterable[StepRecord], kind: str) -> int | None:
     """Return the peak of one rank; None when a step has no value, because the peak may be in that step."""
-    values = [r.memory.get(kind) for r in own]
-    known = [v for v in values if v is not None]
-    return max(known) if known and len(known) == len(values) else None
+    peaks = [record.memory.get(kind) for record in records]
+    sizes = [peak for peak in peaks if peak is not None]
+    return max(sizes) if sizes and len(sizes) == len(peaks) else None
 
 
 def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPeak:
     """Return the largest; None when one is unknown, because it may be the largest."""
-    unknown = [name for name, value in values.items() if value is None]
-    known = {name: value for name, value in values.items() if value is not None}
-    if unknown or not known:
+    peaks = {name: value for name, value in values.items() if value is not None}
+    unknown = [name for name in values if name not in peaks]
+    if unknown or not peaks:
         return MemoryPeak(reason=f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
-    if wrong := [name for name, value in known.items() if value <= 0]:
-        return MemoryPeak(reason=f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
-    name = max(known, key=lambda n: known[n])
-    return MemoryPeak(known[name], f"{name}")
+    if wrong := [name for name, value in peaks.items() if value <= 0]:
+        return MemoryPeak(reason=f"{source} gave {peaks[wrong[0]]} bytes for {what} {wrong[0]}")
+    name = max(peaks, key=lambda name: peaks[name])
+    return MemoryPeak(peaks[name], name)
 
 
 def _covered(
@@ -148,12 +147,12 @@ def _covered(
 def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], allocated: MemoryPeak) -> MemoryPeak:
     if used.peak_bytes is None or used.where is None:
         return used
-    capacity, said = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
+    capacity, device = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
     if capacity is not None and not used.peak_bytes <= capacity:
-        return MemoryPeak(reason=f"{said} used of {capacity}: units or device differ")
+        return MemoryPeak(reason=f"{device} used of {capacity}: units or device differ")
     if allocated.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * allocated.peak_bytes:
-        held = f"rank {allocated.where} held {allocated.peak_bytes}"
-        return MemoryPeak(reason=f"{said} seen, but {held}: units or device differ")
+        rank = f"rank {allocated.where} held {allocated.peak_bytes}"
+        return MemoryPeak(reason=f"{device} seen, but {rank}: units or device differ")
     return used
 
 
@@ -165,29 +164,27 @@ def against_expected(
     why_none: why the run's figures do not cover a whole training, else None.
     """
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
-    reason = why_none or _unknown(peak, expected_bytes)
-    found = None if reason else peak.peak_bytes
-    ratio = None if found is None else found / expected_bytes
+    reason = why_none
+    if peak.peak_bytes is None:
+        reason = reason or peak.reason or "it was not measured"
+    elif not expected_bytes > 0:
+        reason = reason or f"the plan expects {expected_bytes} bytes"
+    value = None if reason else peak.peak_bytes
+    ratio = None if value is None else value / expected_bytes
     return MemoryExpectation(
         figure=figure,
-        measured=Figure(value=found, unit="B", reason=reason),
+        measured=Figure(value=value, unit="B", reason=reason),
         ratio=ratio,
         remark=None if ratio is None else _remark(figure, ratio),
     )
 
 
-def _unknown(peak: MemoryPeak, expected_bytes: int) -> str | None:
-    if peak.peak_bytes is None:
-        return peak.reason or "it was not measured"
-    return None if expected_bytes > 0 else f"the plan expects {expected_bytes} bytes"
-
-
 def _remark(figure: str, ratio: float) -> str | None:
     if abs(ratio - 1) <= TOLERANCE:
         return None
-    said = f"the {figure} is {ratio:.3g} times what was expected"
+    comparison = f"the {figure} is {ratio:.3g} times what was expected"
     factor = math.exp(abs(math.log(ratio)))
     for unit, size in _STEPS.items():
         if abs(factor / size - 1) <= TOLERANCE:
-            return f"{said}: as if {unit} and bytes were mixed up"
-    return f"{said}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"
+            return f"{comparison}: as if {unit} and bytes were mixed up"
+    return f"{comparison}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"

@@ -45,17 +45,17 @@ def host_sentence(use: HostUse, when: str) -> str:
 
 def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> HostUse:
     """Return what other programs used of the host's cores between two times, by counters that readings interpolate."""
-    kept = sorted(readings, key=lambda r: r.time_ns)
-    if not kept:
+    ordered = sorted(readings, key=lambda r: r.time_ns)
+    if not ordered:
         return HostUse(None, None, "the operating system gave no processor times")
-    cores = kept[-1].cores
-    if reason := too_little(coverage([r.time_ns for r in kept], begin_ns, end_ns)):
+    cores = ordered[-1].cores
+    if reason := too_little(coverage([r.time_ns for r in ordered], begin_ns, end_ns)):
         return HostUse(None, cores, reason)
-    if any(r.own_seconds is None for r in kept):
+    if any(r.own_seconds is None for r in ordered):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
     # Two clocks of the kernel count: the difference of an idle machine may be slightly below zero.
-    others = max(0.0, _cores(kept, lambda r: r.busy_seconds - (r.own_seconds or 0.0), begin_ns, end_ns))
-    return HostUse(others, cores, own_cores=_cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
+    others = max(0.0, _cores(ordered, lambda r: r.busy_seconds - (r.own_seconds or 0.0), begin_ns, end_ns))
+    return HostUse(others, cores, own_cores=_cores(ordered, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
 
 
 def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> tuple[float, str]:
@@ -63,10 +63,10 @@ def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) ->
 
     The run; where a reading does not tell its processes apart, all programs, which used no less.
     """
-    kept, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
-    if any(r.own_seconds is None for r in kept):
-        return _cores(kept, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
-    return _cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
+    ordered, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
+    if any(r.own_seconds is None for r in ordered):
+        return _cores(ordered, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
+    return _cores(ordered, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
 
 
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:

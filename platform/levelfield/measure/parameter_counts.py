@@ -47,8 +47,8 @@ def _unchosen(model: Model) -> int:
     if model.experts is None:
         return 0
     routed = {name: shape for name, shape in expert_matrices(model).items() if name.startswith("mlp.experts.")}
-    each = sum(math.prod(shape[1:]) + (shape[1] if model.bias else 0) for shape in routed.values())
-    return (model.experts.count - model.experts.chosen) * each
+    size = sum(math.prod(shape[1:]) + (shape[1] if model.bias else 0) for shape in routed.values())
+    return (model.experts.count - model.experts.chosen) * size
 
 
 def active_parameters(model: Model, layer: int) -> int:

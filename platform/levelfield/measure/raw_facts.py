@@ -24,56 +24,48 @@ LONGEST_GAP_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One rank's report of one finished step.
-
-    loss: nats per token, mean over the whole global batch; None on ranks that do not have it.
-    tokens: target tokens that this rank owns (0 unless its tensor and pipeline ranks are 0).
-    tokens_checksum: of the tokens that the rank read, below 2**64; None on ranks that read no data.
-    skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
-    memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
-    before_exchange_seconds: from the end of the last exchange to this step's first one; None where it is not measured.
-    auxiliary_loss: what the routers of a mixture add to the loss; None on ranks that do not have it.
-    compile_seconds: what the framework's compiler has taken until then; None without one.
-    """
+    """One rank's report of one finished step."""
 
     rank: int
     step: int
     end_ns: int
-    loss: float | None = None
+    loss: float | None = None  # nats per token, mean over the whole global batch; None on ranks that do not have it
     grad_norm: float | None = None
-    tokens: int = 0
-    tokens_checksum: int | None = None
+    tokens: int = 0  # target tokens that this rank owns: 0 unless its tensor and pipeline ranks are 0
+    tokens_checksum: int | None = None  # of the tokens that the rank read, below 2**64; None where it read no data
     learning_rate: float | None = None
     loss_scale: float | None = None
-    skipped: bool = False
+    skipped: bool = False  # the optimizer did not step because the scaled gradients overflowed (fp16 only)
+    # Bytes by kind (allocated_peak_bytes, reserved_peak_bytes, process_peak_bytes); None where unknown.
     memory: dict[str, int | None] = field(default_factory=dict)
+    # From the end of the last exchange to this step's first one; None where it is not measured.
     before_exchange_seconds: float | None = None
-    auxiliary_loss: float | None = None
-    compile_seconds: float | None = None
+    auxiliary_loss: float | None = None  # what the routers of a mixture add to the loss; None on ranks without it
+    compile_seconds: float | None = None  # what the framework's compiler has taken until then; None without one
 
 
 @dataclass(frozen=True)
 class HeldSlice:
-    """The box of a parameter that a rank holds. shape: of the whole parameter. slices: (start, stop) per dimension."""
+    """The box of a parameter that a rank holds."""
 
     rank: int
     name: str
-    shape: tuple[int, ...]
-    slices: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]  # of the whole parameter
+    slices: tuple[tuple[int, int], ...]  # start and stop in each dimension
 
 
 @dataclass(frozen=True)
 class WeightSlice(HeldSlice):
-    """A box after initialisation. checksum: additive modulo 2**64 over disjoint boxes."""
+    """A box after initialisation."""
 
-    checksum: int
+    checksum: int  # additive modulo 2**64 over disjoint boxes
 
 
 @dataclass(frozen=True)
 class FinalSlice(HeldSlice):
-    """A box after the last step. sums: of squares, then projections on random signs; additive over disjoint boxes."""
+    """A box after the last step."""
 
-    sums: tuple[float, ...]
+    sums: tuple[float, ...]  # of squares, then projections on random signs; additive over disjoint boxes
 
 
 @dataclass(frozen=True)
@@ -88,85 +80,75 @@ class GradientShare:
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """One rank's share of the routing of a layer in one step: the tokens that chose each expert. Shares add up."""
+    """One rank's share of the routing of a layer in one step. The shares of all ranks add up."""
 
     rank: int
     step: int
     layer: int
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # that chose each expert
 
 
 @dataclass(frozen=True)
 class ComparedChoices:
-    """What one rank's routers would have chosen of their own, while they followed known choices, in a step and layer.
-
-    choices: of this rank's tokens. changed: how many of its own differ. margin: the widest of a token: what its own
-    experts' scores have more than the known ones', as a part of their sum. gates: the mean over tokens of the sum of
-    their gates.
-    """
+    """What one rank's routers would have chosen themselves, while they followed other choices, in a step and layer."""
 
     rank: int
     step: int
     layer: int
-    choices: int
-    changed: int
+    choices: int  # of this rank's tokens
+    changed: int  # of them, those that differ from the followed ones
+    # The widest of a token: by what its own experts' scores exceed the followed ones', as a part of their sum.
     margin: float
-    gates: float
+    gates: float  # the mean over tokens of the sum of their gates
 
 
 @dataclass(frozen=True)
 class ChosenExperts:
-    """All choices of a layer in a step, as the worker packs them: [global batch, sequence, chosen]."""
+    """All choices of a layer in a step."""
 
     rank: int
     step: int
     layer: int
-    experts: str
+    experts: str  # as the worker packs them: [global batch, sequence, chosen]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of one device by the vendor's tool. `device`: its index on its node.
+    """One reading of one device by the vendor's tool."""
 
-    utilisation: 0 to 1. before: it was taken before the training started. reasons: why values are None.
-    """
-
-    device: str
+    device: str  # its index on its node
     time_ns: int
     power_watts: float | None = None
     energy_joules: float | None = None
     memory_used_bytes: int | None = None
-    utilisation: float | None = None
+    utilisation: float | None = None  # 0 to 1
     temperature_celsius: float | None = None
-    before: bool = False
-    reasons: dict[str, str] = field(default_factory=dict)
+    before: bool = False  # it was taken before the training started
+    reasons: dict[str, str] = field(default_factory=dict)  # why values are None
 
 
 @dataclass(frozen=True)
 class PowerReading:
-    """The power of a whole node. time_ns: on the clock of the platform. wall_ns: its time of day.
+    """The power of a whole node."""
 
-    stamp, period_seconds: of earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same
-    stamp twice is one reading.
-    """
-
-    time_ns: int
-    wall_ns: int
+    time_ns: int  # on the clock of the platform
+    wall_ns: int  # its time of day
     watts: float
+    # Only of earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same stamp twice is
+    # one reading.
     stamp: str | None = None
     period_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class HostReading:
-    """Processor seconds since some start: of all programs on the cores that the platform may use, and of its own
-    processes. own_seconds None: they cannot be told apart. before: it was taken before the training started."""
+    """Processor seconds since some start."""
 
     time_ns: int
-    busy_seconds: float
-    own_seconds: float | None
+    busy_seconds: float  # of all programs on the cores that the platform may use
+    own_seconds: float | None  # of the platform's processes; None: they cannot be told apart
     cores: int
-    before: bool = False
+    before: bool = False  # it was taken before the training started
 
 
 class Coordinates(NamedTuple):
@@ -203,16 +185,16 @@ def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
 
 def grouped(records: Iterable[T], key: Callable[[T], K]) -> dict[K, tuple[T, ...]]:
     """Return the records of each key, in the order of writing; the keys ascend."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for record in records:
-        found.setdefault(key(record), []).append(record)
-    return {each: tuple(found[each]) for each in sorted(found)}
+        groups.setdefault(key(record), []).append(record)
+    return {value: tuple(groups[value]) for value in sorted(groups)}
 
 
 def curve_of(records: Iterable[StepRecord], value: Callable[[StepRecord], float | None]) -> dict[int, float]:
     """Return a value of each step, by ascending step, from the lowest rank that has it."""
     ordered = sorted(records, key=lambda record: (record.step, -record.rank))
-    return {record.step: found for record in ordered if (found := value(record)) is not None}
+    return {record.step: number for record in ordered if (number := value(record)) is not None}
 
 
 def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS) -> float:
@@ -238,8 +220,8 @@ def mean_load(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int
     inside = [r for r in readings if not r.before and begin_ns <= r.time_ns <= end_ns]
     means = []
     for device in devices:
-        found = [r.utilisation for r in inside if r.device == device and r.utilisation is not None]
-        if not found or not all(0 <= value <= 1 for value in found):
-            return f"device {device}: {'a reading outside of 0 to 1' if found else 'no reading in the window'}"
-        means.append(sum(found) / len(found))
+        loads = [r.utilisation for r in inside if r.device == device and r.utilisation is not None]
+        if not loads or not all(0 <= value <= 1 for value in loads):
+            return f"device {device}: {'a reading outside of 0 to 1' if loads else 'no reading in the window'}"
+        means.append(sum(loads) / len(loads))
     return sum(means) / len(means) if means else "no device"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord, curve_of
+from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord
 from levelfield.measure.validity import shortened
 from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.case import Window, Work
@@ -31,12 +31,12 @@ _AGREEMENT = 1e-6
 
 def routing_of(shares: Iterable[ExpertShare]) -> dict[int, dict[int, Counts]]:
     """Return the counts by step and layer: the sums over the ranks. They need shares without `routing_reasons`."""
-    found: dict[int, dict[int, Counts]] = {}
+    counts: dict[int, dict[int, Counts]] = {}
     for share in shares:
-        layers = found.setdefault(share.step, {})
+        layers = counts.setdefault(share.step, {})
         before = layers.get(share.layer, (0,) * len(share.tokens))
         layers[share.layer] = tuple(a + b for a, b in zip(before, share.tokens, strict=False))
-    return {step: dict(sorted(found[step].items())) for step in sorted(found)}
+    return {step: dict(sorted(counts[step].items())) for step in sorted(counts)}
 
 
 def recorded_steps(work: Work) -> tuple[int, ...]:
@@ -56,9 +56,10 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
     experts = work.model.experts
     if experts is None:
         return ["a routing was recorded, and the model has no experts"] if shares else []
-    found = [reason for share in shares if (reason := _share_reason(share, work.model, experts))]
-    found += _repeated(shares)
-    return shortened(found or _whole_reasons(routing_of(shares), work, experts))
+    reasons = [reason for share in shares if (reason := _share_reason(share, work.model, experts))]
+    times = Counter((share.step, share.layer, share.rank) for share in shares)
+    reasons += [f"step {s}, layer {y}, rank {r}: recorded {n} times" for (s, y, r), n in times.items() if n > 1]
+    return shortened(reasons or _whole_reasons(routing_of(shares), work, experts))
 
 
 def _share_reason(share: ExpertShare, model: Model, experts: Experts) -> str | None:
@@ -71,21 +72,16 @@ def _share_reason(share: ExpertShare, model: Model, experts: Experts) -> str | N
     return f"{where}: a count of {negative}, expected 0 or more" if negative is not None else None
 
 
-def _repeated(shares: Sequence[ExpertShare]) -> list[str]:
-    seen = Counter((share.step, share.layer, share.rank) for share in shares)
-    return [f"step {s}, layer {y}, rank {r}: recorded {n} times" for (s, y, r), n in seen.items() if n > 1]
-
-
 def _whole_reasons(routing: Routing, work: Work, experts: Experts) -> list[str]:
     expected = recorded_steps(work)
-    found = [f"step {step}: its routing was not to be recorded" for step in routing if step not in expected]
+    reasons = [f"step {step}: its routing was not to be recorded" for step in routing if step not in expected]
     choices = work.training.tokens_per_step * experts.chosen
     for step in expected:
         layers = routing.get(step, {})
         for layer in mixture_layers(work.model):
             if (total := sum(layers.get(layer, ()))) != choices:
-                found.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
-    return found
+                reasons.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
+    return reasons
 
 
 def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
@@ -98,7 +94,9 @@ def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
     for record in records:
         if record.auxiliary_loss is not None:
             by_step[record.step].append(record.auxiliary_loss)
-    return shortened([f"step {step}: {why}" for step, values in sorted(by_step.items()) if (why := _wrong(values))])
+    return shortened(
+        [f"step {step}: {reason}" for step, values in sorted(by_step.items()) if (reason := _wrong(values))]
+    )
 
 
 def _wrong(values: Sequence[float]) -> str | None:
@@ -111,11 +109,6 @@ def _wrong(values: Sequence[float]) -> str | None:
     return None if apart <= _AGREEMENT * max(values) else f"ranks disagree: {min(values)!r} and {max(values)!r}"
 
 
-def auxiliary_curve(records: Iterable[StepRecord]) -> dict[int, float]:
-    """Return the routers' loss of each step, from the lowest rank that has it."""
-    return curve_of(records, lambda record: record.auxiliary_loss)
-
-
 def changed_choices(counts: Counts, others: Counts) -> int:
     """Return how many choices differ at least: half the sum of the absolute differences; all for other lengths."""
     if len(counts) != len(others):
@@ -125,14 +118,12 @@ def changed_choices(counts: Counts, others: Counts) -> int:
 
 @dataclass(frozen=True)
 class ChoiceLimits:
-    """What is accepted of own choices that differ. share, least: of a step's choices, and the number that always may.
-    margin: the widest margin of a token, as a part of its scores' sum. gates: how far the mean sum of a token's gates
-    may be from what a normalised router gives, relatively."""
+    """How many own choices may differ from the followed ones, and how far."""
 
-    share: float
-    least: int
-    margin: float
-    gates: float
+    share: float  # of a step's choices
+    least: int  # so many may differ in any step
+    margin: float  # the widest of a token, as a part of its scores' sum
+    gates: float  # how far the mean sum of a token's gates may be from a normalised router's, relatively
 
 
 # In float32; docs/alignment.md has what was measured.
@@ -140,23 +131,21 @@ IN_FLOAT32 = ChoiceLimits(share=1e-3, least=8, margin=3e-5, gates=3e-7)
 
 
 class OwnChoices(NamedTuple):
-    """Of one step: how many choices there are, how many own ones differ from the followed ones, the widest margin of a
-    token and the layer of it; how far the gates are off, relatively, where they are normalised."""
+    """What the routers would have chosen themselves in one step."""
 
     choices: int
-    changed: int
-    margin: float
-    layer: int
-    gates: float = 0.0
+    changed: int  # of them, those that differ from the followed ones
+    margin: float  # the widest of a token
+    layer: int  # of that token
+    gates: float = 0.0  # how far they are off, relatively, where they are normalised
 
 
 class Rerouting(NamedTuple):
-    """Of the counts of two runs. changed: choices that differ at least, by compared step. choices: of one step.
-    layer: the first that differs."""
+    """The least number of choices in which two runs differ, by their counts."""
 
-    changed: Mapping[int, int]
-    choices: int
-    layer: int | None
+    changed: Mapping[int, int]  # by compared step
+    choices: int  # of one step
+    layer: int | None  # the first that differs
 
     @property
     def first(self) -> int | None:
@@ -192,46 +181,46 @@ def rerouting(run: Routing, reference: Routing) -> Rerouting:
 def own_choices(shares: Iterable[ComparedChoices], experts: Experts | None) -> dict[int, OwnChoices]:
     """Return what the ranks recorded, by step. experts: the model's, whose router says what gates add up to."""
     total = experts.router.scale if experts is not None and experts.router.normalised else None
-    found: dict[int, OwnChoices] = {}
-    for share in sorted(shares, key=lambda each: (each.step, each.layer, each.rank)):
-        before = found.get(share.step, OwnChoices(0, 0, 0.0, share.layer))
+    steps: dict[int, OwnChoices] = {}
+    for share in sorted(shares, key=lambda share: (share.step, share.layer, share.rank)):
+        before = steps.get(share.step, OwnChoices(0, 0, 0.0, share.layer))
         wider = not share.margin <= before.margin  # NaN is wider than all
         off = 0.0 if total is None else abs(share.gates / total - 1)
-        found[share.step] = OwnChoices(
+        steps[share.step] = OwnChoices(
             before.choices + share.choices,
             before.changed + share.changed,
             share.margin if wider else before.margin,
             share.layer if wider else before.layer,
             before.gates if off <= before.gates else off,
         )
-    return found
+    return steps
 
 
 class ChoiceFinding(NamedTuple):
-    """The judgement of own choices. value, limit: of what is the largest part of its limit."""
+    """The judgement of own choices."""
 
     passed: bool
-    value: float
+    value: float  # what is the largest part of its limit
     limit: float
     detail: str
 
 
-def judged_choices(own: Mapping[int, OwnChoices], limits: ChoiceLimits | None) -> ChoiceFinding:
+def choice_finding(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | None) -> ChoiceFinding:
     """Judge what the run's routers would have chosen themselves. limits: None where rounding decides many choices."""
-    changed, whole = sum(each.changed for each in own.values()), sum(each.choices for each in own.values())
+    changed, whole = sum(step.changed for step in choices.values()), sum(step.choices for step in choices.values())
     text = f"the reference's choices were followed; {changed:,} of {whole:,} own ones differ"
     if limits is None:
         return ChoiceFinding(True, 0.0, math.inf, f"{text}; not judged in this precision")
-    off = max(own, key=lambda step: _infinite(own[step].gates), default=1)
-    if own and not own[off].gates <= limits.gates:
-        text += f"; gates are off by {own[off].gates:.1e} at step {off}, limit {limits.gates:.0e}"
-        return ChoiceFinding(False, own[off].gates, limits.gates, text)
+    off = max(choices, key=lambda step: _infinite(choices[step].gates), default=1)
+    if choices and not choices[off].gates <= limits.gates:
+        text += f"; gates are off by {choices[off].gates:.1e} at step {off}, limit {limits.gates:.0e}"
+        return ChoiceFinding(False, choices[off].gates, limits.gates, text)
     if not changed:
         return ChoiceFinding(True, 0.0, limits.margin, text)
-    wide = max(own, key=lambda step: _infinite(own[step].margin))
-    many = max(own, key=lambda step: own[step].changed / _most(limits, own[step].choices))
-    margin, number, most = own[wide].margin, own[many].changed, _most(limits, own[many].choices)
-    text += f", the widest margin {margin:.1e} at step {wide} layer {own[wide].layer}, limit {limits.margin:.0e}"
+    wide = max(choices, key=lambda step: _infinite(choices[step].margin))
+    many = max(choices, key=lambda step: choices[step].changed / _most(limits, choices[step].choices))
+    margin, number, most = choices[wide].margin, choices[many].changed, _most(limits, choices[many].choices)
+    text += f", the widest margin {margin:.1e} at step {wide} layer {choices[wide].layer}, limit {limits.margin:.0e}"
     if number > most:
         text += f"; most at step {many}: {number:,}, limit {most:,.0f}"
     return ChoiceFinding(margin <= limits.margin and number <= most, margin, limits.margin, text)
@@ -249,7 +238,7 @@ def choice_reasons(
         return ["ranks follow different choices"]
     if not any(follows.values()):
         return [f"own choices were compared, and rank {shares[0].rank} follows none"] if shares else []
-    found: dict[tuple[int, int], int] = {}
+    totals: dict[tuple[int, int], int] = {}
     seen = set()
     for share in shares:
         if (share.step, share.layer, share.rank) in seen:
@@ -258,13 +247,13 @@ def choice_reasons(
             figures = f"{share.changed} changed, margin {share.margin}, gates {share.gates}"
             return [f"step {share.step}, layer {share.layer}: {figures}"]
         seen.add((share.step, share.layer, share.rank))
-        found[share.step, share.layer] = found.get((share.step, share.layer), 0) + share.choices
+        totals[share.step, share.layer] = totals.get((share.step, share.layer), 0) + share.choices
     expected = {(step, layer): choices for step in range(1, steps + 1) for layer in layers}
     return [
-        f"step {step}, layer {layer}: {found.get((step, layer), 0)} own choices, "
+        f"step {step}, layer {layer}: {totals.get((step, layer), 0)} own choices, "
         f"expected {expected.get((step, layer), 0)}"
-        for step, layer in sorted({*found, *expected})
-        if found.get((step, layer), 0) != expected.get((step, layer), 0)
+        for step, layer in sorted({*totals, *expected})
+        if totals.get((step, layer), 0) != expected.get((step, layer), 0)
     ][:5]
 
 
@@ -286,9 +275,9 @@ def expert_load(routing: Routing, auxiliary: Mapping[int, float], window: Window
     return ExpertLoad(
         over="window" if inside else "warm-up",
         steps=len(over),
-        imbalance=max(each.imbalance for each in layers),
-        imbalance_last=max(each.imbalance_last for each in layers),
-        never_chosen=sum(each.never_chosen for each in layers),
+        imbalance=max(layer.imbalance for layer in layers),
+        imbalance_last=max(layer.imbalance_last for layer in layers),
+        never_chosen=sum(layer.never_chosen for layer in layers),
         layers=layers,
         auxiliary_first=auxiliary[min(auxiliary)] if auxiliary else None,
         auxiliary_last=auxiliary[max(auxiliary)] if auxiliary else None,

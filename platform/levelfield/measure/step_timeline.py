@@ -45,26 +45,20 @@ _ARGUMENTS = ("Input type", "Input Dims", "Concrete Inputs")
 
 
 class Context(NamedTuple):
-    """What a thread does at one time. part: None where nobody says it. where: a module or a method.
+    """What a thread does at one time."""
 
-    phase: forward, backward or recompute. operation: the innermost one; empty between operations. kind: of the message
-    that a thread is handing over. is_repeated: within an operation that was repeated alone.
-    """
-
-    part: str | None = None
-    where: str = ""
-    phase: str = "forward"
-    operation: str = ""
-    kind: str = ""
+    part: str | None = None  # None where no span or operation names one
+    where: str = ""  # a module or a method
+    phase: str = "forward"  # or backward, or recompute
+    operation: str = ""  # the innermost one; empty between operations
+    kind: str = ""  # of the message that the thread is handing over
     dtype: str = ""
     is_backward: bool = False
-    is_repeated: bool = False
+    is_repeated: bool = False  # within an operation that was repeated alone
 
 
 class Slice(NamedTuple):
-    """A piece of the step. message: the number of the message that it waits for, in `Timeline.messages`; None: none.
-
-    is_repeated: it is of an operation that was repeated alone."""
+    """A piece of the step."""
 
     start: float
     end: float
@@ -73,8 +67,8 @@ class Slice(NamedTuple):
     phase: str = "forward"
     operation: str = ""
     dtype: str = ""
-    message: int | None = None
-    is_repeated: bool = False
+    message: int | None = None  # the number of the message that it waits for, in `Timeline.messages`
+    is_repeated: bool = False  # it is of an operation that was repeated alone
 
     @property
     def ms(self) -> float:
@@ -83,35 +77,29 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A collective, or one end of a message between two ranks.
-
-    peer: of a message between two ranks, the other rank in its group; -1 for a collective. ranks: the group; empty
-    where the trace does not say it.
-    """
+    """A collective, or one end of a message between two ranks."""
 
     kind: str
     start: float
     end: float
     size: str = ""
     direction: str = ""
-    peer: int = -1
-    ranks: tuple[int, ...] = ()
+    peer: int = -1  # of a message between two ranks: the other rank in its group
+    ranks: tuple[int, ...] = ()  # the group; empty where the trace does not name it
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """origin_ns: when the step began, by the clock of the node. has_device: whether kernels of a device were seen.
+    """One recorded step of one rank."""
 
-    calls: of operations that were repeated alone, each with its part."""
-
-    origin_ns: int
+    origin_ns: int  # when the step began, by the clock of the node
     ms: float
     slices: tuple[Slice, ...]
     messages: tuple[Message, ...]
     host: str
-    has_device: bool
+    has_device: bool  # kernels of a device were seen
     kernels: tuple[Slice, ...] = ()
-    calls: tuple[tuple[str, Operation], ...] = ()
+    calls: tuple[tuple[str, Operation], ...] = ()  # of operations that were repeated alone, with their parts
 
 
 class _Host(NamedTuple):
@@ -150,14 +138,17 @@ def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> 
     pieces = {tid: walk.pieces(threads[tid]) for tid in sorted(threads, key=lambda tid: tid != step["tid"])}
     host = [piece for piece in pieces[step["tid"]] if piece.end > begin and piece.start < end]
     kernels = _kernels(events, walk.launched)
-    messages = sorted(_messages(events, threads, walk.launched), key=lambda each: each.start)
-    messages = [each for each in messages if each.end > begin and each.start < end]
-    own = _of_device(kernels, messages, host, begin, end) if kernels else _of_processor(host, messages, begin, end)
+    messages = sorted(_messages(events, threads, walk.launched), key=lambda message: message.start)
+    messages = [message for message in messages if message.end > begin and message.start < end]
+    if kernels:
+        slices = _device_slices(kernels, messages, host, begin, end)
+    else:
+        slices = _processor_slices(host, messages, begin, end)
     return Timeline(
         origin_ns=int(trace.get("baseTimeNanoseconds", 0)) + round(begin * 1e6),
         ms=end - begin,
-        slices=tuple(_shifted(own, begin)),
-        messages=tuple(replace(each, start=each.start - begin, end=each.end - begin) for each in messages),
+        slices=tuple(_shifted(slices, begin)),
+        messages=tuple(replace(m, start=m.start - begin, end=m.end - begin) for m in messages),
         host=str(trace.get("host_name", "")),
         has_device=any(event.get("cat") in _DEVICE for event in events),
         kernels=tuple(_shifted(kernels, begin)),
@@ -173,41 +164,41 @@ def with_arguments(trace: Event, noted: Event) -> Event:
 
     To note them slows a step, so a framework may note them in a step that does not count.
     """
-    there = _calls(noted)
+    noted_calls = _calls(noted)
     for key, calls in _calls(trace).items():
-        like = there.get(key, ())
-        if len(like) == len(calls):
-            for call, other in zip(calls, like, strict=True):
+        same = noted_calls.get(key, ())
+        if len(same) == len(calls):
+            for call, other in zip(calls, same, strict=True):
                 args = other.get("args") or {}
-                call["args"] = {**{each: args[each] for each in _ARGUMENTS if each in args}, **(call.get("args") or {})}
+                call["args"] = {**{name: args[name] for name in _ARGUMENTS if name in args}, **(call.get("args") or {})}
     return trace
 
 
 def _calls(trace: Event) -> dict[tuple[Any, str], list[dict[str, Any]]]:
     """Return the operations of a trace by thread and name, and gloo's messages by name, in their order."""
-    found = defaultdict(list)
+    calls = defaultdict(list)
     for event in trace.get("traceEvents", ()):
         name = event.get("name", "")
         is_message = name.startswith(_THREADED)
         if "ts" in event and (is_message or event.get("cat") == "cpu_op"):
-            found[None if is_message else event.get("tid"), name].append(event)
-    return {key: sorted(calls, key=lambda event: event["ts"]) for key, calls in found.items()}
+            calls[None if is_message else event.get("tid"), name].append(event)
+    return {key: sorted(calls, key=lambda event: event["ts"]) for key, calls in calls.items()}
 
 
 def _shifted(slices: Iterable[Slice], begin: float) -> Iterator[Slice]:
-    return (each._replace(start=each.start - begin, end=each.end - begin) for each in slices)
+    return (piece._replace(start=piece.start - begin, end=piece.end - begin) for piece in slices)
 
 
 def _threads(events: Sequence[Event]) -> dict[Any, list[_Host]]:
     """Return the events of each thread of the host, outer ones first. Gloo's messages are none: they overlap."""
-    found = defaultdict(list)
+    threads = defaultdict(list)
     for event in events:
         category, name = event.get("cat", ""), event["name"]
         if category in ("cpu_op", "user_annotation", *_LAUNCHES) and not name.startswith(_THREADED):
             start = event["ts"] / 1e3
             args = event.get("args") or {}
-            found[event["tid"]].append(_Host(start, start + event["dur"] / 1e3, name, category, args))
-    return {tid: sorted(each, key=lambda event: (event.start, -event.end)) for tid, each in found.items()}
+            threads[event["tid"]].append(_Host(start, start + event["dur"] / 1e3, name, category, args))
+    return {tid: sorted(thread, key=lambda event: (event.start, -event.end)) for tid, thread in threads.items()}
 
 
 class _Walk:
@@ -226,7 +217,7 @@ class _Walk:
 
     def pieces(self, events: Sequence[_Host]) -> list[_Piece]:
         """Return what a thread does at every time, without a gap between its first and its last event."""
-        found: list[_Piece] = []
+        pieces: list[_Piece] = []
         stack: list[tuple[_Host, Context]] = []
         at = events[0].start if events else 0.0
         self._threads += 1
@@ -234,7 +225,7 @@ class _Walk:
         def until(time: float) -> None:
             nonlocal at
             if time > at:
-                found.append(_Piece(at, time, stack[-1][1] if stack else Context()))
+                pieces.append(_Piece(at, time, stack[-1][1] if stack else Context()))
                 at = time
 
         for event in events:
@@ -250,14 +241,15 @@ class _Walk:
         while stack:
             until(stack[-1][0].end)
             stack.pop()
-        return found
+        return pieces
 
     def _context(self, event: _Host, outer: Context) -> Context:
         if event.name.startswith(MARK):
             return _marked(event.name[len(MARK) :], outer)
         if event.name.startswith(_BACKWARD):
-            found = _told(event.args) or self._forward.get(event.args.get("Sequence number", -1), self._last)
-            self._last = found._replace(phase="backward", is_backward=True, operation="", kind="", is_repeated=False)
+            context = _stated_context(event.args)
+            context = context or self._forward.get(event.args.get("Sequence number", -1), self._last)
+            self._last = context._replace(phase="backward", is_backward=True, operation="", kind="", is_repeated=False)
             return self._last
         if event.name.startswith(_COPIES):
             return outer._replace(part=SMALL, where="copies of messages", operation="")
@@ -270,17 +262,17 @@ class _Walk:
     def _operation(self, event: _Host, outer: Context) -> Context:
         part = CORE if CORE_OPERATION.search(event.name) else outer.part
         # a node of autograd, or a function of it in Python, is no work by itself: what it calls is
-        own = event.name if "::" in event.name else outer.operation
-        found = outer._replace(part=part, operation=own, dtype=_dtype(event.args) or outer.dtype)
+        operation = event.name if "::" in event.name else outer.operation
+        context = outer._replace(part=part, operation=operation, dtype=_dtype(event.args) or outer.dtype)
         if self._repeated and not outer.is_repeated and (call := _call(event)) in self._repeated:
             self.calls.append((self._threads, event.start, part or UNEXPLAINED, call))
-            found = found._replace(is_repeated=True)
+            context = context._replace(is_repeated=True)
         sequence = event.args.get("Sequence number")
-        if sequence is not None and not found.is_backward:
-            self._forward[sequence] = found
-        elif sequence is not None and found.phase == "recompute":
-            self._forward[sequence] = found._replace(is_backward=False)
-        return found
+        if sequence is not None and not context.is_backward:
+            self._forward[sequence] = context
+        elif sequence is not None and context.phase == "recompute":
+            self._forward[sequence] = context._replace(is_backward=False)
+        return context
 
 
 def _marked(text: str, outer: Context) -> Context:
@@ -301,34 +293,34 @@ def kind_of(name: str) -> str:
 
 def _call(event: _Host) -> Operation:
     """Return what tells an operation from others, as models/torch/repeats.py does: lists of tensors have no sizes."""
-    sizes = [each for each in event.args.get("Input Dims") or () if isinstance(each, list)]
-    plain = tuple(tuple(each) for each in sizes if each and not any(isinstance(one, list) for one in each))
+    sizes = [size for size in event.args.get("Input Dims") or () if isinstance(size, list)]
+    plain = tuple(tuple(size) for size in sizes if size and not any(isinstance(part, list) for part in size))
     return event.name, _dtype(event.args), plain
 
 
 def _dtype(args: Mapping[str, Any]) -> str:
     """Return the type of an operation's first argument of numbers, as torch names it."""
     types = args.get("Input type") or ()
-    return next((str(each) for each in types if each in ("float", "double", "c10::BFloat16", "c10::Half")), "")
+    return next((str(dtype) for dtype in types if dtype in ("float", "double", "c10::BFloat16", "c10::Half")), "")
 
 
 def _kernels(events: Sequence[Event], launched: Mapping[Any, Context]) -> list[Slice]:
     """Return the device's kernels and copies but messages, each with the context of its launch, by their start."""
-    found = []
+    kernels = []
     for event in events:
         if event.get("cat") not in (*_DEVICE, _RUNTIME) or _is_message(event):
             continue
         args = event.get("args") or {}
-        context = _told(args) or launched.get(args.get("correlation"), Context())
+        context = _stated_context(args) or launched.get(args.get("correlation"), Context())
         part = CORE if CORE_OPERATION.search(event["name"]) else context.part
         start = event["ts"] / 1e3
-        named = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype, None)
-        found.append(Slice(start, start + event["dur"] / 1e3, *named, context.is_repeated))
-    return sorted(found, key=lambda each: each.start)
+        fields = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype, None)
+        kernels.append(Slice(start, start + event["dur"] / 1e3, *fields, context.is_repeated))
+    return sorted(kernels, key=lambda kernel: kernel.start)
 
 
-def _told(args: Mapping[str, Any]) -> Context | None:
-    """Return the context that an event's own arguments tell; None where they name no part."""
+def _stated_context(args: Mapping[str, Any]) -> Context | None:
+    """Return the context that an event's own arguments state; None where they name no part."""
     part, phase = args.get("part"), args.get("phase")
     if part not in PARTS:
         return None
@@ -344,7 +336,7 @@ def _messages(
     events: Sequence[Event], threads: Mapping[Any, Sequence[_Host]], launched: Mapping[Any, Context]
 ) -> Iterator[Message]:
     """Return the messages of this rank: kernels of a collective library, or gloo's messages with their operations."""
-    operations = sorted(op for each in threads.values() for op in each if op.name.startswith("c10d::"))
+    operations = sorted(event for thread in threads.values() for event in thread if event.name.startswith("c10d::"))
     waiting: dict[str, list[_Host]] = defaultdict(list)
     for operation in operations:
         waiting[_gloo_name(operation.name)].append(operation)
@@ -361,14 +353,11 @@ def _messages(
             # of a kind, gloo sends in the order in which the messages were handed over
             queue = waiting[name[len(_THREADED) :]]
             handed = queue.pop(0) if queue and queue[0].start <= end else None
-            yield _gloo_message(name, handed, start, end, str(args.get("Input Dims", "")))
-
-
-def _gloo_message(name: str, operation: _Host | None, start: float, end: float, size: str) -> Message:
-    direction = name[len(_THREADED) :] if kind_of(name) == "send/receive" else ""
-    inputs = list(operation.args.get("Concrete Inputs", ())) if operation else []
-    peer = int(inputs[2]) if direction and len(inputs) > 2 and str(inputs[2]).isdecimal() else -1
-    return Message(kind_of(operation.name if operation else name), start, end, size, direction, peer)
+            direction = name[len(_THREADED) :] if kind_of(name) == "send/receive" else ""
+            inputs = list(handed.args.get("Concrete Inputs", ())) if handed else []
+            peer = int(inputs[2]) if direction and len(inputs) > 2 and str(inputs[2]).isdecimal() else -1
+            kind = kind_of(handed.name if handed else name)
+            yield Message(kind, start, end, str(args.get("Input Dims", "")), direction, peer)
 
 
 def _gloo_name(operation: str) -> str:
@@ -386,29 +375,29 @@ def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text))) if "..." not in text else ()
 
 
-def _of_processor(host: Sequence[_Piece], messages: Sequence[Message], begin: float, end: float) -> list[Slice]:
+def _processor_slices(host: Sequence[_Piece], messages: Sequence[Message], begin: float, end: float) -> list[Slice]:
     """Return the step of a thread: its operations are work; between them it waits for a message, or is the host."""
-    ends = sorted((each.end, number) for number, each in enumerate(messages))
-    found = []
+    ends = sorted((message.end, number) for number, message in enumerate(messages))
+    slices = []
     for piece in host:
         start, stop, context = max(piece.start, begin), min(piece.end, end), piece.context
         is_gap = not context.operation or _WAITS in context.operation
-        if is_gap and (number := _waited(messages, ends, start, stop)) is not None:
+        if is_gap and (number := _awaited(messages, ends, start, stop)) is not None:
             waited = min(messages[number].end, stop)
-            found.append(_slice(start, waited, context, messages[number].kind, number))
+            slices.append(_slice(start, waited, context, messages[number].kind, number))
             start = waited
         if stop > start:
             part = HOST if is_gap else context.kind or context.part or UNEXPLAINED
-            found.append(_slice(start, stop, context, part))
-    return found
+            slices.append(_slice(start, stop, context, part))
+    return slices
 
 
 def _slice(start: float, end: float, context: Context, part: str, message: int | None = None) -> Slice:
-    named = (part, context.where, context.phase, context.operation, context.dtype, message)
-    return Slice(start, end, *named, context.is_repeated)
+    fields = (part, context.where, context.phase, context.operation, context.dtype, message)
+    return Slice(start, end, *fields, context.is_repeated)
 
 
-def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], start: float, stop: float) -> int | None:
+def _awaited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], start: float, stop: float) -> int | None:
     """Return the message that a thread without an operation waits for: the last one that ends meanwhile.
 
     A thread that waits goes on when its message ends. One that computes in Python seldom meets such an end. Gloo's
@@ -426,48 +415,48 @@ def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], star
     return None
 
 
-def _of_device(
+def _device_slices(
     kernels: Sequence[Slice], messages: Sequence[Message], host: Sequence[_Piece], begin: float, end: float
 ) -> list[Slice]:
     """Return the step of a device: its kernels, messages that no kernel runs beside, and what the host does else."""
-    found, at = [], begin
+    slices, at = [], begin
     for kernel in kernels:
         if kernel.end <= at or kernel.start >= end:
             continue
         if kernel.start > at:
-            found += _between(messages, host, at, kernel.start)
+            slices += _between(messages, host, at, kernel.start)
         start = max(kernel.start, at)
         at = min(kernel.end, end)
-        found.append(kernel._replace(start=start, end=at))
-    return found + _between(messages, host, at, end)
+        slices.append(kernel._replace(start=start, end=at))
+    return slices + _between(messages, host, at, end)
 
 
 def _between(messages: Sequence[Message], host: Sequence[_Piece], start: float, end: float) -> list[Slice]:
     """Return slices of a time without a kernel: messages, the longest first begun, and then the host."""
-    found, at = [], start
+    slices, at = [], start
     for number, message in enumerate(messages):
         if message.start >= end:
             break
         if message.end > at:
-            found += _idle(host, at, max(at, message.start))
+            slices += _idle(host, at, max(at, message.start))
             first, at = max(at, message.start), min(message.end, end)
-            found.append(Slice(first, at, message.kind, message=number))
-    return found + _idle(host, at, end)
+            slices.append(Slice(first, at, message.kind, message=number))
+    return slices + _idle(host, at, end)
 
 
 def _idle(host: Sequence[_Piece], start: float, end: float) -> list[Slice]:
     """Return slices of a time in which the device has nothing to do: the input's, or the host's, by what it does."""
-    found = []
+    slices = []
     place = max(0, bisect_right(host, start, key=lambda piece: piece.start) - 1)
     while start < end:
         piece = host[place] if place < len(host) else _Piece(start, end, Context())
         stop = min(end, piece.end)
         if stop > start:
             part = INPUT if piece.context.part == INPUT else HOST
-            found.append(_slice(start, stop, piece.context, part))
+            slices.append(_slice(start, stop, piece.context, part))
             start = stop
         place += 1
-    return found
+    return slices
 
 
 assert set(kind for _, kind in _KINDS) <= set(COMMUNICATION)

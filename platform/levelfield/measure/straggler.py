@@ -28,25 +28,21 @@ def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
     A step counts only where every rank has a time that is above zero. A node whose ranks are slow together is named as
     a node, and its ranks are not named again.
     """
-    steps = _common_steps(times)
+    shared = set.intersection(*map(set, times.values())) if times else set()
+    steps = sorted(step for step in shared if all(0 < seconds[step] < math.inf for seconds in times.values()))
     if len(times) < 2 or len(steps) < FEWEST_STEPS:
         few = f"{len(steps)} steps have a time of every rank, at least {FEWEST_STEPS} are needed"
-        why = "one rank waits for nobody" if len(times) < 2 else few
-        return RankPace(steps=len(steps), stragglers=(), unchecked=why)
+        reason = "one rank waits for nobody" if len(times) < 2 else few
+        return RankPace(steps=len(steps), stragglers=(), unchecked=reason)
     members = {name: tuple(rank for rank in ranks if rank in times) for name, ranks in nodes.items()}
     members = {name: ranks for name, ranks in members.items() if ranks}
     whole = {name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()}
     slow = _slow(whole, members) if len(members) > 1 else []
-    named = {rank for each in slow for rank in each.ranks}
-    single = {f"rank {rank}": [own[step] for step in steps] for rank, own in times.items()}
+    in_slow_nodes = {rank for node in slow for rank in node.ranks}
+    single = {f"rank {rank}": [seconds[step] for step in steps] for rank, seconds in times.items()}
     ranks = _slow(single, {f"rank {rank}": (rank,) for rank in times})
-    found = (*slow, *(each for each in ranks if not named.issuperset(each.ranks)))
-    return RankPace(steps=len(steps), stragglers=found, unchecked=None)
-
-
-def _common_steps(times: Times) -> list[int]:
-    shared = set.intersection(*(set(own) for own in times.values())) if times else set()
-    return sorted(step for step in shared if all(0 < own[step] < math.inf for own in times.values()))
+    further = (rank for rank in ranks if not in_slow_nodes.issuperset(rank.ranks))
+    return RankPace(steps=len(steps), stragglers=(*slow, *further), unchecked=None)
 
 
 def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Straggler]:
@@ -56,13 +52,13 @@ def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, 
     for values in zip(*series.values(), strict=True):
         counts[names[values.index(max(values))]] += 1
     steps = len(next(iter(series.values())))
-    found = []
+    slow = []
     for name in names:
         chance = min(1.0, len(names) * at_least(counts[name], steps, 1 / len(names)))
         if chance <= FALSE_ALARMS / 2:  # ranks and nodes are two looks
             excess, waited = _beyond(series, name)
             if excess >= NOTICEABLE:
-                found.append(
+                slow.append(
                     Straggler(
                         name=name,
                         ranks=ranks[name],
@@ -72,25 +68,22 @@ def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, 
                         chance=chance,
                     )
                 )
-    return sorted(found, key=lambda each: -each.excess)
+    return sorted(slow, key=lambda straggler: -straggler.excess)
 
 
 def _beyond(series: Mapping[str, Sequence[float]], name: str) -> tuple[float, float]:
     """Return by what part, and by how many seconds, one is beyond the others' median, in the median step."""
     others = [median(values) for values in zip(*(v for n, v in series.items() if n != name), strict=True)]
     pairs = list(zip(series[name], others, strict=True))
-    return median(own / other - 1 for own, other in pairs), median(own - other for own, other in pairs)
+    return median(x / other - 1 for x, other in pairs), median(x - other for x, other in pairs)
 
 
 def at_least(count: int, trials: int, probability: float) -> float:
     """Return the probability of at least so many successes of a binomial distribution."""
     if count <= 0:
         return 1.0
-    logs = (_log_term(k, trials, probability) for k in range(count, trials + 1))
-    return min(1.0, math.fsum(map(math.exp, logs)))
-
-
-def _log_term(count: int, trials: int, probability: float) -> float:
-    """Return the logarithm of the probability of exactly so many: the coefficients themselves exceed every float."""
-    ways = math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)
-    return ways + count * math.log(probability) + (trials - count) * math.log1p(-probability)
+    logarithms = []  # the coefficients themselves exceed every float
+    for k in range(count, trials + 1):
+        ways = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        logarithms.append(ways + k * math.log(probability) + (trials - k) * math.log1p(-probability))
+    return min(1.0, math.fsum(map(math.exp, logarithms)))

@@ -51,13 +51,13 @@ class TensorDifference:
 
 
 def compare_step(
-    found: Path, expected: Path, parameters: Sequence[str], precision: Precision
+    folder: Path, reference: Path, parameters: Sequence[str], precision: Precision
 ) -> Iterator[TensorDifference]:
     """Compare every tensor of both folders, in the order of the step. Raises DocumentError for an unreadable one.
 
     parameters: canonical names in the order of the forward pass.
     """
-    ours, theirs = captured(found), captured(expected)
+    ours, theirs = captured(folder), captured(reference)
     rounding = _rounding_alone(theirs, parameters)
     for name in ordered({*ours, *theirs}, parameters):
         if name.partition(".")[2] in rounding:
@@ -76,17 +76,17 @@ def limit_of(name: str, precision: Precision) -> float:
     return EPSILON[precision] * units.get(name.partition(".")[0], units["output"])
 
 
-def difference(name: str, found: Array, expected: Array, limit: float) -> TensorDifference:
+def difference(name: str, values: Array, expected: Array, limit: float) -> TensorDifference:
     """Compare one tensor with the expected one."""
-    if found.shape != expected.shape:
-        return TensorDifference(name, math.inf, limit, f"shape {list(found.shape)}, expected {list(expected.shape)}")
-    apart = np.abs(found.astype(np.float64) - expected)
+    if values.shape != expected.shape:
+        return TensorDifference(name, math.inf, limit, f"shape {list(values.shape)}, expected {list(expected.shape)}")
+    apart = np.abs(values.astype(np.float64) - expected)
     value = float(np.linalg.norm(apart)) / max(float(np.linalg.norm(expected.astype(np.float64))), 1e-300)
     value = value if math.isfinite(value) else math.inf
     place = np.unravel_index(int(np.argmax(np.where(np.isfinite(apart), apart, np.inf))), apart.shape)
     where = ", ".join(str(int(i)) for i in place)
     return TensorDifference(
-        name, value, limit, f"at [{where}]: {float(found[place]):.8g}, expected {float(expected[place]):.8g}"
+        name, value, limit, f"at [{where}]: {float(values[place]):.8g}, expected {float(expected[place]):.8g}"
     )
 
 

@@ -1,11 +1,20 @@
-"""The throughput of the window, the spread of its step times, and what outlying steps cost it.
+"""The throughput of the window, the spread of its step times, what outlying steps cost it, and the time to a loss.
 
 An outlier lasts more than twice the median step. What it lasts beyond the median is lost to the window. See
 docs/decisions/throughput-window.md and docs/decisions/disturbed-window.md.
+
+A loss level is the reference's: the mean loss of the `tail` steps that end at three quarters of its steps, rounded up
+to 0.01, so that it is a number to quote and no run ends beside it. A run's loss is averaged over as many steps back.
+The place where that mean first is at the level lies between two steps; it is interpolated on a line, and so is the
+time. Of an aligned run it is the reference's place, so aligned runs differ by their time alone.
+
+What comes before the window (start, compilation, warm-up) has no measured time: the seconds begin with the window. The
+tokens count from step 1. MLPerf's time to train (Mattson et al., 2020) is to a fixed quality as well, and counts all.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +38,8 @@ LEAST_LOST_SECONDS = 2.0
 # Beside programs on the part u of the cores a program takes 1 / (1 - u) as long. Threads and ranks wait for the slowest
 # of them, so a step may take up to the square of that.
 LOCKSTEP = 2
+_LEVEL_PART = 0.75  # of the reference's steps
+_LEVEL_DIGIT = 0.01
 
 
 @dataclass(frozen=True)
@@ -68,16 +79,20 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
     Clocks of different nodes are not compared: each rank's window uses its own clock. A rank without the first or
     the last step is skipped. If all ranks lack one, the lowest rank's steps are returned, and `window` rejects them.
     """
-    kept = tuple(records)
-    tokens = {step: sum(r.tokens for r in found) for step, found in by_step(kept).items()}
-    slowest = clock_rank(kept, first_step, last_step)
-    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in kept if r.rank == slowest)
+    every = tuple(records)
+    tokens = {step: sum(record.tokens for record in ranks) for step, ranks in by_step(every).items()}
+    slowest = clock_rank(every, first_step, last_step)
+    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in every if r.rank == slowest)
 
 
 def clock_rank(records: Iterable[StepRecord], first_step: int, last_step: int) -> int:
     """Return the rank whose clock `step_times` uses, which has the longest window; 0 without any record."""
-    ranks = by_rank(records)
-    return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank), default=0)
+    windows_ns = {}
+    for rank, steps in by_rank(records).items():
+        ends = {step.step: step.end_ns for step in steps}
+        begin = ends.get(first_step - 1, ends.get(first_step))
+        windows_ns[rank] = -1 if begin is None or last_step not in ends else ends[last_step] - begin
+    return max(windows_ns, key=lambda rank: (windows_ns[rank], -rank), default=0)
 
 
 def steps_from_start(
@@ -87,10 +102,10 @@ def steps_from_start(
 
     begins: by rank, when step 1 began. Without it there are none.
     """
-    kept = tuple(records)
-    slowest = clock_rank(kept, first_step, last_step)
-    own = (r for r in kept if r.rank == slowest)
-    return tuple(ns / NANOSECONDS for ns in nanoseconds_from_start(own, begins.get(slowest)))
+    every = tuple(records)
+    slowest = clock_rank(every, first_step, last_step)
+    steps = (record for record in every if record.rank == slowest)
+    return tuple(ns / NANOSECONDS for ns in nanoseconds_from_start(steps, begins.get(slowest)))
 
 
 def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> Iterator[int]:
@@ -108,14 +123,14 @@ def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> It
 
 def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
     """Measure the steps of `spans`, whose arguments are the same. Raises WindowError."""
-    found = spans(steps, begin_ns, first_step, last_step, devices)
-    wall = (found[-1].end_ns - found[0].begin_ns) / NANOSECONDS
-    rate = sum(span.tokens for span in found) / wall
+    measured = spans(steps, begin_ns, first_step, last_step, devices)
+    wall = (measured[-1].end_ns - measured[0].begin_ns) / NANOSECONDS
+    rate = sum(span.tokens for span in measured) / wall
     return Throughput(
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / devices,
         wall_seconds=wall,
-        step_seconds=_step_seconds([span.seconds for span in found], first_step),
+        step_seconds=_step_seconds([span.seconds for span in measured], first_step),
     )
 
 
@@ -127,26 +142,20 @@ def spans(
     begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
     """
     begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
-    kept = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
-    if reasons := _reasons(kept, first_step, last_step, devices):
+    ends = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
+    if reasons := _reasons(ends, first_step, last_step, devices):
         raise WindowError(reasons)
-    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(kept))
+    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(ends))
 
 
-def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> int:
-    ends = {r.step: r.end_ns for r in records}
-    begin = ends.get(first_step - 1, ends.get(first_step))
-    return -1 if begin is None or last_step not in ends else ends[last_step] - begin
-
-
-def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
+def _reasons(ends: Sequence[StepEnd], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
     if not 1 <= first_step <= last_step or devices < 1:
         return (f"window {first_step}..{last_step} on {devices} devices is none",)
     expected = range(first_step - 1, last_step + 1)
-    measured = [s for s in kept if s.step >= first_step]
-    timeless = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
+    measured = [s for s in ends if s.step >= first_step]
+    timeless = [b.step for a, b in pairwise(ends) if b.step > a.step and not b.end_ns > a.end_ns]
     return (
-        *sequence_reasons([s.step for s in kept], expected),
+        *sequence_reasons([s.step for s in ends], expected),
         *([f"{_steps(timeless, len(timeless))} took no time or less"] if timeless else []),
         *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
     )
@@ -159,12 +168,12 @@ def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]
     first = tuple(islice((n for n in expected if n not in present), _SHOWN if missing else 0))
     repeated = sorted(n for n, times in Counter(numbers).items() if times > 1) if len(present) < len(numbers) else []
     disordered = [b for a, b in pairwise(numbers) if b < a]
-    named: dict[str, tuple[Sequence[int], int]] = {
+    kinds: dict[str, tuple[Sequence[int], int]] = {
         "missing": (first, missing),
         "repeated": (repeated, len(repeated)),
         "out of order": (disordered, len(disordered)),
     }
-    return tuple(f"{_steps(listed, count)} {what}" for what, (listed, count) in named.items() if count)
+    return tuple(f"{_steps(steps, count)} {kind}" for kind, (steps, count) in kinds.items() if count)
 
 
 def _steps(numbers: Sequence[int], count: int) -> str:
@@ -240,3 +249,48 @@ def is_disturbed(lost_part: float, wall_seconds: float, limit: float) -> bool:
     """Return whether an unexplained loss is above the case's limit. A loss below two seconds never is."""
     lost_seconds = lost_part * wall_seconds
     return not (lost_part <= limit or lost_seconds < LEAST_LOST_SECONDS)
+
+
+@dataclass(frozen=True)
+class LossCrossing:
+    """Where the averaged loss reaches the level: a place between two steps, and the seconds from the window's begin."""
+
+    step: float
+    seconds: float
+
+
+def level_step(steps: int) -> int:
+    """Return the step of the reference that the level is taken at."""
+    return math.ceil(_LEVEL_PART * steps)
+
+
+def level_of(losses: Sequence[float], tail: int) -> float | None:
+    """Return the level by the losses of steps 1, 2, ...; None where the mean is not finite or has too few steps."""
+    last = level_step(len(losses))
+    mean = math.fsum(losses[last - tail : last]) / tail if last >= tail else math.nan
+    return round(math.ceil(mean / _LEVEL_DIGIT) * _LEVEL_DIGIT, 2) if math.isfinite(mean) else None
+
+
+def crossing(losses: Mapping[int, float], spans: Sequence[StepSpan], level: float, tail: int) -> LossCrossing | str:
+    """Return where the loss, averaged over `tail` steps, first is at the level; or a sentence why there is no place.
+
+    losses: by step. spans: the steps of the window, in order.
+    """
+    before: float | None = None
+    seconds = math.fsum(span.seconds for span in spans if span.step < tail)
+    for step in range(tail, spans[-1].step + 1):
+        values = [losses.get(number, math.nan) for number in range(step - tail + 1, step + 1)]
+        mean = math.fsum(values) / tail if all(map(math.isfinite, values)) else math.nan
+        if not math.isfinite(mean):
+            return f"the loss of step {step} or of one of the {tail - 1} before it is not known, or not finite"
+        if step < spans[0].step:
+            if mean <= level:
+                return f"the loss is at {level:g} in step {step} already, before the window"
+        else:
+            span = spans[step - spans[0].step]
+            if mean <= level:
+                part = 1.0 if before is None else (before - level) / (before - mean)
+                return LossCrossing(step - 1 + part, seconds + part * span.seconds)
+            seconds += span.seconds
+        before = mean
+    return f"the loss, averaged over {tail} steps, does not reach {level:g} by step {spans[-1].step}"

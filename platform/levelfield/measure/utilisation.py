@@ -1,7 +1,12 @@
-"""MFU and HFU: FLOPs per second / a peak, with all inputs of the number.
+"""MFU and HFU: FLOPs per second / a peak, with all inputs of the number; and the rates that no peak exceeds.
 
 MFU counts the FLOPs that the model needs (Chowdhery et al., 2022, appendix B). HFU counts all computed FLOPs,
 with recomputation. Without a peak there is no utilisation: None with the reason, never 0.
+
+A probe of a plugin may give a peak. It is held to a bound. On a processor that is frequency x operations of a cycle, of
+each core, both taken high: Intel 64 and IA-32 Architectures Optimization Reference Manual (two FMA units; AMX), AMD's
+Software Optimization Guides for Zen 4 and 5, IBM's Power10 MMA. A chip is bound by what its maker publishes for this
+precision or for narrower numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +27,25 @@ Kind = Literal["MFU", "HFU"]
 UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
 MEASURED = "measured"  # what the source of a probe's rate begins with
 _NOTHING = dict.fromkeys(("value", "low", "high", "flops_per_token", "achieved_tflops", "peak_tflops", "peak_source"))
+HERTZ = 6.5e9  # above the highest boost that is sold (6.2 GHz), which no core has with AVX-512 or AMX
+# Operations of a cycle and core by a flag of /proc/cpuinfo: two units, a product and a sum for each number of a vector.
+# AMX computes 1,024 with 16 bits, and is taken twice for processors to come. Without a flag: SSE.
+_SINGLE = {"avx512f": 64, "avx": 32}
+_HALF: dict[str, Mapping[str, int]] = {
+    "bf16": {"amx_bf16": 2048, "avx512_bf16": 128, **_SINGLE},
+    "fp16": {"amx_fp16": 2048, "avx512_fp16": 128, **_SINGLE},
+}
+_BY_FLAG: dict[str, Mapping[str, int]] = {"fp32": _SINGLE, **_HALF, "fp8": {**_HALF["bf16"], **_HALF["fp16"]}}
+_SSE = 16
+# Of a processor that is not known: twice AVX-512, or AMX.
+_UNKNOWN = {"fp32": 128, "bf16": 2048, "fp16": 2048, "fp8": 2048}
+ABOVE_DATASHEET = 1.25  # a chip may run above the clock of its datasheet
+_NARROWER: dict[Precision, tuple[PeakDtype, ...]] = {
+    "fp32": ("tf32", "bf16", "fp16", "fp8", "nvfp4"),
+    "bf16": ("fp16", "fp8", "nvfp4"),
+    "fp16": ("bf16", "fp8", "nvfp4"),
+    "fp8": ("nvfp4",),
+}
 
 
 @dataclass(frozen=True)
@@ -49,10 +73,8 @@ def mfu(
     parameters_override: float | None = None,
 ) -> Utilisation:
     """Return model FLOPs utilisation. Recomputation never enters it, so `megatron-2021` has none."""
-    if formula == "megatron-2021":
-        return _of("MFU", formula, {"reason": "megatron-2021 counts recomputation: see its HFU"})
-    given = (formula, model, sequence_length, parameters_override)
-    return _utilisation("MFU", given, "none", None, tokens_per_second_per_device, peaks)
+    inputs = (formula, model, sequence_length, parameters_override)
+    return _utilisation("MFU", inputs, "none", None, tokens_per_second_per_device, peaks)
 
 
 def hfu(
@@ -66,59 +88,52 @@ def hfu(
 ) -> Utilisation:
     """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats. repeated: in which layers;
     None: in all."""
-    given = (formula, model, sequence_length, None)
-    return _utilisation("HFU", given, recompute, repeated, tokens_per_second_per_device, peaks)
+    inputs = (formula, model, sequence_length, None)
+    return _utilisation("HFU", inputs, recompute, repeated, tokens_per_second_per_device, peaks)
 
 
 def _utilisation(
     kind: Kind,
-    given: tuple[FormulaId, Model, int, float | None],
+    inputs: tuple[FormulaId, Model, int, float | None],
     recompute: Recomputation,
     repeated: Collection[int] | None,
     rate: float,
     peaks: PeakRange,
 ) -> Utilisation:
-    """given: the formula, the model, the sequence length and the N that replaces the model's. rate: of one device."""
-    found: dict[str, Any] = {"parameters": _counted(*given)}
+    """inputs: the formula, the model, the sequence length and the N that replaces the model's. rate: of one device."""
+    formula, model, sequence_length, count = inputs
+    fields: dict[str, Any] = {**_NOTHING, "formula": versioned(formula), "kind": kind, "parameters": None}
+    if formula in ("palm", "6n"):
+        count = parameters(model, sequence_length).active if count is None else count
+        fields["parameters"] = round(count) if math.isfinite(count) else None
     try:
-        found["flops_per_token"] = flops_per_token(*given, recompute, repeated)
-        found |= _achieved(found["flops_per_token"], rate, peaks)
+        if kind == "MFU" and formula == "megatron-2021":
+            raise FormulaError("megatron-2021 counts recomputation: see its HFU")
+        fields["flops_per_token"] = flops_per_token(*inputs, recompute, repeated)
+        fields |= _achieved(fields["flops_per_token"], rate, peaks)
     except FormulaError as error:
-        found["reason"] = str(error)
-    return _of(kind, given[0], found)
-
-
-def _of(kind: Kind, formula: FormulaId, found: dict[str, Any]) -> Utilisation:
-    """Return the utilisation of what was found; everything else is None."""
-    return Utilisation.model_validate({**_NOTHING, "formula": versioned(formula), "kind": kind, **found})
-
-
-def _counted(formula: FormulaId, model: Model, sequence_length: int, override: float | None) -> int | None:
-    """Return the N of the formula; None for a formula without."""
-    if formula not in ("palm", "6n"):
-        return None
-    if override is None:
-        return parameters(model, sequence_length).active
-    return round(override) if math.isfinite(override) else None
+        fields["reason"] = str(error)
+    return Utilisation.model_validate(fields)
 
 
 def _achieved(flops: float, rate: float, peaks: PeakRange) -> dict[str, Any]:
+    """Return the fields of a utilisation that follow from FLOPs per token and tokens per second of one device."""
     if not (math.isfinite(rate) and rate > 0):
         return {"reason": f"found {rate} tokens/s per device, expected a positive number"}
-    achieved = flops * rate / 1e12
-    return {"achieved_tflops": achieved, **_against_peak(achieved, peaks)}
-
-
-def _against_peak(achieved: float, peaks: PeakRange) -> dict[str, Any]:
-    peak, fp8 = peaks.peak, peaks.fp8
+    achieved, peak, fp8 = flops * rate / 1e12, peaks.peak, peaks.fp8
     if peak is None or (peaks.mixed and fp8 is None):
-        return {"reason": UNKNOWN_PEAK}
+        return {"achieved_tflops": achieved, "reason": UNKNOWN_PEAK}
     high = achieved / peak.tflops
     low = achieved / fp8.tflops if fp8 else high
     source = f"16-bit: {peak.source}; fp8 {fp8.tflops:g} TFLOP/s: {fp8.source}" if fp8 else peak.source
     if not low <= 1:
-        return {"reason": _refusal(low, (fp8 or peak).tflops, source)}
+        cause = "the throughput, the device count or the peak is wrong"
+        if source.startswith(MEASURED):  # a run that is faster than a probe shows the probe wrong
+            cause = "the probe gave less than the run itself reaches, and is refused"
+        reason = f"{low:.1%} of {(fp8 or peak).tflops:.4g} TFLOP/s, {ABOVE_PEAK}: {cause} ({source})"
+        return {"achieved_tflops": achieved, "reason": reason}
     return {
+        "achieved_tflops": achieved,
         "value": None if peaks.mixed else high,
         "low": low,
         "high": high,
@@ -128,9 +143,22 @@ def _against_peak(achieved: float, peaks: PeakRange) -> dict[str, Any]:
     }
 
 
-def _refusal(part: float, tflops: float, source: str) -> str:
-    """Return why a rate above the peak is no utilisation. A run that is faster than a probe shows the probe wrong."""
-    why = "the throughput, the device count or the peak is wrong"
-    if source.startswith(MEASURED):
-        why = "the probe gave less than the run itself reaches, and is refused"
-    return f"{part:.1%} of {tflops:.4g} TFLOP/s, {ABOVE_PEAK}: {why} ({source})"
+def core_limit(precision: Precision, flags: Collection[str] | None) -> float:
+    """Return the TFLOP/s that a core cannot exceed. flags: of /proc/cpuinfo on x86; None: an unknown processor."""
+    if flags is None:
+        return _UNKNOWN[precision] * HERTZ / 1e12
+    operations = max((count for flag, count in _BY_FLAG[precision].items() if flag in flags), default=_SSE)
+    return operations * HERTZ / 1e12
+
+
+def host_limits(cores: int, flags: Collection[str] | None) -> dict[str, float]:
+    """Return the TFLOP/s that a host cannot exceed, by precision."""
+    return {precision: cores * core_limit(precision, flags) for precision in _NARROWER}
+
+
+def chip_limit(precision: Precision, peaks: Mapping[PeakDtype, Peak]) -> float | None:
+    """Return the TFLOP/s that a chip cannot exceed; None where nothing published bounds this precision."""
+    if peak := peaks.get(precision):
+        return ABOVE_DATASHEET * peak.tflops
+    highest = max((peaks[dtype].tflops for dtype in _NARROWER.get(precision, ()) if dtype in peaks), default=None)
+    return None if highest is None else ABOVE_DATASHEET * highest

@@ -52,17 +52,17 @@ def check(
 
     The ranks are those of `layout`. A rank without a record lacks all its steps.
     """
-    kept = tuple(records)
+    every = tuple(records)
     rules = {
-        "steps": step_reasons(kept, work.training, layout),
-        "finite": finite_reasons(kept, work.training),
-        "tokens": token_reasons(kept, work.training, layout),
-        "loss": loss_reasons(kept),
-        "schedule": schedule_reasons(kept, work.training.schedule),
-        "data": checksum_reasons(kept, layout),
-        "clock": clock_reasons(kept, work.window),
+        "steps": step_reasons(every, work.training, layout),
+        "finite": finite_reasons(every, work.training),
+        "tokens": token_reasons(every, work.training, layout),
+        "loss": loss_reasons(every),
+        "schedule": schedule_reasons(every, work.training.schedule),
+        "data": checksum_reasons(every, layout),
+        "clock": clock_reasons(every, work.window),
         "weights": weight_reasons(weights, work, layout),
-        "acceptance": acceptance_reasons(kept, work.acceptance),
+        "acceptance": acceptance_reasons(every, work.acceptance),
     }
     return tuple(Reason(rule, detail) for rule, details in rules.items() for detail in details)
 
@@ -71,30 +71,30 @@ def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layo
     """Check that every rank ends every step once, in order, each later than the previous step."""
     ranks = by_rank(records)
     strangers = sorted(set(ranks) - set(range(layout.world_size)))
-    found = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in strangers]
+    reasons = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in strangers]
     for rank in range(layout.world_size):
-        if len(found) >= MOST_REASONS:
-            return [*found, f"ranks from {rank} on are not listed"]
-        own = ranks.get(rank, ())
-        reasons = sequence_reasons([r.step for r in own], range(1, training.steps + 1))
-        backward = [b.step for a, b in pairwise(own) if b.step > a.step and not b.end_ns > a.end_ns]
-        found += [f"rank {rank}: {reason}" for reason in reasons]
-        found += [f"rank {rank}: step {step} took no time or less" for step in backward]
-    return found
+        if len(reasons) >= MOST_REASONS:
+            return [*reasons, f"ranks from {rank} on are not listed"]
+        steps = ranks.get(rank, ())
+        faults = sequence_reasons([record.step for record in steps], range(1, training.steps + 1))
+        backward = [b.step for a, b in pairwise(steps) if b.step > a.step and not b.end_ns > a.end_ns]
+        reasons += [f"rank {rank}: {fault}" for fault in faults]
+        reasons += [f"rank {rank}: step {step} took no time or less" for step in backward]
+    return reasons
 
 
 def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[str]:
     """Check that losses and gradient norms are finite. In fp16 a skipped step has no norm: its gradients overflowed."""
-    found = []
+    reasons = []
     for r in records:
         where = f"step {r.step}, rank {r.rank}"
         if r.loss is not None and not math.isfinite(r.loss):
-            found.append(f"{where}: loss is {r.loss}")
+            reasons.append(f"{where}: loss is {r.loss}")
         if r.grad_norm is not None and not r.skipped and not (math.isfinite(r.grad_norm) and r.grad_norm >= 0):
-            found.append(f"{where}: gradient norm is {r.grad_norm}")
+            reasons.append(f"{where}: gradient norm is {r.grad_norm}")
         if r.skipped and training.precision != "fp16":
-            found.append(f"{where}: the optimizer skipped it; only fp16 may")
-    return shortened(found)
+            reasons.append(f"{where}: the optimizer skipped it; only fp16 may")
+    return shortened(reasons)
 
 
 def token_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
@@ -102,31 +102,31 @@ def token_reasons(records: Sequence[StepRecord], training: Training, layout: Lay
     share, rest = divmod(training.tokens_per_step, layout.data)
     if rest:
         return [f"{training.tokens_per_step} tokens a step cannot be shared by {layout.data} data ranks"]
-    found = []
+    reasons = []
     for r in records:
         expected = share if coordinates(r.rank, layout).owns_tokens else 0
         if r.tokens != expected:
-            found.append(f"step {r.step}, rank {r.rank}: {r.tokens} tokens, expected {expected}")
-    return shortened(found)
+            reasons.append(f"step {r.step}, rank {r.rank}: {r.tokens} tokens, expected {expected}")
+    return shortened(reasons)
 
 
 def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
     """Check that every step has a loss, and that all ranks with a loss agree within 1e-6 of it."""
-    found = []
+    reasons = []
     for step, group in by_step(records).items():
         losses = {r.rank: r.loss for r in group if r.loss is not None}
         if not losses:
-            found.append(f"step {step}: no rank reports a loss")
+            reasons.append(f"step {step}: no rank reports a loss")
         elif not _spread(list(losses.values())) <= LOSS_AGREEMENT:
-            found.append(f"step {step}: ranks disagree: " + _listed(losses))
+            reasons.append(f"step {step}: ranks disagree: " + _values(losses))
         if len({r.skipped for r in group}) > 1:
-            found.append(f"step {step}: only some ranks skipped it")
-    return shortened(found)
+            reasons.append(f"step {step}: only some ranks skipped it")
+    return shortened(reasons)
 
 
 def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]:
     """Check that ranks of one data rank read the same tokens, and that different data ranks read different ones."""
-    found = []
+    reasons = []
     for step, group in by_step(records).items():
         read: dict[int, dict[int, int]] = {}
         for r in group:
@@ -134,23 +134,25 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
                 read.setdefault(coordinates(r.rank, layout).data, {})[r.rank] = r.tokens_checksum
         silent = next((rank for rank in range(layout.data) if rank not in read), None)
         if silent is not None:
-            found.append(f"step {step}: no token checksum from data rank {silent}")
-        found += [f"step {step}, data rank {d}: ranks read different tokens: {_listed(read[d])}" for d in _split(read)]
+            reasons.append(f"step {step}: no token checksum from data rank {silent}")
+        for data, sums in sorted(read.items()):
+            if len(set(sums.values())) > 1:
+                reasons.append(f"step {step}, data rank {data}: ranks read different tokens: {_values(sums)}")
         firsts = [next(iter(sums.values())) for sums in read.values()]
         if len(set(firsts)) < len(firsts):
-            found.append(f"step {step}: two data ranks read the same tokens")
-    return shortened(found)
+            reasons.append(f"step {step}: two data ranks read the same tokens")
+    return shortened(reasons)
 
 
 def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
     """Check that the windows of all ranks last equally long, within two of the window's longest steps."""
-    times = {rank: _window_seconds(own, window) for rank, own in by_rank(records).items()}
+    times = {rank: _window_seconds(steps, window) for rank, steps in by_rank(records).items()}
     walls = {rank: sum(seconds) for rank, seconds in times.items() if seconds}
     if not walls:
         return []
     longest = sorted(max(seconds) for seconds in times.values() if seconds)[len(walls) // 2]
     if not max(walls.values()) - min(walls.values()) <= 2 * longest:
-        return [f"ranks' windows last differently, in seconds: {_listed(walls)}"]
+        return [f"ranks' windows last differently, in seconds: {_values(walls)}"]
     return []
 
 
@@ -160,9 +162,10 @@ def acceptance_reasons(records: Sequence[StepRecord], acceptance: Acceptance) ->
     if len(curve) <= acceptance.tail_steps:
         return [f"{len(curve)} losses, expected more than {acceptance.tail_steps}"]
     losses = list(curve.values())
-    tail, limit = _mean(losses[-acceptance.tail_steps :]), losses[0] * acceptance.final_loss_below_fraction
-    if not tail < limit:
-        return [f"mean loss of the last {acceptance.tail_steps} steps is {tail:.4f}, expected below {limit:.4f}"]
+    tail, limit = losses[-acceptance.tail_steps :], losses[0] * acceptance.final_loss_below_fraction
+    mean = math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
+    if not mean < limit:
+        return [f"mean loss of the last {acceptance.tail_steps} steps is {mean:.4f}, expected below {limit:.4f}"]
     return []
 
 
@@ -183,17 +186,13 @@ def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None
     return sum(read.values()) % CHECKSUM_MODULUS if read and len(read) == len(steps) * layout.data else None
 
 
-def _window_seconds(own: Sequence[StepRecord], window: Window) -> list[float]:
+def _window_seconds(records: Sequence[StepRecord], window: Window) -> list[float]:
     """Return the step times of the window on one rank's clock; empty when a step is missing."""
-    ends = {r.step: r.end_ns for r in own}
+    ends = {r.step: r.end_ns for r in records}
     steps = range(window.first_step - 1, window.last_step + 1)
     if not all(step in ends for step in steps):
         return []
     return [(ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(steps)]
-
-
-def _split(read: dict[int, dict[int, int]]) -> list[int]:
-    return [data for data, sums in sorted(read.items()) if len(set(sums.values())) > 1]
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -202,16 +201,14 @@ def _spread(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(v) for v in values) else (max(values) - min(values)) / scale
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
-
-
-def _listed(values: Mapping[int, float]) -> str:
+def _values(values: Mapping[int, float]) -> str:
+    """Return the first values with their ranks, for a sentence."""
     return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_SHOWN])
 
 
-def shortened(found: list[str]) -> list[str]:
-    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
+def shortened(reasons: list[str]) -> list[str]:
+    """Return the first reasons, and how many more there are."""
+    return reasons if len(reasons) <= _SHOWN else [*reasons[:_SHOWN], f"and {len(reasons) - _SHOWN} more"]
 
 
 def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[str]:
@@ -219,11 +216,11 @@ def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[
 
     A rank without any passes: the rate of a parameter is the same on all ranks that hold it.
     """
-    known, reasons = namespace(schedule.model_dump()), []
-    for own in by_rank(records).values():
-        for record in own if any(r.learning_rate is not None for r in own) else ():
-            found, expected = record.learning_rate, learning_rate(known, record.step)
-            if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
-                said = "no learning rate" if found is None else f"learning rate {found:.9g}"
-                reasons.append(f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}")
+    fields, reasons = namespace(schedule.model_dump()), []
+    for steps in by_rank(records).values():
+        for record in steps if any(step.learning_rate is not None for step in steps) else ():
+            rate, expected = record.learning_rate, learning_rate(fields, record.step)
+            if rate is None or not abs(rate - expected) <= RATE_AGREEMENT * expected:
+                text = "no learning rate" if rate is None else f"learning rate {rate:.9g}"
+                reasons.append(f"step {record.step}, rank {record.rank}: {text}, expected {expected:.9g}")
     return shortened(reasons)

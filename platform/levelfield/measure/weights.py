@@ -8,7 +8,7 @@ slices, so the figures are the same in every layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,15 +37,15 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
 
     A rank may hold no slice of a parameter, or an empty one. Every rank of the layout must report.
     """
-    kept = tuple(slices)
+    pieces = tuple(slices)
     expected = parameter_shapes(work.model, work.training.sequence_length)
-    found = grouped(kept, lambda piece: piece.name)
-    silent = sorted(set(range(layout.world_size)) - {s.rank for s in kept})
+    parameters = grouped(pieces, lambda piece: piece.name)
+    silent = sorted(set(range(layout.world_size)) - {piece.rank for piece in pieces})
     reasons = [f"rank {rank} reports no weights" for rank in silent[:_MOST_RANKS]]
     reasons += [f"and {len(silent) - _MOST_RANKS} more ranks"] if len(silent) > _MOST_RANKS else []
-    reasons += [f"{name}: not reported by any rank" for name in expected if name not in found]
-    for name, own in found.items():
-        reasons += [f"{name}: {reason}" for reason in _parameter_reasons(own, expected.get(name))]
+    reasons += [f"{name}: not reported by any rank" for name in expected if name not in parameters]
+    for name, parts in parameters.items():
+        reasons += [f"{name}: {reason}" for reason in _parameter_reasons(parts, expected.get(name))]
     return reasons
 
 
@@ -54,37 +54,28 @@ def weight_checksums(slices: Iterable[WeightSlice]) -> dict[str, int]:
 
     It is the same in every layout. It has a meaning only for slices without `weight_reasons`.
     """
-    named = grouped(slices, lambda piece: piece.name)
-    return {name: sum(_distinct(own).values()) % CHECKSUM_MODULUS for name, own in named.items()}
+    parameters = grouped(slices, lambda piece: piece.name)
+    return {name: sum(_distinct(parts).values()) % CHECKSUM_MODULUS for name, parts in parameters.items()}
 
 
-def _parameter_reasons(own: Sequence[WeightSlice], shape: tuple[int, ...] | None) -> list[str]:
+def _parameter_reasons(slices: Sequence[WeightSlice], shape: tuple[int, ...] | None) -> list[str]:
+    """Return how the slices of one parameter fail to tile it; shape: None for a parameter that the model lacks."""
     if shape is None:
         return ["the model has no such parameter"]
-    wrong = [s for s in own if s.shape != shape or not _inside(s.slices, shape)]
-    if wrong:
-        first = wrong[0]
-        return [f"rank {first.rank} holds {first.slices} of {first.shape}, the parameter is {shape}"]
-    return _replica_reasons(own) + _tiling_reasons(list(_distinct(own)), shape)
-
-
-def _inside(box: Box, shape: tuple[int, ...]) -> bool:
-    return len(box) == len(shape) and all(
-        0 <= start <= stop <= size for (start, stop), size in zip(box, shape, strict=True)
-    )
-
-
-def _replica_reasons(own: Sequence[WeightSlice]) -> list[str]:
-    first = {s.slices: s for s in reversed(own)}
-    unlike = [(first[s.slices], s) for s in own if s.checksum != first[s.slices].checksum]
-    return [f"ranks {a.rank} and {b.rank} hold different values of {b.slices}" for a, b in unlike[:1]]
-
-
-def _tiling_reasons(boxes: Sequence[Box], shape: tuple[int, ...]) -> list[str]:
+    for piece in slices:
+        is_within = len(piece.slices) == len(shape) and all(
+            0 <= start <= stop <= size for (start, stop), size in zip(piece.slices, shape, strict=True)
+        )
+        if piece.shape != shape or not is_within:
+            return [f"rank {piece.rank} holds {piece.slices} of {piece.shape}, the parameter is {shape}"]
+    first = {piece.slices: piece for piece in reversed(slices)}
+    unlike = [piece for piece in slices if piece.checksum != first[piece.slices].checksum][:1]
+    reasons = [f"ranks {first[p.slices].rank} and {p.rank} hold different values of {p.slices}" for p in unlike]
+    boxes, size = list(_distinct(slices)), math.prod(shape)
     if pair := _overlap(boxes):
-        return [f"slices {pair[0]} and {pair[1]} overlap"]
-    held, whole = sum(map(_volume, boxes)), math.prod(shape)
-    return [] if held == whole else [f"{held} of {whole} values are held by some rank"]
+        return [*reasons, f"slices {pair[0]} and {pair[1]} overlap"]
+    count = sum(map(_volume, boxes))
+    return [*reasons, *([f"{count} of {size} values are held by some rank"] if count != size else [])]
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
@@ -99,9 +90,9 @@ def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     return None
 
 
-def _distinct(own: Sequence[WeightSlice]) -> dict[Box, int]:
+def _distinct(slices: Sequence[WeightSlice]) -> dict[Box, int]:
     """Return each distinct box that is not empty, with its checksum."""
-    return {s.slices: s.checksum for s in own if _volume(s.slices)}
+    return {piece.slices: piece.checksum for piece in slices if _volume(piece.slices)}
 
 
 def _volume(box: Box) -> int:
@@ -110,9 +101,11 @@ def _volume(box: Box) -> int:
 
 def final_weights(slices: Iterable[FinalSlice]) -> dict[str, Figures]:
     """Return [norm, projections...] of each parameter. It has a meaning only for slices without reasons."""
-    boxes = {(s.name, s.slices): s for s in slices}
-    named = grouped(boxes.values(), lambda piece: piece.name)
-    return {name: _figures(list(zip(*(s.sums for s in own), strict=False))) for name, own in named.items()}
+    boxes = {(piece.name, piece.slices): piece for piece in slices}
+    parameters = grouped(boxes.values(), lambda piece: piece.name)
+    return {
+        name: _figures(list(zip(*(part.sums for part in parts), strict=False))) for name, parts in parameters.items()
+    }
 
 
 def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layout) -> list[str]:
@@ -171,15 +164,12 @@ def window_norms(norms: Norms, whole: Mapping[int, float], window: Window) -> No
     groups: dict[int, dict[str, float]] = {}
     for step in range(window.first_step, window.last_step + 1):
         if step in whole:
-            groups[step] = {**_by_group(norms.get(step, {})), WHOLE_GRADIENT: whole[step]}
+            squares: dict[str, list[float]] = {}
+            for name, norm in norms.get(step, {}).items():
+                squares.setdefault(group_of(name), []).append(norm * norm)
+            groups[step] = {group: _root(values) for group, values in sorted(squares.items())}
+            groups[step][WHOLE_GRADIENT] = whole[step]
     return groups
-
-
-def _by_group(norms: Mapping[str, float]) -> dict[str, float]:
-    squares: dict[str, list[float]] = {}
-    for name, norm in norms.items():
-        squares.setdefault(group_of(name), []).append(norm * norm)
-    return {group: _root(values) for group, values in sorted(squares.items())}
 
 
 def group_of(name: str) -> str:
@@ -197,23 +187,19 @@ def gradient_reasons(
     none.
     """
     norms = gradient_norms(shares)
-    expected = set(gradient_names(work))
-    whole = {r.step: r.grad_norm for r in records if r.grad_norm is not None}
-    steps = (*work.evidence.gradient_steps, *window_steps)
-    absent = _absent_steps(norms, {r.step for r in records if r.skipped}, steps)
-    return [
-        *absent,
-        *(reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)),
-    ]
-
-
-def _absent_steps(norms: Norms, skipped: Collection[int], expected: Sequence[int]) -> list[str]:
-    """Return a reason for each of the case's steps that has no norms, of a run that has norms of another step."""
-    absent = [step for step in expected if step not in norms and step not in skipped]
-    if not norms or not absent:
+    if not norms:
         return []
-    has, wants = (", ".join(map(str, steps)) for steps in (norms, expected))
-    return [f"step {step}: no norms by parameter; found those of steps {has}, expected {wants}" for step in absent]
+    steps, skipped = (*work.evidence.gradient_steps, *window_steps), {r.step for r in records if r.skipped}
+    present, expected = (", ".join(map(str, numbers)) for numbers in (norms, steps))
+    reasons = [
+        f"step {step}: no norms by parameter; found those of steps {present}, expected {expected}"
+        for step in steps
+        if step not in norms and step not in skipped
+    ]
+    names, whole = set(gradient_names(work)), {r.step: r.grad_norm for r in records if r.grad_norm is not None}
+    for step, values in norms.items():
+        reasons += _step_reasons(step, values, names, whole.get(step))
+    return reasons
 
 
 def gradient_names(work: Work) -> Iterator[str]:
@@ -230,25 +216,23 @@ def gradient_names(work: Work) -> Iterator[str]:
             yield name
 
 
-def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], whole: Mapping[int, float]) -> list[str]:
-    if odd := sorted(set(found) ^ expected):
+def _step_reasons(step: int, norms: Mapping[str, float], expected: set[str], whole: float | None) -> list[str]:
+    """Return what is wrong with the norms of one step. whole: the gradient's norm; None where no rank reports it."""
+    if odd := sorted(set(norms) ^ expected):
         kind = "no norm of" if odd[0] in expected else "a norm of the unknown parameter"
         return [f"step {step}: {kind} {odd[0]}"]
-    total, said = _root([norm * norm for norm in found.values()]), whole.get(step)
-    if said is not None and not abs(total - said) <= AGREEMENT * said:
-        return [f"step {step}: the parameters' norms make up {total:.6g}, the gradient's norm is {said:.6g}"]
-    lost = [name for name, norm in found.items() if norm == 0 and _always_has_gradient(name)]
+    total = _root([norm * norm for norm in norms.values()])
+    if whole is not None and not abs(total - whole) <= AGREEMENT * whole:
+        return [f"step {step}: the parameters' norms make up {total:.6g}, the gradient's norm is {whole:.6g}"]
+    # An expert that no token chose has none, nor has a router that chooses it, nor a key's bias, which softmax cancels.
+    exempt = (".mlp.experts.", ".mlp.router.", KEY_BIAS)
+    lost = [name for name, norm in norms.items() if norm == 0 and not any(text in name for text in exempt)]
     if lost:
         return [
-            f"step {step}: the gradients of {len(lost)} of {len(found)} parameters are exactly 0, as that of "
+            f"step {step}: the gradients of {len(lost)} of {len(norms)} parameters are exactly 0, as that of "
             f"{lost[0]}: they were lost, or are too small for a format between, such as fp8's"
         ]
     return []
-
-
-def _always_has_gradient(name: str) -> bool:
-    """Not an expert that no token chose, nor a router that chooses it, nor a key's bias, which softmax cancels."""
-    return not (".mlp.experts." in name or ".mlp.router." in name or name.endswith(KEY_BIAS))
 
 
 def _root(squares: Sequence[float]) -> float:

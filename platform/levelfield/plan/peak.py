@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from levelfield.measure.other_use import HostUse
-from levelfield.measure.peak_limits import chip_limit
+from levelfield.measure.utilisation import chip_limit
 from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip

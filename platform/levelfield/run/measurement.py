@@ -27,7 +27,7 @@ from levelfield.catalog.machine import processor_flags, usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ReadyRuntime, Say
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.measure.peak_limits import HERTZ, host_limits
+from levelfield.measure.utilisation import HERTZ, host_limits
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
-from levelfield.measure.throughput import StepSpan
+from levelfield.measure.throughput import LossCrossing, StepSpan, crossing, level_of, level_step
 
 SECOND_NS = 1_000_000_000
 LOSSES = {step: 10.0 - step for step in range(1, 9)}  # 9, 8, ... 2

@@ -102,10 +102,10 @@ def test_the_number_the_first_step_and_the_layer_are_named() -> None:
 
 def own(number: int, margin: float, step: int = 17, gates: float = 0.0) -> Change:
     """In one step so many own choices differ, by a margin, and the gates are off by a part."""
-    return lambda run: replace(run, own={**run.own, step: OwnChoices(8000, number, margin, 2, gates)})
+    return lambda run: replace(run, own_choices={**run.own_choices, step: OwnChoices(8000, number, margin, 2, gates)})
 
 
-FOLLOWED = replace(REFERENCE, follows="sha256:f", own={step: OwnChoices(8000, 0, 0.0, 1) for step in STEPS})
+FOLLOWED = replace(REFERENCE, follows="sha256:f", own_choices={step: OwnChoices(8000, 0, 0.0, 1) for step in STEPS})
 KNOWN = replace(REFERENCE, follows="sha256:f")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.measure.peak_limits import core_limit
+from levelfield.measure.utilisation import core_limit
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
