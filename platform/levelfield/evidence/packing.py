@@ -42,15 +42,15 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     Raises GateFailed for a tampered run, and UsageError for a run given twice or one that cannot be redacted without
     changing what it shows.
     """
-    found = [collect(paths) for paths in runs]
-    _refuse_names([result.run_id for result in found])
-    order = sorted(range(len(found)), key=lambda number: found[number].run_id)
-    read = [read_run(runs[number], found[number].run_id) for number in order]
-    placeholders, made = placeholders_of(read), list[RunInBundle]()
-    for number, run in zip(order, read, strict=True):
-        made.append(_with_result(redacted_run(run, placeholders), runs[number], found[number]))
-        progress(len(made), len(runs))
-    return Packed(tuple(made), _manifest(made, placeholders))
+    results = [collect(paths) for paths in runs]
+    _check_names([result.run_id for result in results])
+    order = sorted(zip(results, runs, strict=True), key=lambda pair: pair[0].run_id)
+    whole_runs = [read_run(paths, result.run_id) for result, paths in order]
+    placeholders, bundled = placeholders_of(whole_runs), list[RunInBundle]()
+    for (result, paths), run in zip(order, whole_runs, strict=True):
+        bundled.append(_with_result(redacted_run(run, placeholders), paths, result))
+        progress(len(bundled), len(runs))
+    return Packed(tuple(bundled), _manifest(bundled, placeholders))
 
 
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
@@ -65,8 +65,8 @@ def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBu
         )
     text = dump(result).encode()
     entries = {**run.entry.files, RESULT: BundledFile(original=sha256_of(text), stored=sha256_of(text))}
-    listed = BundledRun(seal=seal, software=software, files=dict(sorted(entries.items())))
-    return RunInBundle(run.name, {**run.files, RESULT: text}, listed)
+    entry = BundledRun(seal=seal, software=software, files=dict(sorted(entries.items())))
+    return RunInBundle(run.name, {**run.files, RESULT: text}, entry)
 
 
 def _changed(before: Result, after: Result) -> Iterator[str]:
@@ -93,7 +93,7 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def _refuse_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str]) -> None:
     if twice := twice_in(names):
         raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
     if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:

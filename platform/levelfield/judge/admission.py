@@ -89,21 +89,25 @@ def _limits(reference: Reference) -> AlignmentLimits:
     if len(rows) < FEW:
         source = f"what rounding in {reference.precision} reaches at most; fewer than {FEW} rows of noise"
         return replace(ceilings, source=source)
-    known = limits_from(reference)
+    limits = limits_from(reference)
     return replace(
-        known,
-        weights=ceilings.weights if known.weights is None else known.weights,
-        window=ceilings.window if sum(row.window is not None for row in rows) < FEW else known.window,
+        limits,
+        weights=ceilings.weights if limits.weights is None else limits.weights,
+        window=ceilings.window if sum(row.window is not None for row in rows) < FEW else limits.window,
     )
 
 
 class WidenedLimit(NamedTuple):
-    """A limit that a row moves beyond the ceiling: its layer, the first calibration's limit, and the new one."""
+    """A limit that a row moves beyond the ceiling."""
 
     layer: str
     place: Place
-    first: float
-    found: float
+    first: float  # the first calibration's limit
+    limit: float
+
+    @property
+    def times(self) -> float:
+        return self.limit / self.first
 
 
 def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
@@ -114,12 +118,13 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
     first = first_calibration(before)
     if first is None:
         return
-    beyond = max(_beyond(limits_from(first), limits_from(before), limits_from(after)), key=_times, default=None)
-    if beyond is not None:
+    widened = list(_widened(limits_from(first), limits_from(before), limits_from(after)))
+    if widened:
+        worst = max(widened, key=lambda limit: limit.times)
         raise GateFailed(
-            f"{run_id} would widen the limit of {before.name} for {beyond.layer} to {_times(beyond):.1f} times that of "
-            f"its first {FEW} rows ({beyond.first:.1e} to {beyond.found:.1e}{_at(beyond.place)}), expected at most "
-            f"{WIDEST[beyond.layer]:g} times. Each row may hold against the limits of its day and all of them together "
+            f"{run_id} would widen the limit of {before.name} for {worst.layer} to {worst.times:.1f} times that of "
+            f"its first {FEW} rows ({worst.first:.1e} to {worst.limit:.1e}{_at(worst.place)}), expected at most "
+            f"{WIDEST[worst.layer]:g} times. Each row may hold against the limits of its day and all of them together "
             f"not. {OVERRIDE}"
         )
 
@@ -140,24 +145,23 @@ def first_calibration(reference: Reference) -> Reference | None:
     """
     rows = sorted((row for row in reference.noise if row.why is None), key=lambda row: (row.recorded or "", row.run_id))
     for count in range(FEW, len(rows) + 1):
-        found = reference.model_copy(update={"noise": tuple(rows[:count])})
-        if len(rows_that_count(found)) >= FEW:
-            return found
+        earliest = reference.model_copy(update={"noise": tuple(rows[:count])})
+        if len(rows_that_count(earliest)) >= FEW:
+            return earliest
     return None
 
 
-def _beyond(first: AlignmentLimits, before: AlignmentLimits, after: AlignmentLimits) -> Iterator[WidenedLimit]:
+def _widened(first: AlignmentLimits, before: AlignmentLimits, after: AlignmentLimits) -> Iterator[WidenedLimit]:
+    """Yield each limit of `after` that is beyond its ceiling. first: the limits of the first calibration."""
     for layer, name in _FIELDS.items():
-        known, present, found = (_by_place(getattr(limits, name)) for limits in (first, before, after))
-        if not known:
-            continue
-        for place, limit in found.items():
-            at_first, now = _at_place(known, place), _at_place(present, place)
-            if not limit <= max(now * _ROUNDING, at_first * WIDEST[layer]):
+        earliest, present, limits = (_limit_places(getattr(side, name)) for side in (first, before, after))
+        for place, limit in limits.items() if earliest else ():
+            at_first = _at_place(earliest, place)
+            if not limit <= max(_at_place(present, place) * _ROUNDING, at_first * WIDEST[layer]):
                 yield WidenedLimit(layer, place, at_first, limit)
 
 
-def _by_place(limit: Limit | None) -> Places:
+def _limit_places(limit: Limit | None) -> Places:
     if limit is None:
         return {}
     return {None: limit} if isinstance(limit, (int, float)) else limit
@@ -168,10 +172,6 @@ def _at_place(limits: Places, place: Place) -> float:
     return limits.get(place, limits.get(None, max(limits.values(), default=0.0)))
 
 
-def _times(widened: WidenedLimit) -> float:
-    return widened.found / widened.first
-
-
 def _at(place: Place) -> str:
     if place is None:
         return ""
@@ -180,11 +180,11 @@ def _at(place: Place) -> str:
     return f" at step {place[0]}, {place[1]}" if isinstance(place[0], int) else f", {place[1]} of {place[0]}"
 
 
-def is_wider(noise: Noise, known: Noise) -> bool:
+def is_wider(noise: Noise, other: Noise) -> bool:
     """Return whether a row has a larger difference than another one, anywhere."""
-    if not noise.first_step <= known.first_step * _ROUNDING:
+    if not noise.first_step <= other.first_step * _ROUNDING:
         return True
     names = ("gradient", "curve", "weights", "norms", "window")
-    parts = ((getattr(noise, name), getattr(known, name)) for name in names)
-    held = ((value, _at_place(old, place)) for part, old in parts if part and old for place, value in part.items())
-    return any(not value <= limit * _ROUNDING for value, limit in held)
+    parts = ((getattr(noise, name), getattr(other, name)) for name in names)
+    pairs = ((value, _at_place(old, place)) for part, old in parts if part and old for place, value in part.items())
+    return any(not value <= limit * _ROUNDING for value, limit in pairs)

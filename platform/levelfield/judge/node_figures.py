@@ -6,7 +6,7 @@ A node without telemetry makes a figure unknown, with a reason that names the no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from levelfield.contracts.readings import LEAST_WATTS
@@ -24,9 +24,9 @@ from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, NodeEnerg
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     """Return the memory of the fullest device and of the worst rank over all machines."""
-    each = {part.name: _peaks(plan, part) for part in parts}
-    named = {name: peaks for name, peaks in each.items() if name is not None}
-    measured = memories.over_nodes(named) if named else each[None]
+    peaks = {part.name: _peaks(plan, part) for part in parts}
+    nodes = {name: figures for name, figures in peaks.items() if name is not None}
+    measured = memories.over_nodes(nodes) if nodes else peaks[None]
     why_none = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
@@ -44,26 +44,24 @@ def _stage_peaks(plan: Plan, parts: Sequence[NodePart], measured: memories.Memor
     """Return the headline figure of each pipeline stage; None where that of the run is unknown."""
     if (measured.process if plan.hardware.is_host else measured.used).peak_bytes is None:
         return None
-    ordered = sorted(parts, key=lambda part: part.ranks.start)
-    each = [peak for part in ordered for peak in _peak_of_each_rank(plan, part)]
-    return memories.stage_peaks(each, plan.tuning.layout.pipeline, plan.world_size)
-
-
-def _peak_of_each_rank(plan: Plan, part: NodePart) -> tuple[int | None, ...]:
-    if plan.hardware.is_host:
-        return memories.process_of_each(part.steps)
-    return memories.used_of_each(part.read.readings, part.indices)
+    peaks: list[int | None] = []  # of every rank, in order
+    for part in sorted(parts, key=lambda part: part.ranks.start):
+        if plan.hardware.is_host:
+            peaks += memories.process_of_each(part.steps)
+        else:
+            peaks += memories.used_of_each(part.read.readings, part.indices)
+    return memories.stage_peaks(peaks, plan.tuning.layout.pipeline, plan.world_size)
 
 
 def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.indices)
     whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
     sizes, window_ns = dict.fromkeys(part.indices, whole), part.window_ns(plan.work.window)
-    found = memories.memory(part.read.readings, part.steps, sizes, window_ns)
-    if found.used.peak_bytes is not None:
-        return found
-    reason = part.why_silent or _with_reason(found.used.reason, part.said_by_tool("memory_used_bytes", "tool"))
-    return replace(found, used=replace(found.used, reason=reason))
+    peaks = memories.memory(part.read.readings, part.steps, sizes, window_ns)
+    if peaks.used.peak_bytes is not None:
+        return peaks
+    reason = part.why_silent or _with_cause(peaks.used.reason, part.said_by_tool("memory_used_bytes", "tool"))
+    return replace(peaks, used=replace(peaks.used, reason=reason))
 
 
 def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
@@ -78,23 +76,23 @@ def energy(
     why_none: str,
 ) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason. power: of whole nodes."""
-    found = energies.EnergyUse(reason=why_none)
+    chips = energies.EnergyUse(reason=why_none)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
-        each = {part.name: _used(plan, part, tokens) for part in parts}
-        named = {name: use for name, use in each.items() if name is not None}
-        found = energies.over_nodes(named) if named else each[None]
+        uses = {part.name: _chip_energy(plan, part, tokens) for part in parts}
+        nodes = {name: use for name, use in uses.items() if name is not None}
+        chips = energies.over_nodes(nodes) if nodes else uses[None]
     return Energy(
-        joules=Figure(value=found.joules, unit="J", reason=found.reason),
-        joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=found.reason),
-        mean_watts=Figure(value=found.mean_watts, unit="W", reason=found.reason),
+        joules=Figure(value=chips.joules, unit="J", reason=chips.reason),
+        joules_per_token=Figure(value=chips.joules_per_token, unit="J/token", reason=chips.reason),
+        mean_watts=Figure(value=chips.mean_watts, unit="W", reason=chips.reason),
         boundary=energies.BOUNDARY,
-        nodes=_of_nodes(plan, parts, power, found, tokens, why_none if throughput is None else None),
+        nodes=_node_energy(plan, parts, power, chips, tokens, why_none if throughput is None else None),
     )
 
 
-def _of_nodes(
+def _node_energy(
     plan: Plan,
     parts: Sequence[NodePart],
     power: Mapping[int, NodePowerTrace],
@@ -106,26 +104,26 @@ def _of_nodes(
     if plan.node_power is None:
         return None
     traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
-    each = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
-    lacking = [part.said(use.reason or "") for part, use in zip(parts, each, strict=True) if use.joules is None]
+    uses = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
+    lacking = [part.said(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None]
     reason = why_none or next(iter(lacking), None)
-    windows = (found for part in parts if (found := part.window_ns(plan.work.window)))
+    windows = filter(None, (part.window_ns(plan.work.window) for part in parts))
     seconds = max((end - begin for begin, end in windows), default=0) / NANOSECONDS
-    joules = None if reason else math.fsum(use.joules or 0.0 for use in each)
+    joules = None if reason else math.fsum(use.joules or 0.0 for use in uses)
     if joules is not None and chips.joules is not None and joules < chips.joules:
         reason = f"the nodes' {joules:.6g} J are less than their chips' {chips.joules:.6g} J: other machines, or units"
         joules = None
-    of_token, own = None if joules is None else joules / tokens, chips.joules_per_token
-    other = None if of_token is None or own is None else of_token - own
+    per_token = None if joules is None else joules / tokens
+    other = None if per_token is None or chips.joules_per_token is None else per_token - chips.joules_per_token
     unchecked = "" if plan.node_power.verify else ", certificate not checked"
     return NodeEnergy(
         joules=_figure(joules, "J", reason),
-        joules_per_token=_figure(of_token, "J/token", reason),
+        joules_per_token=_figure(per_token, "J/token", reason),
         mean_watts=_figure(None if joules is None else joules / seconds, "W", reason),
         other_joules_per_token=_figure(other, "J/token", reason or chips.reason),
         sources=tuple(dict.fromkeys(f"{trace.source}{unchecked}" for trace in traces if trace.source)),
-        readings=min((use.readings for use in each), default=None),
-        resolution_seconds=max((s for use in each if (s := use.resolution_seconds) is not None), default=None),
+        readings=min((use.readings for use in uses), default=None),
+        resolution_seconds=max((s for use in uses if (s := use.resolution_seconds) is not None), default=None),
     )
 
 
@@ -137,16 +135,16 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
     if not trace.readings:
         return energies.NodeUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
     if plan.launch is None:
-        found = energies.node_use(trace.readings, *window_ns)
+        use = energies.node_use(trace.readings, *window_ns)
     elif part.read.wall_clock:
-        by_day = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
-        found = energies.node_use(by_day, *map(part.day_ns, window_ns))
+        readings = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
+        use = energies.node_use(readings, *map(part.day_ns, window_ns))
     else:
         return energies.NodeUse(None, "it left no time of day, which the readings of its power have")
-    return replace(found, reason=_with_reason(found.reason, trace.error and f"node power: {trace.error}"))
+    return replace(use, reason=_with_cause(use.reason, trace.error and f"node power: {trace.error}"))
 
 
-def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
+def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None or part.why_silent:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
@@ -155,37 +153,33 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
         return energies.EnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
-    found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
-    if found.joules is not None:
-        return found
-    known = (part.said_by_tool(figure) for figure in ("energy_joules", "power_watts"))
-    why = "; ".join(dict.fromkeys(reason for reason in known if reason))
-    return replace(found, reason=_with_reason(found.reason, why))
+    use = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
+    if use.joules is not None:
+        return use
+    causes = (part.said_by_tool(figure) for figure in ("energy_joules", "power_watts"))
+    return replace(use, reason=_with_cause(use.reason, "; ".join(dict.fromkeys(filter(None, causes)))))
 
 
 def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
     """Return the mean load of all devices over the window. Every machine has the same number of them."""
-    each = [_mean_load(plan, part) for part in parts]
-    unknown = [found for found in each if isinstance(found, str)]
-    if unknown:
-        return Figure(value=None, unit="1", reason=unknown[0])
-    return Figure(value=sum(found for found in each if isinstance(found, float)) / len(each), unit="1")
+    loads = []
+    for part in parts:
+        window_ns = part.window_ns(plan.work.window)
+        if part.why_silent:
+            return Figure(value=None, unit="1", reason=part.said(part.why_silent))
+        load: float | str = f"rank {part.ranks.start} lacks the window"
+        if window_ns:
+            load = mean_load(part.read.readings, part.indices, *window_ns)
+        if isinstance(load, str):
+            reason = _with_cause(load, part.said_by_tool("utilisation")) or load
+            return Figure(value=None, unit="1", reason=part.said(reason))
+        loads.append(load)
+    return Figure(value=sum(loads) / len(loads), unit="1")
 
 
-def _mean_load(plan: Plan, part: NodePart) -> float | str:
-    window_ns = part.window_ns(plan.work.window)
-    if part.why_silent:
-        return part.said(part.why_silent)
-    rank = part.ranks.start
-    found = mean_load(part.read.readings, part.indices, *window_ns) if window_ns else f"rank {rank} lacks the window"
-    if isinstance(found, float):
-        return found
-    return part.said(_with_reason(found, part.said_by_tool("utilisation")) or found)
-
-
-def _with_reason(reason: str | None, why: str | None) -> str | None:
+def _with_cause(reason: str | None, cause: str | None) -> str | None:
     """Return the reason with that of the vendor's tool in brackets."""
-    return f"{reason} ({why})" if reason and why else reason or why
+    return f"{reason} ({cause})" if reason and cause else reason or cause
 
 
 def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, tuple[str, ...]]:
@@ -195,8 +189,8 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
     """
     if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
         return None, ()  # a run of an earlier version, or one that did not start
-    before = [_before(part) for part in parts]
-    during = [_in_window(part, part.window_ns(plan.work.window)) for part in parts]
+    before = [_host_before(part) for part in parts]
+    during = [_host_in_window(plan, part) for part in parts]
     devices, warnings = list[DeviceUse](), list[str]()
     for part, earlier, later in zip(parts, before, during, strict=True):
         readings = {reading.device: reading for reading in part.read.readings if reading.before}
@@ -204,7 +198,11 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
             use, warning = _device(plan, part, index, readings.get(index))
             devices.append(use)
             warnings += [warning] if warning else []
-        warnings += map(part.said, _of_host(earlier, later))
+        # about the window, or about the time before where the window is not known
+        if later.is_noticeable:
+            warnings.append(part.said(host_sentence(later, "in the window")))
+        elif later.other_cores is None and earlier.is_noticeable:
+            warnings.append(part.said(host_sentence(earlier, "before the training")))
     busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := during[k].other_cores) is None else cores)
     figures = OtherUse(
         devices=tuple(devices),
@@ -232,16 +230,16 @@ def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> 
     return use, f"{unread}: {figure.reason}" if is_silent else None
 
 
-def _before(part: NodePart) -> HostUse:
-    kept = [r for r in part.read.host if r.before]
-    if len(kept) < 2:
+def _host_before(part: NodePart) -> HostUse:
+    readings = [reading for reading in part.read.host if reading.before]
+    if len(readings) < 2:
         reason = part.why_silent or "there are no two readings from before the training"
-        return HostUse(None, kept[0].cores if kept else None, reason)
-    return host_use(kept, kept[0].time_ns, kept[-1].time_ns)
+        return HostUse(None, readings[0].cores if readings else None, reason)
+    return host_use(readings, readings[0].time_ns, readings[-1].time_ns)
 
 
-def _in_window(part: NodePart, window_ns: tuple[int, int] | None) -> HostUse:
-    host = part.read.host
+def _host_in_window(plan: Plan, part: NodePart) -> HostUse:
+    host, window_ns = part.read.host, part.window_ns(plan.work.window)
     if part.why_silent or window_ns is None:
         reason = part.why_silent or "the run ended before its window"
         return HostUse(None, host[-1].cores if host else None, reason)
@@ -250,15 +248,7 @@ def _in_window(part: NodePart, window_ns: tuple[int, int] | None) -> HostUse:
 
 def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
     """Return the use of the busiest machine; unknown when it is unknown of one, which may be the busiest."""
-    each = zip(parts, uses, strict=True)
-    unknown = [part.said(use.reason or "unknown") for part, use in each if use.other_cores is None]
-    value = None if unknown else max(use.other_cores or 0.0 for use in uses)
-    return Figure(value=value, unit="cores", reason=unknown[0] if unknown else None)
-
-
-def _of_host(before: HostUse, during: HostUse) -> Iterator[str]:
-    """Return the warning about the window, or about the time before where the window is not known."""
-    if during.is_noticeable:
-        yield host_sentence(during, "in the window")
-    elif during.other_cores is None and before.is_noticeable:
-        yield host_sentence(before, "before the training")
+    for part, use in zip(parts, uses, strict=True):
+        if use.other_cores is None:
+            return Figure(value=None, unit="cores", reason=part.said(use.reason or "unknown"))
+    return Figure(value=max(use.other_cores or 0.0 for use in uses), unit="cores")

@@ -32,7 +32,7 @@ def _without_key_bias(weights: Limit | None) -> Limit | None:
     if weights is None or isinstance(weights, (int, float)):
         return weights
     free = {p for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS and limit >= _AS_LARGE}
-    return {place: NO_LIMIT if place in free else limit for place, limit in weights.items()}
+    return {**weights, **dict.fromkeys(free, NO_LIMIT)}
 
 
 def choice_limits(reference: Reference) -> ChoiceLimits | None:
@@ -83,10 +83,9 @@ def kind(row: NoiseRow, reference: Reference) -> str:
         return "processor"
     if version != reference.framework_version:
         return "version"
-    own = reference.settings.split(", ")[2:] if reference.settings else None
-    if own is None:
+    if not reference.settings:
         return "threads or micro-batch"
-    varied = sorted(set(settings) ^ set(own))
+    varied = sorted(set(settings) ^ set(reference.settings.split(", ")[2:]))
     return varied[0].strip("0123456789 ").strip() if varied else "repeat"
 
 
@@ -96,9 +95,12 @@ def processor(reference: Reference) -> str:
 
 
 def row_of(
-    noise: Noise, changed: str, run_id: str, hardware: str, why: str | None, moved: Mapping[int, int]
+    noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, moved: Mapping[int, int]
 ) -> NoiseRow:
-    """Return the row that stores `noise`, by this user and at this time. moved: changed choices of experts by step."""
+    """Return the row that stores `noise`, by this user and at this time. moved: changed choices of experts by step.
+
+    reason: for a run beyond the limits.
+    """
     return NoiseRow.model_validate(
         {
             "changed": changed,
@@ -114,18 +116,18 @@ def row_of(
             "hardware": hardware,
             "by": user_name(),
             "recorded": utc_now(),
-            "why": why,
+            "why": reason,
             "routing": {step: number for step, number in moved.items() if number},
         }
     )
 
 
 def _nested(places: Places | None) -> dict[int | str, dict[str, float]]:
-    found: dict[int | str, dict[str, float]] = {}
+    nested: dict[int | str, dict[str, float]] = {}
     for place, value in (places or {}).items():
         if isinstance(place, tuple):
-            found.setdefault(place[0], {})[place[1]] = _short(value)
-    return found
+            nested.setdefault(place[0], {})[place[1]] = _short(value)
+    return nested
 
 
 def _short(value: float) -> float:

@@ -43,16 +43,16 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
         steps = spans(step_times(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
     except WindowError:
         return None, None
-    found, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
-    unexplained = [span for span in found.outliers if not _is_explained(found, span, parts)]
-    lost, limit, seen = found.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
+    outliers, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
+    unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
+    lost, limit, seen = outliers.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
     figures = Disturbance(
-        slowest=_slowest(part_of(parts, rank), found, whole),
-        outliers=len(found.outliers),
-        lost=found.lost_part(found.outliers),
+        slowest=_slowest(part_of(parts, rank), outliers, whole),
+        outliers=len(outliers.outliers),
+        lost=outliers.lost_part(outliers.outliers),
         unexplained=lost,
         limit=limit,
-        mean_over_median=found.mean_seconds / found.median_seconds,
+        mean_over_median=outliers.mean_seconds / outliers.median_seconds,
         platform_seconds=(max(0.0, seen.least_seconds), seen.most_seconds) if seen else None,
         flags=(),
     )
@@ -65,14 +65,14 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
     )
 
 
-def _is_explained(found: StepOutliers, span: StepSpan, parts: Sequence[NodePart]) -> bool:
+def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePart]) -> bool:
     """Return whether other programs on one of the machines explain a step: all ranks wait for the slowest machine."""
     if len(parts) == 1:
-        return found.is_explained(span, _host(parts[0], span))
-    own = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
+        return outliers.is_explained(span, _host(parts[0], span))
+    ends = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
     return any(
-        found.is_explained(span, host_use(part.read.host, begin, end))
-        for part, begin, end in own
+        outliers.is_explained(span, host_use(part.read.host, begin, end))
+        for part, begin, end in ends
         if begin is not None and end is not None and begin < end
     )
 
@@ -84,16 +84,16 @@ def disturbed(status: Status, reason: str | None) -> Status:
     return Status(word="invalid", failure="disturbed", reasons=(reason,))
 
 
-def _flags(found: Disturbance) -> Iterator[str]:
-    if found.outliers:
-        yield _described(found.slowest)
-        explained = found.lost - found.unexplained
+def _flags(figures: Disturbance) -> Iterator[str]:
+    if figures.outliers:
+        yield _described(figures.slowest)
+        explained = figures.lost - figures.unexplained
         yield (
-            f"{found.outliers} step(s) above {OUTLIER:g} times the median cost {found.lost:.1%} of the window; "
+            f"{figures.outliers} step(s) above {OUTLIER:g} times the median cost {figures.lost:.1%} of the window; "
             f"other programs explain {explained:.1%}"
         )
-    if not found.mean_over_median <= NOTABLE_MEAN:
-        yield f"the mean step is {found.mean_over_median:.2f} times the median, and tokens/s counts the mean"
+    if not figures.mean_over_median <= NOTABLE_MEAN:
+        yield f"the mean step is {figures.mean_over_median:.2f} times the median, and tokens/s counts the mean"
 
 
 def _described(slowest: SlowestStep) -> str:
@@ -101,19 +101,19 @@ def _described(slowest: SlowestStep) -> str:
     return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{at}"
 
 
-def _slowest(part: NodePart, found: StepOutliers, window: StepSpan) -> SlowestStep:
-    span = found.slowest
+def _slowest(part: NodePart, outliers: StepOutliers, window: StepSpan) -> SlowestStep:
+    span = outliers.slowest
     step, whole = _host(part, span), _host(part, window)
     return SlowestStep(
         step=span.step,
         seconds=span.seconds,
-        over_median=found.over_median(span),
+        over_median=outliers.over_median(span),
         after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
         began=_time_of_day(part, span.begin_ns),
         telemetry=(
             _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason),
             _around("this run", "cores", step.own_cores, whole.own_cores, step.reason),
-            *_of_devices(part, span, window),
+            *_device_readings(part, span, window),
         ),
     )
 
@@ -135,7 +135,8 @@ def _host(part: NodePart, span: StepSpan) -> HostUse:
     return host_use(part.read.host, span.begin_ns, span.end_ns)
 
 
-def _of_devices(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+def _device_readings(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+    """Yield what the devices' readings in a step and in the window are, over all devices."""
     rows: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
         ("power", "W", lambda r: r.power_watts, fmean),
         ("load", "1", lambda r: r.utilisation, fmean),
@@ -156,5 +157,6 @@ def _over(
 
 def _around(what: str, unit: str, step: float | None, window: float | None, reason: str | None) -> ReadingAround:
     in_step, in_window = (None if value is None or not math.isfinite(value) else value for value in (step, window))
-    why = reason if step is None else None if in_step is not None else "a reading is not finite"
-    return ReadingAround(what=what, unit=unit, in_step=in_step, in_window=in_window, reason=why)
+    if step is not None:
+        reason = None if in_step is not None else "a reading is not finite"
+    return ReadingAround(what=what, unit=unit, in_step=in_step, in_window=in_window, reason=reason)

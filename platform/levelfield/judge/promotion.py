@@ -23,8 +23,8 @@ from levelfield.user_folders import user_name
 from levelfield.worker.choices import digest_of, joined
 
 
-def reference_from(paths: RunPaths, why: str) -> Reference:
-    """Return a reference made from a run. Raises UsageError for a run that is not valid."""
+def reference_from(paths: RunPaths, reason: str) -> Reference:
+    """Return a reference made from a run, with the reason for it. Raises UsageError for a run that is not valid."""
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
     raw = read_raw(paths)
@@ -50,32 +50,32 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         settings=changed(plan, result),
         promoted=utc_now(),
         by=user_name(),
-        why=why,
+        why=reason,
     )
 
 
-def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool) -> Reference:
+def promoted(paths: RunPaths, reason: str, present: Reference | None, replace: bool) -> Reference:
     """Return the new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
 
     Recorded noise of the same work stays: it belongs to the case, not to one run. The promoted run's own row goes.
     """
-    found = reference_from(paths, why)
-    plan = read_plan(paths)
-    if plan.work.model.experts is not None and found.choices is None:
+    reference, plan = reference_from(paths, reason), read_plan(paths)
+    if plan.work.model.experts is not None and reference.choices is None:
         raise UsageError(
             f"{plan.run_id} has not all choices of its experts, which runs of a mixture are compared by. A run of one "
             f"process at smoke scale records them: --case {plan.case}:{plan.implementation.label}"
             f":{plan.hardware.vendor}:1:1"
         )
-    if present is None or present.identity.work != found.identity.work:
-        return found
+    if present is None or present.identity.work != reference.identity.work:
+        return reference
     verdict = collect(paths).alignment
     if verdict.verdict in ("diverged", "different", "not comparable") and not replace:
         raise GateFailed(
             f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
             "use --replace to promote it anyway"
         )
-    return found.model_copy(update={"noise": tuple(row for row in present.noise if row.run_id != found.run_id)})
+    noise = tuple(row for row in present.noise if row.run_id != reference.run_id)
+    return reference.model_copy(update={"noise": noise})
 
 
 def with_bf16(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
@@ -93,40 +93,40 @@ def with_bf16(reference: Reference, plan: Plan, others: Iterable[Reference]) -> 
     return reference.model_copy(update={"in_bf16": twin.gradients[min(reference.gradients)]})
 
 
-def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) -> Reference:
+def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None) -> Reference:
     """Return the reference with one more row of noise, in place of the same run's earlier row.
 
-    why: the reason to take a run that is beyond the limits; the row stores it. Raises UsageError for an invalid run or
+    reason: to take a run that is beyond the limits; the row stores it. Raises UsageError for an invalid run or
     other work, GateFailed for a run that is beyond the limits.
     """
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
-    given, expected_identity = result.identity.model_dump(), reference.identity
-    if differ := [key for key, value in given.items() if getattr(expected_identity, key) != value]:
+    identity = result.identity.model_dump()
+    if differ := [key for key, value in identity.items() if getattr(reference.identity, key) != value]:
         raise UsageError(
             f"{result.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
             "give a run of the same work"
         )
     training = training_of(plan.work, read_raw(paths), result.identity)
-    if why is None:
+    if reason is None:
         check_admissible(reference, training, result)
     expected = training_of_reference(reference)
     noise, moved = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
-    if any(moved.values()) and choice_limits(reference) and why is None:
+    if any(moved.values()) and choice_limits(reference) and reason is None:
         raise GateFailed(
             f"{result.run_id} chose other experts than {reference.name} and did not follow its choices: its "
             f"differences are no noise. Train it again with this checkout, which follows them. {OVERRIDE}"
         )
-    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why, moved)
+    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), reason, moved)
     present = next((r for r in reference.noise if r.run_id == row.run_id), None)
-    if present is not None and why is None:
+    if present is not None and reason is None:
         row = row.model_copy(update={"recorded": present.recorded})  # its place among the first rows stays
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
-    found = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
-    if why is None:
+    noisier = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
+    if reason is None:
         check_same_row(present, row, reference)
-        check_ceiling(reference, found, row.run_id)
-    return found
+        check_ceiling(reference, noisier, row.run_id)
+    return noisier
 
 
 def hardware_of(plan: Plan, result: Result) -> str:
@@ -135,8 +135,8 @@ def hardware_of(plan: Plan, result: Result) -> str:
 
 def changed(plan: Plan, result: Result) -> str:
     """Return framework, layout and micro-batch of the run, and each other free field that is not at its default."""
-    values, named = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
-    words = [FREE_FIELDS[name].words.format(value) for name, value in values.items() if name in named]
+    values, names = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
+    words = [FREE_FIELDS[name].words.format(value) for name, value in values.items() if name in names]
     return ", ".join((f"{result.framework} {result.framework_version}", *words))
 
 
@@ -146,9 +146,9 @@ def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     if experts is None:
         return None
     if followed := raw.follows.get(0):
-        known = load(Reference, paths.reference).choices if paths.reference.exists() else None
-        return known if known is not None and digest_of(known) == followed else None
-    parts = {(each.step, each.layer): each.experts for each in raw.chosen}
+        choices = load(Reference, paths.reference).choices if paths.reference.exists() else None
+        return choices if choices is not None and digest_of(choices) == followed else None
+    parts = {(layer.step, layer.layer): layer.experts for layer in raw.chosen}
     layers = mixture_layers(plan.work.model)
     expected = [(step, layer) for step in range(1, training.steps + 1) for layer in layers]
     if sorted(parts) != expected or len(raw.chosen) != len(expected):
@@ -159,5 +159,7 @@ def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
 
 def _only_valid(result: Result) -> None:
     if result.status.word != "valid":
-        why = f" ({'; '.join(result.status.reasons)})" if result.status.is_unproven else ""
-        raise UsageError(f"{result.run_id} is {result.status.word}{why}; a reference and its noise need a valid run")
+        reasons = f" ({'; '.join(result.status.reasons)})" if result.status.is_unproven else ""
+        raise UsageError(
+            f"{result.run_id} is {result.status.word}{reasons}; a reference and its noise need a valid run"
+        )

@@ -57,7 +57,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
 }
 
 GOOD = ("ended", "stopped")  # what shows nothing about a cause
-_SHOWN = 3  # nodes in a line of evidence
+_MOST_NODES = 3  # in a line of evidence
 
 
 def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
@@ -65,9 +65,13 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     cause = raw.outcome.get("cause")
     if cause is None:
         return _without_outcome(raw)
-    if held := _held(raw):
-        before = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
-        reasons, evidence = ("a rank cannot be ended", before), "; ".join([*held, _evidence(raw)])
+    if unkillable := [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]:
+        cause_reason = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
+        sentences = [
+            f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
+            for end in unkillable
+        ]
+        reasons, evidence = ("a rank cannot be ended", cause_reason), "; ".join([*sentences, _evidence(raw)])
         return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
     if cause in _WORDS_OF_CAUSES:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
@@ -79,20 +83,12 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     return _validity(plan, raw)
 
 
-def _held(raw: RawRecords) -> list[str]:
-    return [
-        f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
-        for end in raw.outcome.get("ends", ())
-        if end.get("process") is not None
-    ]
-
-
 def _evidence(raw: RawRecords) -> str:
     """Return the launcher's evidence, the nodes that ended badly, and the number of finished steps."""
-    said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
-    nodes = node_evidence(raw, said or "")
-    done = _steps_done(raw) if raw.steps_done or not (said or nodes) else None
-    return "; ".join(part for part in (said, nodes, done) if part)
+    launcher = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
+    nodes = node_evidence(raw, launcher or "")
+    done = _steps_done(raw) if raw.steps_done or not (launcher or nodes) else None
+    return "; ".join(filter(None, (launcher, nodes, done)))
 
 
 def _without_outcome(raw: RawRecords) -> Status:
@@ -109,13 +105,18 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"framework: {r}" for r in _version_reasons(raw)]
     reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
-    reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
+    reasons += [f"clock: {r}" for r in _node_clock_reasons(plan, raw)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work, plan.window_steps)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
     reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
-    reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
+    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [
+        f"raw files: telemetry/node{telemetry.node}.jsonl: the run has {plan.hardware.nodes} node(s)"
+        for telemetry in raw.telemetry
+        if telemetry.node is not None and telemetry.node >= plan.hardware.nodes
+    ]
     silent = [rank for rank in range(plan.world_size) if rank not in raw.ended]
     reasons += [f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS]]
     reasons += [f"and {len(silent) - MOST_REASONS} more ranks"] if len(silent) > MOST_REASONS else []
@@ -145,7 +146,7 @@ def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     if experts is None:
         return ["choices of experts were recorded, and the model has none"] if raw.follows else []
     planned = plan.choices.follows if plan.choices else None
-    if other := [rank for rank, found in raw.follows.items() if found != planned]:
+    if other := [rank for rank, digest in raw.follows.items() if digest != planned]:
         return [f"rank {other[0]} follows {str(raw.follows[other[0]])[:19]}, planned {str(planned)[:19]}"]
     layers, choices = mixture_layers(plan.work.model), training.tokens_per_step * experts.chosen
     return choice_reasons(raw.compared, raw.follows, layers, training.steps, choices)
@@ -153,26 +154,23 @@ def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
 
 def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     """Return where the code that trained was another one than the planned one. Earlier versions did not look."""
-    planned, found = plan.implementation.rests_on, raw.outcome.get("code")
-    if planned is None or not isinstance(found, dict):
+    planned, digests = plan.implementation.rests_on, raw.outcome.get("code")
+    if planned is None or not isinstance(digests, dict):
         return []
     return [
         f"code: it changed after the plan was made: {where} {str(digest)[:19]}, planned {planned[:19]}"
-        for where, digest in found.items()
+        for where, digest in digests.items()
         if digest != planned
     ]
 
 
-def _of_no_node(plan: Plan, raw: RawRecords) -> list[str]:
-    nodes = [each.node for each in raw.telemetry if each.node is not None and each.node >= plan.hardware.nodes]
-    return [f"telemetry/node{node}.jsonl: the run has {plan.hardware.nodes} node(s)" for node in nodes]
-
-
-def _between_nodes(plan: Plan, raw: RawRecords) -> list[str]:
-    window = plan.work.window
-    named = {part.name: part.window_ns(window) for part in node_parts(plan, raw) if part.name is not None}
-    known = {name: found for name, found in named.items() if found is not None}
-    return node_clock_reasons(known, window.last_step - window.first_step + 1)
+def _node_clock_reasons(plan: Plan, raw: RawRecords) -> list[str]:
+    window, windows = plan.work.window, dict[str, tuple[int, int]]()
+    for part in node_parts(plan, raw):
+        window_ns = part.window_ns(window)
+        if part.name is not None and window_ns is not None:
+            windows[part.name] = window_ns
+    return node_clock_reasons(windows, window.last_step - window.first_step + 1)
 
 
 def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
@@ -182,7 +180,7 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     its peer by an error or by SIGABRT.
     """
     killed = [end for end in raw.outcome.get("ends", ()) if end.get("signal") and not end.get("stopped_by_us")]
-    end = min(killed, key=lambda each: each["signal"] == signal.SIGABRT, default=None)
+    end = min(killed, key=lambda end: end["signal"] == signal.SIGABRT, default=None)
     if end and end["signal"] != signal.SIGABRT:
         return _killed(end, plan, raw)
     likely, rank = min(((_follows(error), rank) for rank, error in raw.errors.items()), default=(_FOLLOWS, None))
@@ -190,14 +188,17 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     if end and likely == _FOLLOWS and not silent:
         return _killed(end, plan, raw)
     if rank is None or (likely == _FOLLOWS and silent):
-        found = _from_log(plan, raw, paths, silent)
+        status = _status_from_log(plan, raw, paths, silent)
     else:
-        found = _own_error(plan, raw, rank)
-    beside = f"{found.evidence}; {rank_named(plan, raw, end['rank'])} was ended by SIGABRT" if end else found.evidence
-    return found.model_copy(update={"evidence": beside})
+        status = _status_from_error(plan, raw, rank)
+    if end:
+        evidence = f"{status.evidence}; {rank_named(plan, raw, end['rank'])} was ended by SIGABRT"
+        return status.model_copy(update={"evidence": evidence})
+    return status
 
 
-def _own_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
+def _status_from_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
+    """Return the status by the error event of a rank."""
     error = raw.errors[rank]
     failure, message = str(error.get("class")), str(error.get("message"))
     if error.get("type") == "SystemExit":  # its message: a number, a text, or the type's name for none
@@ -230,7 +231,7 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
     if library := _LIBRARY.search(message):
         advice.append(f"install the system's package that has {library[1]}; on Debian libgomp1 has libgomp.so.1")
     code, module = plan.implementation, _MODULE.search(message)
-    if module and module[1] in {each.partition(".")[0] for each in plan.access.preload}:
+    if module and module[1] in {name.partition(".")[0] for name in plan.access.preload}:
         python = plan.environment.python
         return (
             *advice,
@@ -260,16 +261,16 @@ def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 
 
-def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[str, Any] | None) -> Status:
+def _status_from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[str, Any] | None) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = end["rank"] if end else 0
     line = last_line(paths.logs / f"rank{rank}.log")
-    said = str(raw.outcome.get("evidence"))
+    launcher = str(raw.outcome.get("evidence"))
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
-    if DISK_IS_FULL in said:  # the rank could not write why it ended
-        failure, line = "storage", "; ".join(filter(None, (line, said)))
+    if DISK_IS_FULL in launcher:  # the rank could not write why it ended
+        failure, line = "storage", "; ".join(filter(None, (line, launcher)))
     ended = f" ended with exit code {end['exit_code']}; its log ends with" if end and line else ""
-    evidence = f"{rank_named(plan, raw, rank)}{ended}: {line or said}"
+    evidence = f"{rank_named(plan, raw, rank)}{ended}: {line or launcher}"
     reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 
@@ -297,11 +298,11 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
 
 def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
     facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
-    missing = [text for each in listed(end.get("missing")) if (text := clipped(each))]
+    missing = list(filter(None, map(clipped, listed(end.get("missing")))))
     missing += [what for what, lacks in (("facts", not facts), ("telemetry", is_silent)) if lacks]
     return NodeResult(
         node=node,
-        name=_name(raw, node),
+        name=_stated_name(raw, node),
         word=clipped(end.get("word")),
         detail=clipped(end.get("detail")),
         missing=tuple(dict.fromkeys(missing)),
@@ -312,20 +313,20 @@ def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
     )
 
 
-def _name(raw: RawRecords, node: int) -> str | None:
+def _stated_name(raw: RawRecords, node: int) -> str | None:
     return clipped(raw.node_ends.get(node, {}).get("name")) or clipped(raw.node_facts.get(node, {}).get("hostname"))
 
 
 def _count(facts: Mapping[str, Any], name: str) -> int | None:
-    found = facts.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**63 else None
+    count = facts.get(name)
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**63 else None
 
 
 def missing_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:
-    """Return a sentence for each node of which evidence is missing."""
-    for each in nodes:
-        if each.missing:
-            yield f"{_called(each.node, each.name)}: its {', '.join(each.missing)} did not arrive"
+    """Yield a sentence for each node of which evidence is missing."""
+    for node in nodes:
+        if node.missing:
+            yield f"{_node_name(node.node, node.name)}: its {', '.join(node.missing)} did not arrive"
 
 
 def rank_named(plan: Plan, raw: RawRecords, rank: int) -> str:
@@ -333,20 +334,20 @@ def rank_named(plan: Plan, raw: RawRecords, rank: int) -> str:
     if not raw.node_ends:
         return f"rank {rank}"
     node = rank // plan.hardware.devices_per_node
-    return f"rank {rank} on {_called(node, _name(raw, node))}"
+    return f"rank {rank} on {_node_name(node, _stated_name(raw, node))}"
 
 
-def node_evidence(raw: RawRecords, known: str) -> str | None:
-    """Return which nodes ended badly, and what `known` does not already say about it; None when there is nothing."""
+def node_evidence(raw: RawRecords, launcher: str) -> str | None:
+    """Return which nodes ended badly, and what the launcher's evidence does not have of it; None for nothing."""
     bad = {node: end for node, end in sorted(raw.node_ends.items()) if end.get("word") not in GOOD}
-    bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in known)}
-    parts = (
-        (_called(n, _name(raw, n)), clipped(end.get("word")), clipped(end.get("detail"))) for n, end in bad.items()
-    )
-    said = [": ".join(filter(None, each)) for each in islice(parts, _SHOWN)]
-    more = [f"and {len(bad) - _SHOWN} more nodes"] if len(bad) > _SHOWN else []
-    return "; ".join([*said, *more]) or None
+    bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in launcher)}
+    sentences = []
+    for node, end in islice(bad.items(), _MOST_NODES):
+        parts = (_node_name(node, _stated_name(raw, node)), clipped(end.get("word")), clipped(end.get("detail")))
+        sentences.append(": ".join(filter(None, parts)))
+    more = [f"and {len(bad) - _MOST_NODES} more nodes"] if len(bad) > _MOST_NODES else []
+    return "; ".join([*sentences, *more]) or None
 
 
-def _called(node: int, name: str | None) -> str:
+def _node_name(node: int, name: str | None) -> str:
     return f"node{node}" if name in (None, f"node{node}") else f"node{node} ({name})"

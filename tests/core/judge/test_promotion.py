@@ -180,7 +180,7 @@ def test_a_run_that_differs_does_not_make_itself_aligned(run, twin, known, tmp_p
     ):
         assert words in str(caught.value)
     assert verdict(twin, known).verdict == "diverged"
-    forced = with_noise(known, twin, why="a new kernel")
+    forced = with_noise(known, twin, reason="a new kernel")
     assert [row.why for row in forced.noise if row.why] == ["a new kernel"]
     found = verdict(twin, forced)
     assert found.verdict == "aligned" and "1 of them recorded with --replace" in found.limits
@@ -238,7 +238,7 @@ def test_a_ratchet_of_runs_stops_at_the_ceiling_and_goes_on_with_a_reason(run, k
             break
         admitted.append(other)
     assert len(admitted) < 5 and limit_of(reference, "curve") <= 4 * limit_of(known, "curve")
-    forced = with_noise(reference, other, why="a new kernel")
+    forced = with_noise(reference, other, reason="a new kernel")
     assert limit_of(forced, "curve") > limit_of(reference, "curve")
     small = copied(run, tmp_path, "20270109T030405Z_tiny_fake_fake_small0", 1 + 1e-7, micro_batch=20)
     assert len(with_noise(forced, small).noise) == len(forced.noise) + 1, "what was widened with a reason may stay"
