@@ -15,7 +15,7 @@ from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.seal import sealed
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, load_job
@@ -129,16 +129,42 @@ def tamper(path: Path, change: Callable[[list[Event]], list[Event]]) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def change_steps(run: RunPaths, change: Callable[[Event], None], rank: int = 1) -> None:
+def change_steps(run: RunPaths, change: Callable[[Event], Any], rank: int = 1) -> None:
     """Change each step event of one rank in place."""
+    change_lines(run.events / f"rank{rank}.jsonl", lambda event: event["event"] == "step" and change(event))
 
-    def apply(events: list[Event]) -> list[Event]:
-        for event in events:
-            if event["event"] == "step":
-                change(event)
-        return events
 
-    edit(run.events / f"rank{rank}.jsonl", apply)
+def change_all_steps(run: RunPaths, change: Callable[[Event], Any]) -> None:
+    """Change each step event of both ranks in place."""
+    for rank in (0, 1):
+        change_steps(run, change, rank)
+
+
+def change_lines(path: Path, change: Callable[[Event], Any]) -> None:
+    """Change each object of a file of JSON lines in place, and seal its run again."""
+
+    def apply(lines: list[Event]) -> list[Event]:
+        for line in lines:
+            change(line)
+        return lines
+
+    edit(path, apply)
+
+
+def report_framework(run: RunPaths, *ranks: int, **values: Any) -> None:
+    """Change what the given ranks report of their framework; both, where none is given."""
+    for rank in ranks or (0, 1):
+        change_lines(
+            run.events / f"rank{rank}.jsonl", lambda event: event["event"] == "framework" and event.update(values)
+        )
+
+
+def change_plan(run: RunPaths, **values: Any) -> Plan:
+    """Change fields of the plan of a run, seal it again, and return the plan."""
+    plan = load(Plan, run.plan).model_copy(update=values)
+    run.plan.write_text(dump(plan))
+    seal_again(run)
+    return plan
 
 
 def fail(

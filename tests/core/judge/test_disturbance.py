@@ -10,10 +10,19 @@ import pytest
 from levelfield.judge.collector import collect
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.rundir.directory import read_plan
-from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Disturbance, ReadingAround, Result
-from recorded_runs import BEGIN_NS, SECOND_NS, STEP_NS, change_steps, edit, seal_again
+from recorded_runs import (
+    BEGIN_NS,
+    SECOND_NS,
+    STEP_NS,
+    Event,
+    change_all_steps,
+    change_lines,
+    change_plan,
+    change_steps,
+    seal_again,
+)
 
 CORES = 2
 HOUR = 3600.0
@@ -26,8 +35,7 @@ def pause(run: RunPaths, step: int, seconds: float) -> None:
         if event["step"] >= step:
             event["end_ns"] += round(seconds * SECOND_NS)
 
-    for rank in (0, 1):
-        change_steps(run, later, rank)
+    change_all_steps(run, later)
 
 
 def watch(run: RunPaths, seconds: float, others: Callable[[float], float], own: float = 1.0) -> None:
@@ -136,10 +144,9 @@ def test_what_happens_before_the_window_is_not_its(run: RunPaths, step: int) -> 
 
 def test_a_case_may_allow_more(run: RunPaths) -> None:
     pause(run, 7, 20.0)
-    plan = read_plan(run)
-    window = plan.work.window.model_copy(update={"disturbance_limit": 0.9})
-    run.plan.write_text(dump(plan.model_copy(update={"work": plan.work.model_copy(update={"window": window})})))
-    seal_again(run)
+    work = read_plan(run).work
+    window = work.window.model_copy(update={"disturbance_limit": 0.9})
+    change_plan(run, work=work.model_copy(update={"window": window}))
     result = collect(run)
     assert result.status.word == "valid" and of(result).limit == 0.9 and len(of(result).flags) == 3
 
@@ -155,13 +162,11 @@ def test_a_damaged_reading_is_no_fault(run: RunPaths) -> None:
     pause(run, 7, 20.0)
     watch(run, 27, lambda second: 0.0)
 
-    def damage(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for line in lines:
-            line["samples"][0].update(power_watts="nan", temperature_celsius="inf")
-            line["wall_ns"] = 2**63
-        return lines
+    def damage(line: Event) -> None:
+        line["samples"][0].update(power_watts="nan", temperature_celsius="inf")
+        line["wall_ns"] = 2**63
 
-    edit(run.telemetry, damage)
+    change_lines(run.telemetry, damage)
     result = collect(run)
     assert around(result, "power").in_step is None and "not finite" in str(around(result, "power").reason)
 

@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.judge.implausibility import (
-    energy_reason,
-    memory_reason,
-    nothing_reason,
-    processor_reason,
-    time_reason,
-)
-from levelfield.rundir.directory import read_plan, write_atomically
-from levelfield.specs.base import dump
+from levelfield.judge.implausibility import energy_reason, memory_reason, nothing_reason, processor_reason, time_reason
+from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Peak
-from recorded_runs import BEGIN_NS, SECOND_NS, change_steps, edit, seal_again
+from recorded_runs import (
+    BEGIN_NS,
+    SECOND_NS,
+    Event,
+    change_all_steps,
+    change_lines,
+    change_plan,
+    change_steps,
+    edit,
+    seal_again,
+)
 
 STATES = {"weights": 4 * 2**30, "gradients": 4 * 2**30, "optimizer_states": 8 * 2**30}  # 16 GiB: at least 8 of them
 
 
-def change_plan(run: RunPaths, change: Callable[[Plan], dict[str, Any]]) -> None:
-    plan = read_plan(run)
-    write_atomically(run.plan, dump(plan.model_copy(update=change(plan))))
-    seal_again(run)
-
-
 def with_states(run: RunPaths, states: dict[str, int]) -> None:
-    change_plan(run, lambda plan: {"expected_memory": plan.expected_memory.model_copy(update={"parts": states})})
+    change_plan(run, expected_memory=read_plan(run).expected_memory.model_copy(update={"parts": states}))
 
 
-def on_host(plan: Plan) -> dict[str, Any]:
-    return {"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
+def on_host(run: RunPaths, **changes: object) -> None:
+    change_plan(run, hardware=read_plan(run).hardware.model_copy(update={"device_kind": "cpu"}), **changes)
+
+
+def with_peaks(run: RunPaths, peaks: dict[str, Peak]) -> None:
+    """What the chip's maker publishes."""
+    hardware = read_plan(run).hardware
+    chip = hardware.chip.model_copy(update={"peaks": peaks})
+    change_plan(run, hardware=hardware.model_copy(update={"chip": chip}))
 
 
 def with_peak(run: RunPaths, tflops: float, is_published: bool) -> None:
     """A peak of the chip's maker, or one that a probe measured."""
 
-    def change(plan: Plan) -> dict[str, Any]:
-        peaks = {"fp32": Peak(tflops=tflops, source="a datasheet")} if is_published else {}
-        chip = plan.hardware.chip.model_copy(update={"peaks": peaks})
-        source = "a datasheet" if is_published else "measured: a probe"
-        peak = plan.peak.model_copy(update={"tflops": tflops, "source": source, "measured_tflops": None})
-        return {"peak": peak, "hardware": plan.hardware.model_copy(update={"chip": chip})}
-
-    change_plan(run, change)
+    with_peaks(run, {"fp32": Peak(tflops=tflops, source="a datasheet")} if is_published else {})
+    source = "a datasheet" if is_published else "measured: a probe"
+    peak = {"tflops": tflops, "source": source, "measured_tflops": None}
+    change_plan(run, peak=read_plan(run).peak.model_copy(update=peak))
 
 
 def reason(found: Result) -> str:
@@ -76,14 +74,13 @@ def test_memory_far_below_the_states_is_named_with_both_numbers(run: RunPaths) -
 
 def test_the_vendors_tool_counts_where_the_framework_reports_much(run: RunPaths) -> None:
     with_states(run, {"weights": 10 * 2**30})
-    for rank in (0, 1):
-        change_steps(run, lambda event: event["memory"].update(allocated_peak_bytes=6 * 2**30), rank)
+    change_all_steps(run, lambda event: event["memory"].update(allocated_peak_bytes=6 * 2**30))
     assert reason(collect(run)).startswith("memory: the device-used peak is 3,221,225,472 bytes, expected at least ")
 
 
 def test_on_the_host_the_process_counts(run: RunPaths) -> None:
     with_states(run, STATES)
-    change_plan(run, on_host)
+    on_host(run)
     assert reason(collect(run)).startswith("memory: the process peak is 1,073,741,825 bytes, expected at least ")
 
 
@@ -92,8 +89,7 @@ def test_what_is_not_known_is_not_held_to_anything(run: RunPaths) -> None:
     run.telemetry.unlink()
     seal_again(run)
     nothing = dict.fromkeys(("allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"))
-    for rank in (0, 1):
-        change_steps(run, lambda event: event.update(memory=nothing), rank)
+    change_all_steps(run, lambda event: event.update(memory=nothing))
     assert collect(run).status.word == "valid"
 
 
@@ -106,12 +102,7 @@ def test_a_rank_that_used_no_memory_is_named(run: RunPaths, kind: str, size: int
 
 
 def test_a_device_whose_tool_read_no_used_memory_is_named(run: RunPaths) -> None:
-    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for line in lines:
-            line["samples"][1]["memory_used_bytes"] = 0
-        return lines
-
-    edit(run.telemetry, change)
+    change_lines(run.telemetry, lambda line: line["samples"][1].update(memory_used_bytes=0))
     assert reason(collect(run)).startswith("memory: the device-used peak of device 1 is 0 bytes, expected more than 0")
     edit(run.telemetry, lambda lines: lines[:1])  # an idle device, before the training
     assert collect(run).status.word == "valid"
@@ -119,9 +110,8 @@ def test_a_device_whose_tool_read_no_used_memory_is_named(run: RunPaths) -> None
 
 def test_a_step_without_its_memory_hides_nothing(run: RunPaths) -> None:
     with_states(run, STATES)
-    change_plan(run, on_host)
-    for rank in (0, 1):
-        change_steps(run, lambda event: event["step"] == 3 and event["memory"].update(process_peak_bytes=None), rank)
+    on_host(run)
+    change_all_steps(run, lambda event: event["step"] == 3 and event["memory"].update(process_peak_bytes=None))
     assert reason(collect(run)).startswith("memory: the process peak is 1,073,741,825 bytes, expected at least ")
 
 
@@ -133,11 +123,7 @@ def test_a_step_that_is_faster_than_the_published_peak_allows_is_named(run: RunP
 
 
 def test_a_step_that_is_faster_than_the_peak_of_narrower_numbers_is_named(run: RunPaths) -> None:
-    def change(plan: Plan) -> dict[str, Any]:
-        chip = plan.hardware.chip.model_copy(update={"peaks": {"bf16": Peak(tflops=1e-6, source="a datasheet")}})
-        return {"hardware": plan.hardware.model_copy(update={"chip": chip})}
-
-    change_plan(run, change)
+    with_peaks(run, {"bf16": Peak(tflops=1e-6, source="a datasheet")})
     said = reason(collect(run))
     assert said.startswith("time: a step lasted 0.5 s, expected at least ") and "for narrower numbers" in said
 
@@ -145,9 +131,8 @@ def test_a_step_that_is_faster_than_the_peak_of_narrower_numbers_is_named(run: R
 def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: RunPaths) -> None:
     with_peak(run, 1e-6, is_published=False)
     found = collect(run)
-    assert found.status.word == "valid" and all(
-        each.is_above_peak for each in found.utilisation if each.flops_per_token
-    )
+    assert found.status.word == "valid"
+    assert all(formula.is_above_peak for formula in found.utilisation if formula.flops_per_token)
 
 
 # -- processor time of the host
@@ -156,15 +141,13 @@ def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: Ru
 def host_times(run: RunPaths, busy_cores: float, own: float | None = 0.0) -> None:
     """Telemetry of a host with two cores, of which all programs use this much, and the run its part."""
 
-    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for line in lines:
-            seconds = (line["time_ns"] - BEGIN_NS) / SECOND_NS
-            own_seconds = None if own is None else own * seconds
-            line["host"] = {"busy_seconds": busy_cores * seconds, "own_seconds": own_seconds, "cores": 2}
-            line["host"]["time_ns"] = line["time_ns"]
-        return lines
+    def change(line: Event) -> None:
+        seconds = (line["time_ns"] - BEGIN_NS) / SECOND_NS
+        own_seconds = None if own is None else own * seconds
+        host = {"busy_seconds": busy_cores * seconds, "own_seconds": own_seconds, "cores": 2}
+        line["host"] = {**host, "time_ns": line["time_ns"]}
 
-    edit(run.telemetry, change)
+    change_lines(run.telemetry, change)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +165,7 @@ def test_a_host_that_computed_nothing_is_named(
     run: RunPaths, busy: float, own: float | None, whose: str | None
 ) -> None:
     with_peak(run, 1e-5, is_published=False)
-    change_plan(run, on_host)
+    on_host(run)
     host_times(run, busy, own)
     found = collect(run)
     if whose is None:
@@ -194,45 +177,42 @@ def test_a_host_that_computed_nothing_is_named(
 
 def test_one_reading_without_its_own_time_hides_nothing(run: RunPaths) -> None:
     with_peak(run, 1e-5, is_published=False)
-    change_plan(run, on_host)
+    on_host(run)
     host_times(run, 1e-6, 0.0)
 
-    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        lines[1]["host"]["own_seconds"] = None
-        return lines
-
-    edit(run.telemetry, change)
+    second = BEGIN_NS + SECOND_NS
+    change_lines(run.telemetry, lambda line: line["time_ns"] == second and line["host"].update(own_seconds=None))
     assert reason(collect(run)).startswith("processors: all programs used ")
 
 
 @pytest.mark.parametrize("cores", [0, -1])
 def test_a_reading_of_no_cores_hides_nothing(run: RunPaths, cores: int) -> None:
     with_peak(run, 1e-5, is_published=False)
-    change_plan(run, on_host)
+    on_host(run)
     host_times(run, 0.4, 0.0)
-    edit(run.telemetry, lambda lines: [{**line, "host": {**line["host"], "cores": cores}} for line in lines])
+    change_lines(run.telemetry, lambda line: line["host"].update(cores=cores))
     assert reason(collect(run)).startswith("processors: the run used ")
 
 
 def test_a_published_peak_of_a_host_hides_no_sleep(run: RunPaths) -> None:
     with_peak(run, 1.0, is_published=True)
-    change_plan(run, on_host)
+    on_host(run)
     host_times(run, 0.4, 0.0)
     assert reason(collect(run)).startswith("processors: the run used ")
 
 
 def test_a_containers_processor_time_is_not_that_of_the_readings(run: RunPaths) -> None:
     with_peak(run, 1e-5, is_published=False)
-    change_plan(run, lambda plan: {**on_host(plan), "runtime": "docker"})
+    on_host(run, runtime="docker")
     host_times(run, 1e-6, None)
     assert collect(run).status.word == "valid"
 
 
 def with_limit(run: RunPaths, peak: float | None, limit: float | None) -> None:
     """A host whose probe gave a peak, and what its processor cannot exceed; in TFLOP/s of a device."""
-    change_plan(run, on_host)
+    on_host(run)
     used = {"tflops": peak, "source": "measured: a probe", "measured_tflops": None, "limit_tflops": limit}
-    change_plan(run, lambda plan: {"peak": plan.peak.model_copy(update=used)})
+    change_plan(run, peak=read_plan(run).peak.model_copy(update=used))
 
 
 @pytest.mark.parametrize("peak", [500.0, None])
@@ -252,9 +232,7 @@ def test_a_step_that_is_faster_than_the_processors_can_is_named(run: RunPaths, p
     assert "2e-08 TFLOP/s (no more than 2 core(s) can)" in found.status.reasons[0]
 
 
-def test_a_run_of_before_limits_is_held_to_what_no_processor_can(
-    run: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_before_limits_is_held_to_what_no_processor_can(run: RunPaths) -> None:
     with_limit(run, None, None)
     host_times(run, 0.4, 0.0)
     assert reason(collect(run)).startswith("processors: the run used ")  # nothing at all
@@ -265,9 +243,9 @@ def test_a_run_of_before_limits_is_held_to_what_no_processor_can(
 def test_a_peak_of_a_few_paid_cores_is_not_that_of_all(run: RunPaths) -> None:
     """A probe has as many threads as the control group pays for: 2 here, of 64 that are there."""
     with_peak(run, 1e-4, is_published=False)
-    change_plan(run, lambda plan: {**on_host(plan), "tuning": plan.tuning.model_copy(update={"threads": 1})})
+    on_host(run, tuning=read_plan(run).tuning.model_copy(update={"threads": 1}))
     host_times(run, 0.5, 0.05)
-    edit(run.telemetry, lambda lines: [{**line, "host": {**line["host"], "cores": 64}} for line in lines])
+    change_lines(run.telemetry, lambda line: line["host"].update(cores=64))
     assert collect(run).status.word == "valid"
 
 

@@ -16,7 +16,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from levelfield.store.run_traces import telemetry_summary
 from node_runs import HOUR_NS, lines_of, spread, write_lines
-from recorded_runs import BEGIN_NS, SECOND_NS, USED_BYTES, WATTS, Event, edit, seal_again
+from recorded_runs import BEGIN_NS, SECOND_NS, USED_BYTES, WATTS, Event, change_lines, edit, seal_again
 
 JOULES = (WATTS + 2 * WATTS) * 5.0  # the window lasts five seconds on each clock
 
@@ -134,12 +134,7 @@ def test_broken_telemetry_makes_the_run_invalid(run: RunPaths, name: str) -> Non
 
 
 def of_node1(run: RunPaths, change: Callable[[Event], object]) -> None:
-    def apply(lines: list[Event]) -> list[Event]:
-        for line in lines:
-            change(line)
-        return lines
-
-    edit(run.node_telemetry(1), apply)
+    change_lines(run.node_telemetry(1), change)
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,7 @@ FAULTS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "a negative": (lambda lines: [*lines[:40], {**lines[40], "watts": -1.0}, *lines[41:]], "zero, negative or not"),
     "an infinite": (lambda lines: [*lines[:40], {**lines[40], "watts": "inf"}, *lines[41:]], "zero, negative or not"),
     "a NaN": (lambda lines: [*lines[:40], {**lines[40], "watts": "nan"}, *lines[41:]], "zero, negative or not finite"),
-    "milliwatts": (
-        lambda lines: [{**x, "watts": 1000 * x["watts"]} for x in lines],
-        "no node's power: units differ",
-    ),
+    "milliwatts": (lambda lines: [{**x, "watts": 1000 * x["watts"]} for x in lines], "no node's power: units differ"),
     "kilowatts": (lambda lines: [{**x, "watts": x["watts"] / 1000} for x in lines], "less than their chips' 1000 J"),
     "another machine": (lambda lines: [{**x, "watts": x["watts"] - 310} for x in lines], "other machines, or units"),
     "a long average": (lambda lines: [{**x, "period_seconds": 60.0} for x in lines], "averages over 60 s"),

@@ -16,8 +16,6 @@ from levelfield.judge.collector import collect
 from levelfield.judge.noise import limits_from
 from levelfield.judge.promotion import promoted, reference_from, with_noise
 from levelfield.measure.parameter_counts import parameter_shapes
-from levelfield.measure.raw_facts import GradientShare, StepRecord
-from levelfield.measure.weights import gradient_norms, gradient_reasons
 from levelfield.run import scheduler
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load
@@ -26,7 +24,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow, Reference
 from levelfield.studies import variations
 from plans import PLUGINS, ROOT
-from recorded_runs import change_steps, edit, seal_again
+from recorded_runs import change_all_steps, edit, seal_again
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +68,10 @@ def changed_plan(plan: Plan, micro_batch: int | None = None, framework: str | No
 
 
 def scale_losses(run: RunPaths, factor: float, first: int = 1) -> None:
-    def change(event):
+    def scale(event):
         event["loss"] *= factor if event["step"] >= first else 1
 
-    for rank in range(2):
-        change_steps(run, change, rank)
+    change_all_steps(run, scale)
 
 
 def verdict(run: RunPaths, reference: Reference):
@@ -429,36 +426,6 @@ def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(caps
         main(["align", "calibrate"])
     assert ended.value.code == 2 and "required: CASE" in capsys.readouterr().err
     assert main(["align", "references", "promote", "no-such-run", "--why", "x"]) == 2
-
-
-# ---- gradient norms
-
-
-def shares(squares, ranks=2):
-    return [GradientShare(rank, 1, name, square / ranks) for rank in range(ranks) for name, square in squares.items()]
-
-
-def test_norms_are_the_root_of_all_ranks_squares():
-    assert gradient_norms(shares({"a": 9.0, "b": 0.0})) == {1: {"a": 3.0, "b": 0.0}}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda found: found, None),
-        (lambda found: found[1:], "make up"),  # one rank's share of one parameter is missing
-        (lambda found: [s for s in found if s.name != "final_norm.weight"], "no norm of final_norm.weight"),
-        (lambda found: [*found, GradientShare(0, 1, "stranger", 1.0)], "unknown parameter stranger"),
-        (lambda found: [GradientShare(s.rank, 1, s.name, 2 * s.square) for s in found], "make up"),
-        (lambda found: [*found[:-1], GradientShare(1, 1, found[-1].name, float("nan"))], "make up nan"),
-    ],
-)
-def test_shares_that_do_not_make_up_the_gradient_are_named(run, change, words):
-    work = read_plan(run).work
-    names = parameter_shapes(work.model, work.training.sequence_length)
-    whole = [StepRecord(rank=0, step=1, end_ns=1, grad_norm=3.0)]
-    found = gradient_reasons(change(shares(dict.fromkeys(names, 9.0 / len(names)))), whole, work)
-    assert found == [] if words is None else words in found[0]
 
 
 # ---- where a reference is written

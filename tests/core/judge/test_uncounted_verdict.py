@@ -17,7 +17,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, Result, Status
 from levelfield.store.run_record import record_of
-from recorded_runs import change_steps, edit, seal_again
+from recorded_runs import change_all_steps, edit, seal_again
 
 SAID = "the run is invalid, so no verdict on it counts (by its layers alone: aligned)"
 
@@ -42,8 +42,7 @@ def aligned(run: RunPaths) -> None:
 
 def invalid(run: RunPaths) -> Result:
     """Give every step another learning rate: no layer looks at it."""
-    for rank in range(2):
-        change_steps(run, lambda event: event.update(learning_rate=1.0), rank)
+    change_all_steps(run, lambda event: event.update(learning_rate=1.0))
     return collect(run)
 
 

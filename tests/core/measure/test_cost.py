@@ -122,10 +122,7 @@ def test_a_rent_needs_no_energy_and_a_share_of_a_host_has_the_price_of_its_host(
         (lambda c: c["chips"]["X1"]["own"].update(power_per_kwh=math.inf), "key 'chips.X1.own.power_per_kwh'"),
         (lambda c: c["chips"]["X1"]["own"].update(power_per_kwh="0.3"), "expected a number"),
         (lambda c: c["chips"]["X1"]["own"].pop("pue"), "key 'chips.X1.own.pue': missing"),
-        (
-            lambda c: c["chips"]["X1"]["own"].update(power_per_mwh=300),
-            "found 300); nearest: power_per_kwh",
-        ),
+        (lambda c: c["chips"]["X1"]["own"].update(power_per_mwh=300), "found 300); nearest: power_per_kwh"),
         (lambda c: c.update(chips={}), "key 'chips'"),
     ],
 )

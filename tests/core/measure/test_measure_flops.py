@@ -103,10 +103,7 @@ def test_two_cells_of_the_llama3_table_do_not_agree_with_their_own_row() -> None
     cells = [cell for row in FLAGPERF for cell in flagperf_cells(row)]
     wrong = {where: (round(found, 1), cell) for where, found, cell in cells if not printed_like(found, cell, digits=1)}
     assert len(cells) == 14
-    assert wrong == {
-        "H100 1x8 bf16+fp8 PP1DP4TP2 high": (50.9, "50.6"),
-        "ablation PP4DP2TP1": (50.9, "50.0"),
-    }
+    assert wrong == {"H100 1x8 bf16+fp8 PP1DP4TP2 high": (50.9, "50.6"), "ablation PP4DP2TP1": (50.9, "50.0")}
 
 
 def test_parameters_are_exact() -> None:

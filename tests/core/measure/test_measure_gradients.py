@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from levelfield.measure.raw_facts import GradientShare, StepRecord
-from levelfield.measure.weights import gradient_names, gradient_reasons
+from levelfield.measure.weights import gradient_names, gradient_norms, gradient_reasons
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 
 WORK: Work = load(Case, Path(__file__).resolve().parents[3] / "configs/cases/gpt2_small.yaml").work("smoke")
 NAMES = tuple(gradient_names(WORK))
+Change = Callable[[list[GradientShare]], list[GradientShare]]
 
 
 def shares(steps: Iterable[int]) -> list[GradientShare]:
-    return [GradientShare(0, step, name, 1 / len(NAMES)) for step in steps for name in NAMES]
+    """Two ranks have half of each square."""
+    return [GradientShare(rank, step, name, 0.5 / len(NAMES)) for rank in (0, 1) for step in steps for name in NAMES]
 
 
 def records(skipped: Iterable[int] = ()) -> list[StepRecord]:
@@ -46,6 +50,27 @@ def test_a_gradient_step_that_is_missing_is_named_with_what_was_found_and_expect
     assert gradient_reasons(shares(recorded), records(skipped), WORK) == [
         f"step {step}: no norms by parameter; found those of steps {has}, expected 1, 2, 10" for step in absent
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda whole: whole[1:], "make up"),  # one rank's share of one parameter is missing
+        (lambda whole: [s for s in whole if s.name != "final_norm.weight"], "no norm of final_norm.weight"),
+        (lambda whole: [*whole, GradientShare(0, 1, "stranger", 1.0)], "unknown parameter stranger"),
+        (lambda whole: [replace(s, square=2 * s.square) for s in whole], "make up"),
+        (lambda whole: [*whole[:-1], replace(whole[-1], square=math.nan)], "make up nan"),
+    ],
+)
+def test_shares_that_do_not_make_up_the_gradient_are_named(change: Change, words: str) -> None:
+    whole = [StepRecord(0, 1, 1, grad_norm=1.0), *records((2, 10))[1:]]
+    assert gradient_reasons(shares([1]), whole, WORK) == []
+    assert words in gradient_reasons(change(shares([1])), whole, WORK)[0]
+
+
+def test_norms_are_the_root_of_all_ranks_squares() -> None:
+    parts = [GradientShare(rank, 1, name, square / 2) for rank in (0, 1) for name, square in (("a", 9.0), ("b", 0.0))]
+    assert gradient_norms(parts) == {1: {"a": 3.0, "b": 0.0}}
 
 
 @pytest.mark.parametrize(

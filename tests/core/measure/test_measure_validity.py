@@ -276,15 +276,9 @@ def test_the_schedules_rates_hold_also_where_float32_rounds_them_and_where_only_
 
 
 RATES: dict[str, tuple[dict[str, float | None], str]] = {
-    "none in the last step": (
-        {f"step{STEPS}": None},
-        f"step {STEPS}, rank 1: no learning rate, expected 0.0001",
-    ),
+    "none in the last step": ({f"step{STEPS}": None}, f"step {STEPS}, rank 1: no learning rate, expected 0.0001"),
     "0 in the last step": ({f"step{STEPS}": 0.0}, f"step {STEPS}, rank 1: learning rate 0, expected 0.0001"),
-    "a millionth off": (
-        {"step7": 3.500005e-4},
-        "step 7, rank 1: learning rate 0.0003500005, expected 0.00035",
-    ),
+    "a millionth off": ({"step7": 3.500005e-4}, "step 7, rank 1: learning rate 0.0003500005, expected 0.00035"),
     "nan": ({"step7": math.nan}, "step 7, rank 1: learning rate nan, expected 0.00035"),
     "of the step before": ({"step7": 3.0e-4}, "step 7, rank 1: learning rate 0.0003, expected 0.00035"),
 }

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.raw_facts import ExpertShare, GradientShare, StepRecord
-from levelfield.measure.routing import (
-    auxiliary_reasons,
-    changed_choices,
-    recorded_steps,
-    routing_of,
-    routing_reasons,
-)
+from levelfield.measure.routing import auxiliary_reasons, changed_choices, recorded_steps, routing_of, routing_reasons
 from levelfield.measure.weights import gradient_names, gradient_reasons
 from levelfield.report.one_run import run_report
 from levelfield.report.words import WIDTH

@@ -8,15 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from levelfield.measure.curves import (
-    QUANTILES,
-    SETTLED,
-    compare_tails,
-    lost_steps,
-    share_of_fall,
-    tail_mean,
-    with_lost,
-)
+from levelfield.measure.curves import QUANTILES, SETTLED, compare_tails, lost_steps, share_of_fall, tail_mean, with_lost
 
 STEPS = 400
 SEEDS = json.loads((Path(__file__).parents[3] / "tools" / "data" / "loss_curves" / "seeds.json").read_text())
