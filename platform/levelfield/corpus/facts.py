@@ -25,11 +25,7 @@ SUFFIXES: Mapping[Kind, tuple[str, str]] = {"megatron": (".bin", ".idx"), "paddl
 
 
 class Preparation(Value):
-    """How `prepare` created the corpus. source_digest: sha256 over the documents' contents, in order.
-
-    field: of the JSON lines that held the texts; None where each file was a text. cuts: places of long documents where
-    the tokens may differ from those of the whole document.
-    """
+    """How `prepare` created the corpus."""
 
     tokenizer: str
     tokenizer_digest: str | None
@@ -37,22 +33,22 @@ class Preparation(Value):
     end_token: int = Field(ge=0)
     source_files: int
     source_bytes: int
-    source_digest: str
+    source_digest: str  # sha256 over the documents' contents, in order
     skipped_binary: int
     skipped_empty: int
-    field: str | None = None
-    cuts: int = 0
+    field: str | None = None  # of the JSON lines that held the texts; None where each file was a text
+    cuts: int = 0  # places of long documents where the tokens may differ from those of the whole document
 
 
 class CorpusFacts(Value):
-    """A valid corpus. prefix: absolute, without the suffixes; digest: of both files; dtype: of the tokens."""
+    """A valid corpus."""
 
     kind: Kind
-    prefix: str
+    prefix: str  # absolute, without the suffixes
     tokens: int = Field(ge=1)
     documents: int = Field(ge=1)
-    dtype: str
-    digest: str
+    dtype: str  # of the tokens
+    digest: str  # of both files
     max_token: int = Field(ge=0)
     prepared: Preparation | None = None
 

@@ -37,11 +37,11 @@ class ComparedTraining:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """One step of both trainings. inputs: sentences about different weights and tokens. tensors: in order."""
+    """One step of both trainings."""
 
     step: int
-    inputs: tuple[str, ...]
-    tensors: tuple[TensorDifference, ...]
+    inputs: tuple[str, ...]  # sentences about different weights and tokens
+    tensors: tuple[TensorDifference, ...]  # in order
 
     @property
     def agrees(self) -> bool:

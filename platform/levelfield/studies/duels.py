@@ -37,18 +37,15 @@ StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its r
 
 @dataclass(frozen=True)
 class DuelOutcome:
-    """What a duel of these two case strings found: at least one pair. stopped: why it ended before the test did.
-
-    pair_seconds: how long a pair took, installations among it.
-    """
+    """What a duel of two case strings measured."""
 
     cases: Sequence[str]
     looks: Looks
-    pairs: Sequence[RecordedPair]
+    pairs: Sequence[RecordedPair]  # at least one
     ruling: PairRuling
-    stopped: str | None = None
+    stopped: str | None = None  # why it ended before the test did
     exit_code: int = 0
-    pair_seconds: float = 0.0
+    pair_seconds: float = 0.0  # how long a pair took, installations among it
 
     @property
     def word(self) -> str:

@@ -26,10 +26,10 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """A row of the plan and the result of its run. result: None without a run."""
+    """A row of the plan and the result of its run."""
 
     row: LayoutEstimate
-    result: Result | None = None
+    result: Result | None = None  # None without a run
 
     @property
     def measured_rate(self) -> float | None:

@@ -14,24 +14,22 @@ Status = Literal["ok", "warns", "missing", "fails", "not applicable"]
 
 @dataclass(frozen=True)
 class CheckRow:
-    """The values of one device, by the field names of vendor.yaml: in W, J, bytes, fractions of 1 and degrees Celsius.
-    `reasons`: why a value is null."""
+    """The values of one device, by the field names of vendor.yaml: in W, J, bytes, parts of 1 and degrees Celsius."""
 
     device: int
     values: Mapping[str, float | str | None]
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # of nulls
 
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """The result of one check. says: what was found; do: what the author must do, if anything; rows: the values of
-    each device, if the check shows them."""
+    """The result of one check."""
 
     check: str
     status: Status
-    says: str
-    do: str = ""
-    rows: tuple[CheckRow, ...] = ()
+    says: str  # what was found
+    do: str = ""  # what the author must do, if anything
+    rows: tuple[CheckRow, ...] = ()  # the values of each device, if the check shows them
 
     @property
     def is_good(self) -> bool:
@@ -40,15 +38,12 @@ class CheckFinding:
 
 @dataclass(frozen=True)
 class Check(Generic[Subject]):
-    """One check. run returns a sentence when all is good, or raises NotOk. slow: it trains, waits or plans every case.
-
-    rows: returns the values to show beside the sentence.
-    """
+    """One check of a suite."""
 
     name: str
-    run: Callable[[Subject], str]
-    slow: bool = False
-    rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None
+    run: Callable[[Subject], str]  # returns a sentence when all is good, or raises NotOk
+    slow: bool = False  # it trains, waits or plans every case
+    rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None  # returns the values to show beside the sentence
 
 
 class NotOk(Exception):

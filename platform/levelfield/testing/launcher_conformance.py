@@ -38,7 +38,6 @@ from levelfield.testing.subject import marked_processes
 SECRET = "a-conformance-value-that-no-file-may-hold"
 MARK = "DRILL_MARK"
 PATIENCE_SECONDS = 10.0  # for processes that were ended and have not gone yet
-Left = Callable[[str], Sequence[str]]
 _NAMES_OF_HERE = ("localhost", "localhost.localdomain", "ip6-localhost")
 _DYNAMIC = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
 _STEPS_BEFORE_FAULT = [1, 2]
@@ -48,12 +47,12 @@ Check = Callable[["LauncherSubject"], str]
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run that has ended. outcome: the content of outcome.json. left: processes that still run."""
+    """A run that has ended."""
 
     result: Result
     paths: RunPaths
-    outcome: dict[str, Any]
-    left: tuple[str, ...]
+    outcome: dict[str, Any]  # the content of outcome.json
+    left: tuple[str, ...]  # processes that still run
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -62,16 +61,15 @@ class LaunchedRun:
 
 @dataclass
 class LauncherSubject:
-    """The state that all checks of one launcher share. nodes: 2 or more. runs: a folder that the nodes see, if they
-    must. left: returns the processes on the nodes whose variable DRILL_MARK has a value.
-    temporary: what exists as long as the subject, such as a temporary folder."""
+    """The state that all checks of one launcher share."""
 
     launch: LaunchPlan
-    runs: Path
+    runs: Path  # a folder that the nodes see, if they must
     plugins: tuple[Path, ...] = ()
-    nodes: int = 2
-    left: Left = field(default=lambda mark: processes_here(mark))
-    temporary: object = None
+    nodes: int = 2  # or more
+    # returns the processes on the nodes whose variable DRILL_MARK has a value
+    left: Callable[[str], Sequence[str]] = field(default=lambda mark: processes_here(mark))
+    temporary: object = None  # what exists as long as the subject, such as a temporary folder
     shared: dict[str, LaunchedRun] = field(default_factory=dict)
 
     def plan(self, fault: str = "none", mark: str = "none") -> Plan:

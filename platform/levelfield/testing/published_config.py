@@ -142,17 +142,14 @@ class ConfigKeys:
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """model: of a case. length: of the longest sequence. left_out: keys that change nothing; assumed: absent ones.
-
-    remarks: sentences about what was converted.
-    """
+    """The model of a config.json, as a case has it."""
 
     kind: str
     model: Model
-    length: int
-    left_out: tuple[str, ...]
-    assumed: dict[str, Any]
-    remarks: tuple[str, ...]
+    length: int  # of the longest sequence
+    left_out: tuple[str, ...]  # keys that change nothing
+    assumed: dict[str, Any]  # absent keys, with transformers' defaults
+    remarks: tuple[str, ...]  # sentences about what was converted
 
 
 def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedModel:

@@ -23,11 +23,11 @@ OF_DEVICES = ("chip", "memory_bytes", "identity", "visible_as")
 
 @dataclass(frozen=True)
 class Recording:
-    """The output of one tool. argv: its command; a name alone means any arguments (a tool of adapter.py)."""
+    """The output of one tool."""
 
     role: str
     path: Path
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # a name alone means any arguments (a tool of adapter.py)
     content: bytes
     tool: Tool | None = None
 

@@ -40,11 +40,11 @@ FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run that has ended. left: processes that still run, and new files outside the run directory."""
+    """A run that has ended."""
 
     result: Result
     paths: RunPaths
-    left: tuple[str, ...]
+    left: tuple[str, ...]  # processes that still run, and new files outside the run directory
 
     def devices(self) -> tuple[int, ...]:
         """Return the indices of the plan's devices; of a host that is divided into shares, its one device."""

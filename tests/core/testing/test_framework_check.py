@@ -121,7 +121,7 @@ WRONG_TRAININGS = {
     "the epsilon inside the root": ("optimizer.py",
         "root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))",
         "root = np.sqrt(second / np.float32(1 - settings.beta2**self.count) + np.float32(settings.eps))"),
-    "gradients doubled": ("training.py", "1 / count, kept)", "2 / count, kept) / 2"),
+    "gradients doubled": ("training.py", "1 / count, totals)", "2 / count, totals) / 2"),
     "a scale of attention left out": ("attention.py", "np.float32(self.size**-0.5)", "np.float32(1)"),
     "a mask that shows the next token": ("attention.py", "scores.shape[-1], dtype", "scores.shape[-1], 1, dtype"),
 }  # fmt: skip

@@ -35,11 +35,11 @@ class RankProgram:
 
 @dataclass(frozen=True)
 class SmallRank:
-    """How a rank ended. code: negative for a signal. events: what it recorded. output: the end of what it printed."""
+    """How a rank ended, and what it recorded."""
 
-    code: int
+    code: int  # negative for a signal
     events: tuple[dict[str, Any], ...]
-    output: str
+    output: str  # the end of what it printed
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -53,16 +53,12 @@ class SmallRank:
 
 @dataclass(frozen=True)
 class SmallRun:
-    """A small training that has ended.
-
-    stopped: whether ranks had to be ended. left: how many ranks had processes that outlived them. seconds: from the
-    first end of a rank to the last one.
-    """
+    """A small training that has ended."""
 
     ranks: tuple[SmallRank, ...]
-    stopped: bool
-    left: int
-    seconds: float
+    stopped: bool  # whether ranks had to be ended
+    left: int  # ranks with processes that outlived them
+    seconds: float  # from the first end of a rank to the last one
 
     @property
     def failure(self) -> str | None:

@@ -16,22 +16,18 @@ NOISE = 1e-6
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
-
-    gradients: by step, the squared gradient norm of each parameter, over all ranks. final: the norm and the projections
-    of each parameter after the last step; a shorter run has others. auxiliary, experts: of a mixture, the routers'
-    losses by step, and by step and layer the number of tokens that chose each expert.
-    """
+    """What one run recorded: a value for each step, and what has parameters' names."""
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     tokens: tuple[int, ...]
     token_checksums: tuple[int, ...]
-    weights: dict[str, int]
-    gradients: dict[int, dict[str, float]]
+    weights: dict[str, int]  # checksums of the initial ones
+    gradients: dict[int, dict[str, float]]  # by step, the squared norm of each parameter's, over all ranks
+    # the norm and the projections of each parameter after the last step; a shorter run has others
     final: dict[str, tuple[float, ...]] = field(default_factory=dict, compare=False)
-    auxiliary: tuple[float, ...] = ()
-    experts: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    auxiliary: tuple[float, ...] = ()  # of a mixture: the routers' losses
+    experts: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)  # tokens by step, layer and expert
 
 
 def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
