@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from compared_records import figure, result_content
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import (
     Conditions,

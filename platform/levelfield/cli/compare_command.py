@@ -98,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _write_page(options: argparse.Namespace, sheets: Sequence[Sheet]) -> None:
-    from levelfield.pages.comparison_page import comparison_page
+    from levelfield.pages.page_rendering import comparison_page
 
     title = f"Matrix by {options.matrix}" if options.matrix else "Scaling" if options.scaling else "Comparison"
     text = comparison_page(title, sheets, datetime.now(timezone.utc))

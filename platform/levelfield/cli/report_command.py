@@ -25,7 +25,7 @@ from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
-    from levelfield.pages.results import StoredResults
+    from levelfield.pages.series_history import StoredResults
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.plan import Plan
     from levelfield.specs.record import RunRecord
@@ -267,7 +267,7 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
     """
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
-    from levelfield.pages.results import GivenRuns
+    from levelfield.pages.series_history import GivenRuns
 
     if options.run:
         records = list(_records(named))

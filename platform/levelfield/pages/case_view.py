@@ -1,4 +1,7 @@
-"""The page of a case: its series with their latest figures, their scaling, and what gates and people stated."""
+"""The page of a case: its series with their latest figures, scaling, losses, memory, and what gates and people stated.
+
+Its charts are numbers for an SVG that needs no script.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +9,59 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
+from levelfield.compare.ranking import Contender
 from levelfield.pages.content import NightFinding, PagesContent
+from levelfield.pages.first_view import RankedTraining
 from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import StoreEvent
 from levelfield.specs.run_figures import STORED
 
-# A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
-WIDTH, HEIGHT = 360.0, 240.0
+SCALING_WIDTH, SCALING_HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
+LOSS_WIDTH, LOSS_HEIGHT = 360.0, 200.0
+MOST_POINTS = 120  # of a line of losses
+MEMORY_PARTS = ("allocated", "reserved", "device")  # each contains the one before it
 MANY = 12  # series, in a table as long as a screen
 FIGURES = {figure.page: column for column, figure in STORED.items()}  # columns of the table, by their names in scripts
 Latest = tuple[SeriesRuns, SeriesSummary]
 _ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
+_BRIEF = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))  # ends of a number on an axis, such as 12.5k
+
+
+# -- strong scaling
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One number of devices: the fastest of its series. tokens: per second and device. x, y: its place in the chart."""
+    """One number of devices: the fastest of its series."""
 
     slug: str
     nodes: int
     devices: int
     layout: str
-    tokens: float
+    tokens: float  # per second and device
     speed_up: float
     efficiency: float
-    x: float
+    x: float  # its place in the chart
     y: float
-    is_disturbed: bool = False
+    is_disturbed: bool
 
 
 @dataclass(frozen=True)
 class ScalingChart:
-    """A framework and chip at one scale, on several numbers of devices. ideal_y: of the ideal line at the last point.
-
-    ticks: numbers of the vertical axis with their places; token_ticks: the same lines in tokens/s of all devices.
-    """
+    """A framework and chip at one scale, on several numbers of devices."""
 
     framework: str
     chip: str
     setting: str
     points: tuple[ScalingPoint, ...]
-    ideal_y: float
-    ticks: tuple[tuple[str, float], ...]
-    token_ticks: tuple[tuple[str, float], ...]
+    ideal_y: float  # of the ideal line at the last point
+    ticks: tuple[tuple[str, float], ...]  # numbers of the vertical axis with their places
+    token_ticks: tuple[tuple[str, float], ...]  # the same lines in tokens/s of all devices
 
     @property
     def line(self) -> str:
@@ -62,74 +71,152 @@ class ScalingChart:
 
 def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
     """Return a chart for each training, framework and chip with at least two numbers of devices."""
-    groups: dict[tuple[str, ...], dict[int, Latest]] = defaultdict(dict)
+    groups: dict[tuple[str, ...], dict[int, tuple[float, SeriesRuns]]] = defaultdict(dict)
     for runs, summary in latest:
-        if _speed(summary) is not None and runs.series.devices >= 1 and runs.series.nodes >= 1:
-            found, devices = groups[tuple(getattr(runs.series, name) for name in _ALIKE)], runs.series.devices
-            if devices not in found or (_speed(found[devices][1]) or 0) < (_speed(summary) or 0):
-                found[devices] = (runs, summary)
-    return tuple(_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
+        series, tokens = runs.series, summary.tokens
+        if tokens is not None and 0 < tokens < math.inf and series.devices >= 1 and series.nodes >= 1:
+            fastest = groups[tuple(getattr(series, name) for name in _ALIKE)]
+            if series.devices not in fastest or fastest[series.devices][0] < tokens:
+                fastest[series.devices] = (tokens, runs)
+    return tuple(_scaling_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
 
 
-def _speed(summary: SeriesSummary) -> float | None:
-    tokens = summary.tokens
-    return tokens if tokens is not None and math.isfinite(tokens) and tokens > 0 else None
-
-
-def _chart(members: Sequence[Latest]) -> ScalingChart:
-    """Return the chart of one group, the smallest number of devices first: it is the base."""
-    first = members[0][0].series
-    base, fewest, most = _speed(members[0][1]) or 1.0, first.devices, members[-1][0].series.devices
-    ratios = [(_speed(summary) or 0.0) / base for _, summary in members]
-    speed_ups = [ratio * runs.series.devices / fewest for ratio, (runs, _) in zip(ratios, members, strict=True)]
+def _scaling_chart(members: Sequence[tuple[float, SeriesRuns]]) -> ScalingChart:
+    """Return the chart of series with their speeds, the smallest number of devices first: it is the base."""
+    (base, first), (_, largest) = members[0], members[-1]
+    fewest, most = first.series.devices, largest.series.devices
+    speed_ups = [tokens / base * runs.series.devices / fewest for tokens, runs in members]
     top = max(most / fewest, *speed_ups)
+
+    def height(speed_up: float) -> float:
+        """Return a place on a logarithmic axis; a speed-up below 1 stands below the axis' first number."""
+        part = math.log(speed_up) / math.log(top) if speed_up > 0 else 0.0
+        return SCALING_HEIGHT - BOTTOM - max(-0.1, part) * (SCALING_HEIGHT - TOP - BOTTOM)
+
+    def place(devices: int) -> float:
+        return LEFT + math.log(devices / fewest) / math.log(most / fewest) * (SCALING_WIDTH - LEFT - RIGHT)
+
     points = tuple(
         ScalingPoint(
             slug=runs.slug,
             nodes=runs.series.nodes,
             devices=runs.series.devices,
             layout=str(runs.series.layout),
-            tokens=_speed(summary) or 0.0,
+            tokens=tokens,
             speed_up=speed_up,
-            efficiency=ratio,
-            x=_x(runs.series.devices, fewest, most),
-            y=_y(speed_up, top),
+            efficiency=tokens / base,
+            x=place(runs.series.devices),
+            y=height(speed_up),
             is_disturbed=runs.is_disturbed,
         )
-        for (runs, summary), ratio, speed_up in zip(members, ratios, speed_ups, strict=True)
+        for (tokens, runs), speed_up in zip(members, speed_ups, strict=True)
     )
     powers = [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
-    ticks = tuple((f"{value:g}", _y(value, top)) for value in powers)
-    token_ticks = tuple((_in_brief(value * base * fewest), _y(value, top)) for value in powers)
-    setting = f"{first.scale} {first.precision}"
-    return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks, token_ticks)
-
-
-def _in_brief(value: float) -> str:
-    """Return a number for an axis, such as 12.5k."""
-    power, end = next(
-        ((power, end) for power, end in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= power), (1.0, "")
+    return ScalingChart(
+        framework=first.series.framework_label,
+        chip=first.series.chip,
+        setting=f"{first.series.scale} {first.series.precision}",
+        points=points,
+        ideal_y=height(most / fewest),
+        ticks=tuple((f"{value:g}", height(value)) for value in powers),
+        token_ticks=tuple((_brief(value * base * fewest), height(value)) for value in powers),
     )
-    return f"{value / power:.3g}{end}"
 
 
-def _x(devices: int, fewest: int, most: int) -> float:
-    part = math.log(devices / fewest) / math.log(most / fewest)
-    return LEFT + part * (WIDTH - LEFT - RIGHT)
+def _brief(value: float) -> str:
+    unit, end = next((unit or 1.0, end) for unit, end in _BRIEF if value >= unit)
+    return f"{value / unit:.3g}{end}"
 
 
-def _y(speed_up: float, top: float) -> float:
-    """Return the height of a speed-up on a logarithmic axis; one below 1 stands below the axis' first number."""
-    part = math.log(speed_up) / math.log(top) if speed_up > 0 else 0.0
-    return HEIGHT - BOTTOM - max(-0.1, part) * (HEIGHT - TOP - BOTTOM)
+# -- losses against the reference, and memory against the device
+
+
+@dataclass(frozen=True)
+class LossLine:
+    """The losses of the last run of a side, or of the reference: then `contender` is None."""
+
+    contender: Contender | None
+    losses: tuple[float, ...]
+    points: str  # of an SVG polyline
+    difference: float | None  # the largest relative one from the reference; None without one
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """Memory of the fullest device of the last run of a side."""
+
+    contender: Contender
+    whole: float | None  # the headline peak, in bytes; None with its reason
+    capacity: float | None
+    parts: tuple[tuple[str, float, float], ...]  # name, bytes and percent of the device that each adds to those before
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingFigures:
+    """The losses and the memory of one training."""
+
+    training: RankedTraining
+    reference: str | None  # the name of the stored one
+    lines: tuple[LossLine, ...]
+    ticks: tuple[tuple[str, float], ...]  # of the vertical axis of the losses
+    memory: tuple[MemoryBar, ...]
+
+
+def training_figures(
+    training: RankedTraining, references: Mapping[tuple[str, str], tuple[str, list[float]]]
+) -> TrainingFigures:
+    """Return the charts of one training, of the last run of each contender, as the table of the case has."""
+    series = training.first.series
+    name, reference = references.get((series.work, series.corpus), (None, []))
+    curves: list[tuple[Contender | None, tuple[float, ...]]] = [(None, tuple(reference))] if reference else []
+    for contender in training.contenders:  # a loss after the first that is no number would stand at a wrong step
+        numbers = takewhile(lambda loss: loss is not None and math.isfinite(loss), contender.side.last.losses)
+        curves.append((contender, tuple(loss for loss in numbers if loss is not None)))
+    values = [loss for _, losses in curves for loss in losses]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    most = max((len(losses) for _, losses in curves), default=1)
+
+    def height(loss: float) -> float:
+        return 10 + (LOSS_HEIGHT - 20) * (1 - (loss - low) / ((high - low) or 1))
+
+    def polyline(losses: Sequence[float]) -> str:
+        """Return the `points` of a line. Of a long curve every n-th step is drawn, and the last one."""
+        every = max(1, math.ceil(len(losses) / MOST_POINTS))
+        steps = sorted({*range(0, len(losses), every), len(losses) - 1} - {-1})
+        across = (LOSS_WIDTH - LEFT) / max(1, most - 1)
+        return " ".join(f"{LEFT + step * across:.1f},{height(losses[step]):.1f}" for step in steps)
+
+    lines = []
+    for contender_or_none, losses in curves:
+        pairs = zip(losses, reference, strict=False) if contender_or_none else ()
+        difference = max((abs(loss / expected - 1) for loss, expected in pairs if expected), default=None)
+        lines.append(LossLine(contender_or_none, losses, polyline(losses), difference))
+    ticks = tuple((f"{value:.2f}", height(value)) for value in (low, (low + high) / 2, high))
+    return TrainingFigures(training, name, tuple(lines), ticks, tuple(map(_memory_bar, training.contenders)))
+
+
+def _memory_bar(contender: Contender) -> MemoryBar:
+    """Return the bar of a side. A part that is unknown, or not within the next, is drawn as one with it."""
+    record = contender.side.last
+    memory, whole = record.result.memory, record.memory_bytes
+    if whole is None:
+        return MemoryBar(contender, None, memory.capacity_bytes, (), memory.device_used_peak.reason or "")
+    parts, below, capacity = [], 0.0, memory.capacity_bytes
+    for name in MEMORY_PARTS if capacity else ():
+        value = whole if name == MEMORY_PARTS[-1] else getattr(memory, f"{name}_peak").value
+        if capacity and value is not None and below <= value <= whole:
+            parts.append((name, value - below, round(min(100.0, (value - below) / capacity * 100), 1)))
+            below = value
+    return MemoryBar(contender, whole, capacity, tuple(part for part in parts if part[1] > 0), "")
+
+
+# -- the page
 
 
 @dataclass(frozen=True)
 class SeriesView:
-    """One series of the case. word, tonight: the most urgent word of the last night; None without a gate.
-
-    detectable: by figure, the smallest change that the gate could see.
-    """
+    """One series of the case."""
 
     runs: SeriesRuns
     summary: SeriesSummary
@@ -148,18 +235,22 @@ class SeriesView:
 
     @property
     def word(self) -> str | None:
+        """The most urgent word of the last night; None without a gate."""
         return min((finding.word for finding in self._last), key=WORDS.index, default=None)
 
     @property
     def detectable(self) -> dict[str, float]:
+        """The smallest change that the gate could see, by figure."""
         return {f.figure: f.detectable for f in self._last if f.figure and f.detectable is not None}
 
     def statements(self) -> dict[str, Any]:
         """Return findings and events for the scripts."""
-        return {
-            "findings": [asdict(finding) for finding in self.findings],
-            "events": [_event(event) for event in self.events],
-        }
+        events = [
+            {"kind": event.kind, "time": seconds_of(event.at)}
+            | {name: getattr(event, name) for name in ("until", "who", "why", "level")}
+            for event in self.events
+        ]
+        return {"findings": [asdict(finding) for finding in self.findings], "events": events}
 
 
 @dataclass(frozen=True)
@@ -167,7 +258,7 @@ class CaseView:
     name: str
     slug: str
     series: tuple[SeriesView, ...]
-    scaling: tuple[ScalingChart, ...] = ()
+    scaling: tuple[ScalingChart, ...]
 
     @property
     def has_many(self) -> bool:
@@ -176,39 +267,35 @@ class CaseView:
 
     @property
     def runs(self) -> int:
-        return sum(each.summary.runs for each in self.series)
+        return sum(view.summary.runs for view in self.series)
 
     @property
     def has_words(self) -> bool:
         """Whether a gate said something about any series."""
-        return any(each.word for each in self.series)
+        return any(view.word for view in self.series)
 
     @property
     def figures(self) -> tuple[str, ...]:
         """The figures that the last valid run of any series has; all where no series has such a run."""
-        found = tuple(name for name in FIGURES if any(each.latest(name) is not None for each in self.series))
-        return found or tuple(FIGURES)
+        names = tuple(name for name in FIGURES if any(view.latest(name) is not None for view in self.series))
+        return names or tuple(FIGURES)
 
     def statements(self) -> dict[str, Any]:
         """Return by series what was stated about it."""
-        return {each.runs.slug: each.statements() for each in self.series}
+        return {view.runs.slug: view.statements() for view in self.series}
 
 
 def case_view(
     case: str, series: Sequence[SeriesRuns], summaries: Mapping[str, SeriesSummary], content: PagesContent
 ) -> CaseView:
     """Return the view of a case."""
-    views = [_series_view(runs, summaries[runs.digest], content) for runs in series]
-    charts = scaling_charts([(view.runs, view.summary) for view in views])
-    return CaseView(case, series[0].case_slug, tuple(views), charts)
-
-
-def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: PagesContent) -> SeriesView:
-    events = [e for e in content.events if e.series == runs.digest]
-    findings = [finding for finding in content.findings if finding.series == runs.digest]
-    return SeriesView(runs, summary, tuple(findings), tuple(sorted(events, key=lambda event: event.at)))
-
-
-def _event(event: StoreEvent) -> dict[str, Any]:
-    stated = {name: getattr(event, name) for name in ("until", "who", "why", "level")}
-    return {"kind": event.kind, "time": seconds_of(event.at), **stated}
+    views = tuple(
+        SeriesView(
+            runs,
+            summaries[runs.digest],
+            tuple(finding for finding in content.findings if finding.series == runs.digest),
+            tuple(sorted((e for e in content.events if e.series == runs.digest), key=lambda event: event.at)),
+        )
+        for runs in series
+    )
+    return CaseView(case, series[0].case_slug, views, scaling_charts([(view.runs, view.summary) for view in views]))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from levelfield.compare.sides import disturbance
-from levelfield.pages.results import StoredResults
-from levelfield.pages.series_history import SeriesRuns, grouped, seconds_of
+from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped, seconds_of
 from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
-from levelfield.specs.record import Point, StoreEvent, nights_in_order
-from levelfield.store.database import StoredSeries
+from levelfield.specs.record import StoreEvent, nights_in_order
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
 
@@ -27,67 +25,60 @@ MOST_DISTURBED = 30  # newest runs of a series among which a quiet one is looked
 
 @dataclass(frozen=True)
 class NightFinding:
-    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen.
-
-    pairs: how many pairs of builds it rests on; None for a finding of nights alone. explanation: why a step takes
-    longer, in sentences.
-    """
+    """One finding of a night."""
 
     night: str
     series: str
     label: str
     figure: str | None
     word: FindingWord
-    change: float | None
+    change: float | None  # relative, as low and high
     low: float | None
     high: float | None
     level: float | None
     level_since: str | None
     nights: int | None
-    detectable: float | None
+    detectable: float | None  # the smallest change that could be seen
     run_id: str | None
     detail: str
     fields: tuple[str, ...]
-    pairs: int | None = None
-    explanation: tuple[str, ...] = ()
+    pairs: int | None = None  # of builds that it rests on; None for a finding of nights alone
+    explanation: tuple[str, ...] = ()  # why a step takes longer, in sentences
 
 
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
-    word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
+
+    def text(name: str) -> str | None:
+        value = content.get(name)
+        return value[:LONGEST] if isinstance(value, str) else None
+
+    def texts(name: str) -> tuple[str, ...]:
+        values = content.get(name)
+        return tuple(str(value)[:LONGEST] for value in values) if isinstance(values, (list, tuple)) else ()
+
+    numbers = {name: finite(content.get(name)) for name in ("change", "low", "high", "level", "detectable")}
     nights, pairs = finite(content.get("nights")), finite(content.get("pairs"))
     return NightFinding(
         night=night,
-        series=_text(content.get("series")) or "",
-        label=_text(content.get("label")) or "",
-        figure=_text(content.get("figure")),
-        word=word,
-        change=finite(content.get("change")),
-        low=finite(content.get("low")),
-        high=finite(content.get("high")),
-        level=finite(content.get("level")),
-        level_since=_text(content.get("level_since")),
+        series=text("series") or "",
+        label=text("label") or "",
+        figure=text("figure"),
+        word=next((word for word in WORDS if word == content.get("word")), UNKNOWN),
+        **numbers,
+        level_since=text("level_since"),
         nights=None if nights is None else int(nights),
-        detectable=finite(content.get("detectable")),
-        run_id=_text(content.get("run_id")),
-        detail=_text(content.get("detail")) or "",
-        fields=_texts(content.get("fields")),
+        run_id=text("run_id"),
+        detail=text("detail") or "",
+        fields=texts("fields"),
         pairs=int(pairs) if pairs else None,
-        explanation=_texts(content.get("explanation")),
+        explanation=texts("explanation"),
     )
 
 
-def in_order(findings: Sequence[NightFinding]) -> list[NightFinding]:
+def sorted_by_urgency(findings: Sequence[NightFinding]) -> list[NightFinding]:
     """Return the findings in order of urgency, the larger change first."""
     return sorted(findings, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
-
-
-def _text(value: Any) -> str | None:
-    return value[:LONGEST] if isinstance(value, str) else None
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(str(each)[:LONGEST] for each in value) if isinstance(value, (list, tuple)) else ()
 
 
 def finite(value: Any) -> float | None:
@@ -98,17 +89,14 @@ def finite(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class PagesContent:
-    """series: by digest. findings, expected: of the last nights; `night` is the last. unreadable: runs left out.
+    """What a store has for the pages."""
 
-    expected: of the last night, entry name to the digest of its series, None where it never ran.
-    """
-
-    series: Mapping[str, SeriesRuns]
+    series: Mapping[str, SeriesRuns]  # by digest
     events: Sequence[StoreEvent]
-    night: str | None
-    expected: Mapping[str, str | None]
-    findings: Sequence[NightFinding]
-    unreadable: Sequence[str] = field(default_factory=tuple)
+    night: str | None  # the last one
+    expected: Mapping[str, str | None]  # of the last night: entry to the digest of its series, None if it never ran
+    findings: Sequence[NightFinding]  # of the last nights
+    unreadable: Sequence[str] = ()  # runs that are left out
 
     @property
     def tonight(self) -> list[NightFinding]:
@@ -117,12 +105,12 @@ class PagesContent:
 
     @property
     def runs(self) -> int:
-        return sum(len(each.points) for each in self.series.values())
+        return sum(len(runs.points) for runs in self.series.values())
 
     def cases(self) -> dict[str, list[SeriesRuns]]:
         """Return the series of each case, in order of their labels."""
-        ordered = sorted(self.series.values(), key=lambda each: each.series.label)
-        return dict(sorted(grouped(ordered, lambda each: each.series.case).items()))
+        ordered = sorted(self.series.values(), key=lambda runs: runs.series.label)
+        return dict(sorted(grouped(ordered, lambda runs: runs.series.case).items()))
 
 
 def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
@@ -133,10 +121,19 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
     """
     points, nights = results.points(), nights_in_order(results.nights())
     unreadable: list[str] = []
-    series = [_runs(entry, points.get(entry.digest, ()), unreadable) for entry in results.series()]
-    series = _with_disturbed(series, results)
+    series = []
+    for entry in results.series():
+        timed = []
+        for point in points.get(entry.digest, ()):
+            if _is_time(point.began):
+                timed.append(point)
+            else:
+                unreadable.append(point.run_id)
+        timed.sort(key=lambda point: seconds_of(point.began))
+        files = slug(f"{entry.series.label} {entry.digest}"), slug(entry.series.case)
+        series.append(SeriesRuns(entry.digest, *files, entry.series, timed))
     return PagesContent(
-        series={each.digest: each for each in series if each.points},
+        series={runs.digest: runs for runs in _with_disturbed(series, results) if runs.points},
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
@@ -149,13 +146,14 @@ def _with_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> lis
     """Return the series with their newest disturbed runs: each series is read until its newest quiet run."""
     counted = {runs.digest: [point.run_id for point in reversed(runs.counted)][:MOST_DISTURBED] for runs in series}
     disturbed: dict[str, list[str]] = {digest: [] for digest in counted}
-    unknown = [digest for digest, ids in counted.items() if ids]
-    while unknown:
-        asked = {counted[digest][len(disturbed[digest])]: digest for digest in unknown}
-        found = [(each.run_id, asked[each.run_id]) for each in results.records([*asked]) if disturbance(each)]
-        for run_id, digest in found:
-            disturbed[digest].append(run_id)
-        unknown = [digest for _, digest in found if len(disturbed[digest]) < len(counted[digest])]
+    unsettled = [digest for digest, ids in counted.items() if ids]
+    while unsettled:
+        next_ids = {counted[digest][len(disturbed[digest])]: digest for digest in unsettled}
+        ids = [record.run_id for record in results.records([*next_ids]) if disturbance(record)]
+        for run_id in ids:
+            disturbed[next_ids[run_id]].append(run_id)
+        unsettled = [next_ids[run_id] for run_id in ids]
+        unsettled = [digest for digest in unsettled if len(disturbed[digest]) < len(counted[digest])]
     return [
         replace(
             runs,
@@ -174,13 +172,6 @@ def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Ma
     # Findings are only added: the last one of a series and figure replaces those before.
     latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
     return list(latest.values())
-
-
-def _runs(entry: StoredSeries, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:
-    unreadable += [point.run_id for point in points if not _is_time(point.began)]
-    kept = sorted((p for p in points if _is_time(p.began)), key=lambda point: seconds_of(point.began))
-    case, own = entry.series.case, f"{entry.series.label} {entry.digest}"
-    return SeriesRuns(entry.digest, slug(own), slug(case), entry.series, kept)
 
 
 def _is_time(text: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_order
+from levelfield.pages.content import CHANGES, NightFinding, PagesContent, sorted_by_urgency
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 from levelfield.series.level import FEWEST
@@ -53,15 +53,15 @@ class MissingEntry:
 
 @dataclass(frozen=True)
 class NightView:
-    """expected, arrived: entries of the last night. counts: findings by word. left_out: changes beyond the table."""
+    """What the last night says."""
 
     night: str | None
-    expected: int
+    expected: int  # entries
     arrived: int
     compared: int
-    counts: dict[str, int]
+    counts: dict[str, int]  # findings by word
     changes: tuple[ChangedSeries, ...]
-    left_out: int
+    left_out: int  # changes beyond the table
     missing: tuple[MissingEntry, ...]
     runs: int
     series: int
@@ -81,7 +81,7 @@ class NightView:
 
 def night_view(content: PagesContent) -> NightView:
     """Return what the last night says."""
-    tonight, missing = in_order(content.tonight), _missing(content)
+    tonight, missing = sorted_by_urgency(content.tonight), _missing(content)
     counts = Counter(finding.word for finding in tonight)
     counts["missing"] = len(missing)
     changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGES]
@@ -102,28 +102,31 @@ def night_view(content: PagesContent) -> NightView:
 
 def _missing(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
-    of_gate = [finding for finding in content.tonight if finding.word == "missing"]
-    said, labels = {f.series: f.label for f in of_gate}, {f.label for f in of_gate}
+    findings = [finding for finding in content.tonight if finding.word == "missing"]
+    labels = {finding.series: finding.label for finding in findings}
+    never = [name for name, digest in content.expected.items() if digest is None and name in labels.values()]
     names = {digest: name for name, digest in content.expected.items() if digest}
-    absent = [d for d in names if not _ran(d, content)]
-    never = [name for name, digest in content.expected.items() if digest is None and name in labels]
-    known = dict.fromkeys([*(digest for digest in said if digest), *absent])
-    found = [MissingEntry(names.get(d) or said.get(d, d), content.series.get(d)) for d in known]
-    return [*found, *(MissingEntry(name, None) for name in never)]
-
-
-def _ran(digest: str, content: PagesContent) -> bool:
-    runs = content.series.get(digest)
-    return runs is not None and any(point.night == content.night for point in runs.points)
+    ran = {
+        digest for digest, runs in content.series.items() if any(point.night == content.night for point in runs.points)
+    }
+    absent = dict.fromkeys([*(digest for digest in labels if digest), *(d for d in names if d not in ran)])
+    entries = [MissingEntry(names.get(d) or labels.get(d, d), content.series.get(d)) for d in absent]
+    return [*entries, *(MissingEntry(name, None) for name in never)]
 
 
 def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
     message, state = _badge_words(night)
-    shields = {"schemaVersion": 1, "label": _LABEL, "message": message, "color": _COLOURS[state]}
+    colour = _COLOURS[state]
+    shields = {"schemaVersion": 1, "label": _LABEL, "message": message, "color": colour}
     if state == "failing":
         shields["isError"] = True
-    return {"data/badge.svg": _badge_picture(message, _COLOURS[state]), "data/badge.json": json.dumps(shields) + "\n"}
+    left, right = (round(len(text) * _CHARACTER) + 2 * _MARGIN for text in (_LABEL, message))
+    picture = _SVG.format(
+        width=left + right, height=_HEIGHT, left=left, right=right, colour=colour, label=escape(_LABEL),
+        message=escape(message), label_x=left / 2, message_x=left + right / 2,
+    )  # fmt: skip
+    return {"data/badge.svg": picture, "data/badge.json": json.dumps(shields) + "\n"}
 
 
 def _badge_words(night: NightView) -> tuple[str, str]:
@@ -135,11 +138,3 @@ def _badge_words(night: NightView) -> tuple[str, str]:
             return ", ".join(counted), state
     is_compared = any(night.counts[word] for word in COMPARED)
     return ("passing", "passing") if is_compared else ("no level yet", "open")
-
-
-def _badge_picture(message: str, colour: str) -> str:
-    left, right = (round(len(text) * _CHARACTER) + 2 * _MARGIN for text in (_LABEL, message))
-    return _SVG.format(
-        width=left + right, height=_HEIGHT, left=left, right=right, colour=colour, label=escape(_LABEL),
-        message=escape(message), label_x=left / 2, message_x=left + right / 2,
-    )  # fmt: skip

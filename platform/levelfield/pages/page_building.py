@@ -12,19 +12,18 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.compare.ranking import TOKENS, metrics
-from levelfield.pages.case_figures import training_figures
-from levelfield.pages.case_view import case_view
+from levelfield.compare.ranking import metrics
+from levelfield.pages.case_view import case_view, training_figures
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_figures, script_texts
-from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import (
     SeriesRuns,
     SeriesSummary,
+    StoredResults,
     SurroundingDocuments,
     grouped,
     history,
@@ -48,23 +47,23 @@ Summaries = Mapping[str, SeriesSummary]  # by the digest of a series
 
 @dataclass(frozen=True)
 class BuiltPages:
-    """What was made. rebuilt: series of which a file was written. unreadable: runs without a readable time."""
+    """What was made."""
 
     runs: int
     series: int
-    rebuilt: int
+    rebuilt: int  # series of which a file was written
     files: int
-    unreadable: tuple[str, ...]
+    unreadable: tuple[str, ...]  # runs without a readable time
 
 
 @dataclass(frozen=True)
 class MonthRuns:
-    """The runs of a series in a month, which are one file. stamp: digest of what the file is made from."""
+    """The runs of a series in a month, which are one file."""
 
     runs: SeriesRuns
     run_ids: tuple[str, ...]
     file: str
-    stamp: str
+    stamp: str  # digest of what the file is made from
     reference: tuple[str, list[float]] | None
 
 
@@ -85,8 +84,14 @@ def build_pages(
     with PagesWriter(folder, private) as writer:
         content, references = gathered(results, judged), stored_references(registry)
         surroundings = SurroundingDocuments(results)
-        changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
+        rebuilt: set[str] = set()
+        for runs in content.series.values():
+            name, stamp = f"history-{runs.slug}", _stamp(runs, runs.points, "")
+            if not writer.keeps(f"data/{name}.js", stamp):
+                writer.write(f"data/{name}.js", data_script(name, history(runs, surroundings)), stamp)
+                rebuilt.add(runs.slug)
         months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
+        rebuilt |= {month.runs.slug for month in months}
         with rare_collections():
             for done, (month, records) in enumerate(_with_records(months, results), start=1):
                 value = month_file(month.runs.series, records, month.reference)
@@ -97,24 +102,13 @@ def build_pages(
             writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
         write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
         writer.finish()
-    rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
 
 
 def stored_references(registry: Registry) -> References:
     """Return the loss curves of the stored references, by what they are references of."""
-    found = [registry.reference(name) for name in registry.references]
-    return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
-
-
-def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer: PagesWriter) -> bool:
-    """Write the history of a series. Return False where it is as it was."""
-    name = f"history-{runs.slug}"
-    stamp = _stamp(runs, runs.points, "")
-    if writer.keeps(f"data/{name}.js", stamp):
-        return False
-    writer.write(f"data/{name}.js", data_script(name, history(runs, surroundings)), stamp)
-    return True
+    references = [registry.reference(name) for name in registry.references]
+    return {(r.identity.work, r.identity.corpus): (r.name, list(r.losses)) for r in references}
 
 
 def _changed_months(runs: SeriesRuns, references: References, writer: PagesWriter) -> Iterator[MonthRuns]:
@@ -133,8 +127,8 @@ def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterat
     passing = results.records([run_id for month in months for run_id in month.run_ids])
     ahead = next(passing, None)
     for month in months:
-        own, records = set(month.run_ids), []
-        while ahead is not None and ahead.run_id in own:
+        ids, records = set(month.run_ids), []
+        while ahead is not None and ahead.run_id in ids:
             records.append(ahead)
             ahead = next(passing, None)
         yield month, records
@@ -171,16 +165,21 @@ def write_pages(
     trainings, night = ranked_trainings(content, results), night_view(content)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     views = [first_view(trainings, metric, histories) for metric in metrics(prices)]  # by throughput first
-    by_case = grouped(trainings, lambda training: training.first.case_slug)
-    figures = {case.slug: [training_figures(each, references) for each in by_case.get(case.slug, ())] for case in cases}
-    switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
+    case_trainings = grouped(trainings, lambda training: training.first.case_slug)
+    figures = {
+        case.slug: [training_figures(training, references) for training in case_trainings.get(case.slug, ())]
+        for case in cases
+    }
+    # The switch of the metric is a link, which needs no script and has an address.
+    files = {view.metric.name: f"by-{view.metric.name}.html" if view.overall.rows else None for view in views}
+    files[views[0].metric.name] = "index.html"
     lacking = {view.metric.name: _lacking(view) for view in views}
-    shown = {"metrics": switches, "lacking": lacking, "paid": _paid(views[-1], prices) if prices else ()}
+    switch = {"metrics": files, "lacking": lacking, "paid": _paid(views[-1], prices) if prices else ()}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
-            (_file(view), "index", {"v": view, "o": night, "planned": _planned(view, registry), **shown})
+            (file, "index", {"v": view, "o": night, "planned": _planned(view, registry), **switch})
             for view in views
-            if switches[view.metric.name]
+            if (file := files[view.metric.name])
         ),
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
@@ -205,28 +204,23 @@ def write_pages(
 
 def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]:
     """Return the planned intensity of each side by its first run, where MFU is shown."""
-    bars = [bar for each in view.trainings for bar in each.best] if view.metric.name == "mfu" else []
-    found = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
-    return {run_id: planned for run_id, planned in found.items() if planned}
+    bars = [bar for training in view.trainings for bar in training.best] if view.metric.name == "mfu" else []
+    planned = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
+    return {run_id: intensity for run_id, intensity in planned.items() if intensity}
 
 
 def _lacking(view: FirstView) -> str:
     """Return why no run has the figure; empty where one has it or nothing ran."""
     if view.overall.rows:
         return ""
-    return "; ".join(dict.fromkeys(each.why for training in view.trainings for each in training.ranking.unranked))
+    return "; ".join(dict.fromkeys(side.why for training in view.trainings for side in training.ranking.unranked))
 
 
 def _paid(view: FirstView, prices: Prices) -> list[str]:
     """Return the prices of the chips that have a cost, each with what the cost includes."""
-    sides = [bar.contender.side.first for each in view.trainings for bar in each.ranking.bars]
-    found = {side.series.chip: view.metric.quantity.covers(side) for side in sides}
-    return [f"{line} ({found[chip]})" for chip in found for line in described(prices, [chip])]
-
-
-def _file(view: FirstView) -> str:
-    """Return the page's file: the switch of the metric is a link, which needs no script and has an address."""
-    return "index.html" if view.metric is TOKENS else f"by-{view.metric.name}.html"
+    sides = [bar.contender.side.first for training in view.trainings for bar in training.ranking.bars]
+    covers = {side.series.chip: view.metric.quantity.covers(side) for side in sides}
+    return [f"{line} ({covers[chip]})" for chip in covers for line in described(prices, [chip])]
 
 
 def _beside_rows(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,12 @@ from urllib.parse import quote
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+import levelfield
 from levelfield.compare.ratios import Ratio
 from levelfield.report.escapes import printable
+from levelfield.report.sheets import Sheet
 from levelfield.report.words import GIB, scaled, significant
 from levelfield.series.findings import WORDS
 from levelfield.specs.run_figures import GATED, STORED
@@ -26,6 +32,7 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 HTML_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
 _SCRIPTED = "js."  # keys of texts that scripts show begin with it
 _FOLDER = Path(__file__).parent / "texts"
+_STYLE = Path(__file__).parent / "assets" / "style.css"
 
 
 class PageRenderer:
@@ -36,21 +43,40 @@ class PageRenderer:
 
     def render(self, template: str, page: str, **values: Any) -> str:
         """Return the HTML of a page. page: its file name, which is the same in every language."""
-        others = {language: name for language, name in LANGUAGES.items() if language != self._language}
+        language = self._language
         return (
-            _environment(self._language)
+            _environment(language)
             .get_template(f"{template}.html.j2")
             .render(
                 page=page,
-                language=self._language,
-                html_language=HTML_LANGUAGES[self._language],
+                language=language,
+                html_language=HTML_LANGUAGES[language],
                 html_languages=HTML_LANGUAGES,
-                others=others,
-                root=root_of(self._language),
+                others={other: name for other, name in LANGUAGES.items() if other != language},
+                root="../" * folder_of(language).count("/"),
                 **self._shared,
                 **values,
             )
         )
+
+
+def comparison_page(title: str, sheets: Iterable[Sheet], made: datetime) -> str:
+    """Return the HTML of tables of `compare`: a file of its own, without a script, that makes no request. made: in UTC.
+
+    Its policy allows nothing but its own style, by the digest of it.
+    """
+    style = _STYLE.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return PageRenderer("en", {}).render(
+        "comparison",
+        "comparison",
+        title=title,
+        sheets=list(sheets),
+        style=Markup(style),  # the platform's own file, which the policy names by its digest
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        made=made.strftime("%Y-%m-%d %H:%M UTC"),
+        version=levelfield.__version__,
+    )
 
 
 @cache  # templates are compiled once for a process, which takes longer than rendering some pages
@@ -66,7 +92,8 @@ def _environment(language: str) -> Environment:
     made.globals.update(
         t=partial(text, language),
         figure_name=partial(figure_name, language),
-        **{each.__name__: partial(each, language) for each in (verdict, basis)},
+        verdict=partial(verdict, language),
+        basis=partial(basis, language),
         not_english=language != "en",
         policy=POLICY,
         words=WORDS,
@@ -78,10 +105,6 @@ def _environment(language: str) -> Environment:
 def folder_of(language: str) -> str:
     """Return the folder of a language's pages within the site. English is at the top."""
     return "" if language == "en" else f"{language}/"
-
-
-def root_of(language: str) -> str:
-    return "../" * folder_of(language).count("/")
 
 
 def figure_name(language: str, gated: str | None) -> str:
@@ -138,16 +161,14 @@ FILTERS: dict[str, Callable[..., Any]] = {
 @cache
 def texts(language: str) -> dict[str, str]:
     """Return the table of a language: key to text, in which {name} is filled in."""
-    table: dict[str, str] = yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8"))
-    return {**dict(_figure_texts(language)), **table}
-
-
-def _figure_texts(language: str) -> Iterator[tuple[str, str]]:
+    table: dict[str, str] = {}
     for figure in STORED.values():
         names = figure.names[language]
-        yield from ((f"figure.{figure.page}", names.title), (f"unit.{figure.page}", names.unit))
+        table |= {f"figure.{figure.page}": names.title, f"unit.{figure.page}": names.unit}
         if figure.worse:
-            yield f"js.gated.{figure.column}", names.title
+            table[f"js.gated.{figure.column}"] = names.title
+    table.update(yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8")))
+    return table
 
 
 def script_figures() -> dict[str, dict[str, Any]]:
@@ -164,29 +185,29 @@ def script_figures() -> dict[str, dict[str, Any]]:
 
 def text(language: str, key: str, **values: object) -> str:
     """Return one text with its values filled in. Raises KeyError for a key or value that is not there."""
-    found = texts(language)[key]
-    return found.format_map(values) if values else found
+    template = texts(language)[key]
+    return template.format_map(values) if values else template
 
 
 def script_texts(language: str) -> dict[str, str]:
     """Return the texts that scripts show, and the words that both show, by key."""
     shared = ("word.", "figure.", "unit.", _SCRIPTED)
-    return {key.removeprefix(_SCRIPTED): found for key, found in texts(language).items() if key.startswith(shared)}
+    return {key.removeprefix(_SCRIPTED): text for key, text in texts(language).items() if key.startswith(shared)}
 
 
 # -- the verdict on two sides, as the headline of the first page
 
 
-def verdict(language: str, metric: str, found: Ratio, best: str, other: str) -> str:
-    """Return which side is better by a metric, or that this is not known. found: of the better side over the other."""
-    key = {"within noise": "noise", "higher": metric, "lower": metric}.get(found.standing, "inconclusive")
-    values = {"ratio": ratio(found.value)} if key == metric and found.value else {}
+def verdict(language: str, metric: str, lead: Ratio, best: str, other: str) -> str:
+    """Return which side is better by a metric, or that this is not known. lead: the better side over the other."""
+    key = {"within noise": "noise", "higher": metric, "lower": metric}.get(lead.standing, "inconclusive")
+    values = {"ratio": ratio(lead.value)} if key == metric and lead.value else {}
     return text(language, f"answer.{key}", best=best, other=other, figure=text(language, f"by.{metric}"), **values)
 
 
-def basis(language: str, found: Ratio, side: str, base: str) -> str:
+def basis(language: str, lead: Ratio, side: str, base: str) -> str:
     """Return a ratio, side over base as in the tables, with its interval; or why there is none."""
-    if found.value is None or found.low is None or found.high is None:
+    if lead.value is None or lead.low is None or lead.high is None:
         return text(language, "answer.few")
-    numbers = {"ratio": ratio(found.value), "low": ratio(found.low), "high": ratio(found.high)}
+    numbers = {"ratio": ratio(lead.value), "low": ratio(lead.low), "high": ratio(lead.high)}
     return text(language, "answer.interval", side=side, base=base, **numbers)

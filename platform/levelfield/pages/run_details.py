@@ -78,9 +78,14 @@ def month_file(
 
 def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
-    facts = {**_facts(record.stored_result.content, _SHARED), **_inherited(record.stored_result.content)}
+    content = record.stored_result.content
+    facts = _facts(content, _SHARED)
     if isinstance(facts.get("flags"), list):
-        facts["flags"] = [result_words.flag(str(each)) for each in facts["flags"]]
+        facts["flags"] = [result_words.flag(str(flag)) for flag in facts["flags"]]
+    inherited = at(content, "inherited")
+    if isinstance(inherited, dict) and inherited:
+        facts["inherited"] = shown({name: str(text) for name, text in inherited.items()})
+        facts["inherited_others"] = len(inherited) - len(facts["inherited"])
     return {
         "run": record.run_id,
         "entry": record.entry,
@@ -90,29 +95,20 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "failure": record.failure,
         "reason": record.reason,
         "window": record.window,
-        "steps": [round(each * _MILLION) for each in record.step_seconds],
-        "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
+        "steps": [round(seconds * _MILLION) for seconds in record.step_seconds],
+        "losses": [None if loss is None else round(loss * _MILLION) for loss in record.losses],
         "telemetry": record.telemetry,
         # bytes tell 1 from True; version 2 has no references
         "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
-        **_facts(record.stored_result.content, _OWN),
+        **_facts(content, _OWN),
     }
 
 
 def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what the result has of these, by name."""
-    found = {name: at(result, *path) for name, path in paths.items()}
-    return {name: value for name, value in found.items() if value is not None and value != []}
-
-
-def _inherited(result: Any) -> dict[str, Any]:
-    """Return the inherited variables that are shown, and the number of others; nothing where there are none."""
-    inherited = at(result, "inherited")
-    if not isinstance(inherited, dict) or not inherited:
-        return {}
-    known = shown({name: str(text) for name, text in inherited.items()})
-    return {"inherited": known, "inherited_others": len(inherited) - len(known)}
+    values = {name: at(result, *path) for name, path in paths.items()}
+    return {name: value for name, value in values.items() if value is not None and value != []}
 
 
 def command(series: Series) -> str:

@@ -1,19 +1,79 @@
-"""The history of a series: as columns, for the charts of its case, and its latest state in a few figures."""
+"""What the pages read, and the history of a series: columns for its charts, and its latest state in a few figures."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import cache, lru_cache
+from typing import Any, TypeVar, cast
 
-from levelfield.pages.results import StoredResults
 from levelfield.series.segments import segments_of
 from levelfield.specs.base import Value
-from levelfield.specs.record import Point, Series
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import STORED
+from levelfield.store.database import Store, StoredSeries
+from levelfield.store.rows import Digests
+
+
+class GivenRuns:
+    """Records in memory, read as a store is. Without findings and expected entries there was no gate."""
+
+    def __init__(
+        self,
+        records: Iterable[RunRecord],
+        events: Sequence[StoreEvent] = (),
+        findings: Mapping[str, Sequence[dict[str, Any]]] | None = None,
+        expected: Mapping[str, Mapping[str, str | None]] | None = None,
+    ) -> None:
+        self._records = {record.run_id: record for record in sorted(records, key=lambda record: record.began)}
+        self._events, self._findings, self._expected = events, findings or {}, expected or {}
+        self._series: dict[str, list[RunRecord]] = defaultdict(list)
+        self._points: dict[str, list[Point]] = defaultdict(list)
+        self._surroundings: dict[str, Conditions | Subject] = {}
+        digests, names = Digests(), Point.model_fields.keys() - {"conditions", "subject"}
+        for record in self._records.values():
+            digest, conditions, subject = map(digests.of, (record.series, record.conditions, record.subject))
+            values = {name: getattr(record, name) for name in names}
+            self._series[digest].append(record)
+            self._surroundings |= {conditions: record.conditions, subject: record.subject}
+            self._points[digest].append(Point(**values, conditions=conditions, subject=subject))
+
+    def series(self) -> list[StoredSeries]:
+        return [
+            StoredSeries(digest, runs[0].series, len(runs), runs[0].began, runs[-1].began)
+            for digest, runs in self._series.items()
+        ]
+
+    def points(self) -> Mapping[str, Sequence[Point]]:
+        """Return the points by series digest, in order of time."""
+        return self._points
+
+    def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]:
+        return (self._records[run_id] for run_id in run_ids)
+
+    def conditions(self, digest: str) -> Conditions:
+        return cast("Conditions", self._surroundings[digest])
+
+    def subject(self, digest: str) -> Subject:
+        return cast("Subject", self._surroundings[digest])
+
+    def events(self) -> Sequence[StoreEvent]:
+        return self._events
+
+    def nights(self) -> list[str]:
+        return sorted({*self._expected, *self._findings, *(r.night for r in self._records.values() if r.night)})
+
+    def expected(self, night: str) -> Mapping[str, str | None]:
+        return self._expected.get(night, {})
+
+    def findings(self, night: str) -> Sequence[dict[str, Any]]:
+        return self._findings.get(night, ())
+
+
+StoredResults = Store | GivenRuns
+
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -21,27 +81,23 @@ K = TypeVar("K")
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return the values by a key, in their order."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found
+        groups.setdefault(key(value), []).append(value)
+    return groups
 
 
 @dataclass(frozen=True)
 class SeriesRuns:
-    """A series with its points in order of time. slug: the name of its files; case_slug: of its case's.
-
-    disturbed: its newest runs that other programs disturbed, by their ids. is_disturbed: whether there is no quiet run
-    before them, so that they are shown, with a mark.
-    """
+    """A series with its points in order of time."""
 
     digest: str
-    slug: str
-    case_slug: str
+    slug: str  # the name of its files
+    case_slug: str  # of its case's files
     series: Series
     points: Sequence[Point]
-    disturbed: tuple[str, ...] = ()
-    is_disturbed: bool = False
+    disturbed: tuple[str, ...] = ()  # ids of its newest runs that other programs disturbed
+    is_disturbed: bool = False  # whether there is no quiet run before them, so that they are shown, with a mark
 
     @property
     def counted(self) -> list[Point]:
@@ -51,7 +107,7 @@ class SeriesRuns:
 
 
 class DistinctValues:
-    """Values that repeat, each kept once. `index` returns the place of a value, by its key."""
+    """Values that repeat, each stored once. `index` returns the place of a value, by its key."""
 
     def __init__(self) -> None:
         self._places: dict[Any, int] = {}
@@ -68,19 +124,10 @@ class SurroundingDocuments:
     """Conditions and subjects by their digests, each read once for all series."""
 
     def __init__(self, results: StoredResults) -> None:
-        self._results = results
-        self._known: dict[str, dict[str, Any]] = {}
+        def read(document: Callable[[str], Value]) -> Callable[[str], dict[str, Any]]:
+            return cache(lambda digest: document(digest).model_dump(mode="json"))
 
-    def conditions(self, digest: str) -> dict[str, Any]:
-        return self._once(digest, self._results.conditions)
-
-    def subject(self, digest: str) -> dict[str, Any]:
-        return self._once(digest, self._results.subject)
-
-    def _once(self, digest: str, read: Callable[[str], Value]) -> dict[str, Any]:
-        if digest not in self._known:
-            self._known[digest] = read(digest).model_dump(mode="json")
-        return self._known[digest]
+        self.conditions, self.subject = read(results.conditions), read(results.subject)
 
 
 @lru_cache(maxsize=2**18)  # each time of a large store is needed four times
@@ -97,15 +144,34 @@ def month_of(began: str) -> str:
 
 def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
     """Return the columns, one value of each a run; what they refer to; the segments; and the pairs of builds."""
-    kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
-    rows = [_row(point, kept, surroundings) for point in runs.points]
-    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    distinct = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
+
+    def row(point: Point) -> dict[str, Any]:
+        """Return a value for each column. What repeats is a place among the distinct values."""
+        return {
+            "run": point.run_id,
+            "time": seconds_of(point.began),
+            "word": distinct["words"].index(point.word),
+            "node": distinct["nodes"].index(point.node),
+            "verdict": distinct["verdicts"].index(point.verdict),
+            "purpose": distinct["purposes"].index(point.purpose),
+            "counts": int(point.is_comparable),
+            "trend": int(point.is_of_trend),
+            "conditions": distinct["conditions"].index(
+                point.conditions, lambda: surroundings.conditions(point.conditions)
+            ),
+            "subject": distinct["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
+            # As exact as a chart and its table can show.
+            **{figure.page: rounded(getattr(point, column), figure.decimals) for column, figure in STORED.items()},
+        }
+
+    rows = [row(point) for point in runs.points]
     return {
         "label": runs.series.label,
         "case_file": runs.case_slug,
         "digest": runs.digest,
-        "columns": columns,
-        "kept": {name: each.values for name, each in kept.items()},
+        "columns": {name: [row[name] for row in rows] for name in rows[0]} if rows else {},
+        "kept": {name: values.values for name, values in distinct.items()},
         "segments": segments(runs.points, surroundings),
         "pairs": pairs(runs.points),
     }
@@ -119,42 +185,24 @@ def pairs(points: Sequence[Point]) -> list[dict[str, Any]]:
             arms[point.night][point.purpose].append(place)
     return [
         {"night": night, "a": a, "b": b}
-        for night, of in arms.items()
-        for a, b in zip(of["confirm-a"], of["confirm-b"], strict=False)
+        for night, places in arms.items()
+        for a, b in zip(places["confirm-a"], places["confirm-b"], strict=False)
     ]
-
-
-def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: SurroundingDocuments) -> dict[str, Any]:
-    """Return a value for each column. What repeats is a place in `kept`."""
-    return {
-        "run": point.run_id,
-        "time": seconds_of(point.began),
-        "word": kept["words"].index(point.word),
-        "node": kept["nodes"].index(point.node),
-        "verdict": kept["verdicts"].index(point.verdict),
-        "purpose": kept["purposes"].index(point.purpose),
-        "counts": int(point.is_comparable),
-        "trend": int(point.is_of_trend),
-        "conditions": kept["conditions"].index(point.conditions, lambda: surroundings.conditions(point.conditions)),
-        "subject": kept["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
-        # As exact as a chart and its table can show.
-        **{figure.page: rounded(getattr(point, column), figure.decimals) for column, figure in STORED.items()},
-    }
 
 
 def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
-    found = segments_of([point for point in points if point.is_of_trend])
-    place = {id(point): index for index, point in enumerate(points)}
+    parts = segments_of([point for point in points if point.is_of_trend])
+    places = {id(point): index for index, point in enumerate(points)}
     return [
         {
-            "at": place[id(segment.points[0])],
+            "at": places[id(part.points[0])],
             "fields": differences(
-                surroundings.conditions(found[segment.before].conditions), surroundings.conditions(segment.conditions)
+                surroundings.conditions(parts[part.before].conditions), surroundings.conditions(part.conditions)
             ),
         }
-        for segment in found
-        if segment.before is not None
+        for part in parts
+        if part.before is not None
     ]
 
 
@@ -165,17 +213,15 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[lis
     return [[n, old.get(n, ""), new.get(n, "")] for n in names if old.get(n, "") != new.get(n, "")]
 
 
-def flat(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the known values of nested fields by their dotted names."""
-    return dict(_flat(value))
-
-
-def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:
+def flat(value: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return the values that are not null of nested fields by their dotted names."""
+    fields: dict[str, str] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{above}{name}.")
+            fields |= flat(inner, f"{above}{name}.")
         elif inner is not None:
-            yield f"{above}{name}", str(inner)
+            fields[f"{above}{name}"] = str(inner)
+    return fields
 
 
 def rounded(value: float | None, digits: int) -> float | None:
@@ -184,20 +230,16 @@ def rounded(value: float | None, digits: int) -> float | None:
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """The latest state of a series. valid: runs that may stand in a comparison. last: of the trend.
-
-    latest: the last of the trend that may stand in a comparison. why_not: why the last may not; None where it may.
-    disturbed: how many newer runs are left out, as other programs disturbed them.
-    """
+    """The latest state of a series."""
 
     runs: int
-    valid: int
+    valid: int  # runs that may stand in a comparison
     nodes: int
-    last: str
+    last: str  # when the last run of the trend began
     last_word: str
-    why_not: str | None
-    latest: Point | None
-    disturbed: int = 0
+    why_not: str | None  # why the last run may not stand in a comparison; None where it may
+    latest: Point | None  # the last run of the trend that may stand in a comparison
+    disturbed: int = 0  # newer runs that are left out, as other programs disturbed them
 
     @property
     def tokens(self) -> float | None:
@@ -209,19 +251,16 @@ def summary_of(runs: SeriesRuns) -> SeriesSummary:
     """Return the summary of a series, which has at least one run."""
     trend = [point for point in runs.points if point.is_of_trend]
     counted, last = runs.counted, (trend or runs.points)[-1]
+    reason = next(
+        (text for text, good in ((last.word, "valid"), (last.evidence, "sealed")) if text != good), last.verdict
+    )
     return SeriesSummary(
         runs=len(runs.points),
         valid=sum(point.is_comparable for point in runs.points),
         nodes=len({point.node for point in runs.points}),
         last=last.began,
         last_word=last.word,
-        why_not=None if last.is_comparable else _why_not(last),
+        why_not=None if last.is_comparable else reason,
         latest=counted[-1] if counted else None,
         disturbed=0 if runs.is_disturbed else len(runs.disturbed),
     )
-
-
-def _why_not(point: Point) -> str:
-    if point.word != "valid":
-        return point.word
-    return point.evidence if point.evidence != "sealed" else point.verdict

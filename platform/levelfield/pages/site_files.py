@@ -37,16 +37,14 @@ _MOST_FILE = 2**30  # bytes
 
 
 class PagesManifest(Document):
-    """site.json of a site. files: by name a digest of what they were made from, empty for those made each time.
-
-    private: whether runs stand in it that are not to be published. contents: by name the digests of what was written,
-    two while a file is being replaced. A file with another content is not the site's: somebody else wrote it.
-    """
+    """site.json of a site."""
 
     KIND: ClassVar[str] = "site"
 
-    files: dict[str, str]
-    private: bool = False
+    files: dict[str, str]  # by name a digest of what they were made from, empty for those made each time
+    private: bool = False  # whether runs stand in it that are not to be published
+    # By name the digests of what was written, two while a file is being replaced. A file with another content is not
+    # the site's: somebody else wrote it.
     contents: dict[str, tuple[str, ...]]
 
 
@@ -54,14 +52,14 @@ def _manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / NAME, root.path
     no_pages = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        found = parse(PagesManifest, mapping_of(path, root.read(NAME, MOST_BYTES).decode()), str(path))
+        manifest = parse(PagesManifest, mapping_of(path, root.read(NAME, MOST_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{no_pages}. {error}") from None
     except OSError as error:
         raise UsageError(f"{no_pages}. {path}: cannot be read: {error.strerror}") from None
-    if foreign := [name for name in (*found.files, *found.contents) if not PLACES.fullmatch(name)]:
+    if foreign := [name for name in (*manifest.files, *manifest.contents) if not PLACES.fullmatch(name)]:
         raise UsageError(f"{path}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
-    return found
+    return manifest
 
 
 class PagesWriter:
@@ -85,15 +83,17 @@ class PagesWriter:
                 folder.mkdir(parents=True, exist_ok=True)
                 root = undone.enter_context(FolderDescriptor(folder))
                 self._before = _opened_manifest(root, private)
-                self._folders = {"": root, **_opened_folders(root, undone)}
-                _remove_left(root)
-                name = f".levelfield-new-{os.urandom(4).hex()}"
-                self._staging = undone.enter_context(root.made_below(name))
+                self._folders = _opened_folders(root, undone)
+                for name in filter(_STAGING.fullmatch, root.names()):  # those of a command that goes on are locked
+                    with suppress(OSError), root.below(name) as left:
+                        if left.locked():
+                            _remove_staging(root, left)
+                self._staging = undone.enter_context(root.made_below(f".levelfield-new-{os.urandom(4).hex()}"))
                 undone.callback(_remove_staging, root, self._staging)
                 self._staging.locked()
             except OSError as error:
-                said = f"{error.strerror}{room_left(error, folder)}"
-                raise UsageError(f"--html {error.filename or folder}: cannot be made: {said}") from None
+                reason = f"{error.strerror}{room_left(error, folder)}"
+                raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
             self._undone = undone.pop_all()
 
     def __enter__(self) -> PagesWriter:
@@ -129,15 +129,15 @@ class PagesWriter:
         """
         before = _manifest(self._folders[""])  # as another command may have left it since
         removed = (before.files.keys() | before.contents.keys()) - self.stamps.keys()
-        self._refuse_foreign([*self._staged, *sorted(removed)], before)
+        self._refuse_foreign((*self._staged, *sorted(removed)), before)
         new = {name: digest for name, (_, digest) in self._staged.items()}
         either = {name: (*before.contents.get(name, ()), digest) for name, digest in new.items()}
         # What is interrupted from here on is known at the next try by either of its digests, and is then made again.
         self._write_manifest({**before.files, **dict.fromkeys(new, "")}, {**before.contents, **either})
         for name, (part, _) in self._staged.items():
             self._staging.move(part, *self._place(name))
-        kept = {name: before.contents.get(name, ()) for name in self.stamps}
-        self._write_manifest(self.stamps, {**kept, **{name: (digest,) for name, digest in new.items()}})
+        unchanged = {name: before.contents.get(name, ()) for name in self.stamps}
+        self._write_manifest(self.stamps, {**unchanged, **{name: (digest,) for name, digest in new.items()}})
         for name in removed:
             folder, last = self._place(name)
             folder.remove(last)
@@ -158,21 +158,16 @@ class PagesWriter:
         """Raises UsageError for the first of the files that has a content which no manifest records."""
         for name in names:
             folder, last = self._place(name)
-            kind, path = folder.kind(last), folder.path / last
-            if kind is None:
-                continue
+            kind = folder.kind(last)
             if kind == "a file":
-                known = {
-                    *before.contents.get(name, ()),
-                    *(digest for _, digest in filter(None, [self._staged.get(name)])),
-                }
-                if sha256_of(folder.read(last, _MOST_FILE)) in known:
-                    continue
-                kind = f"a file that is not as `report pages` wrote it, by {NAME}"
-            raise UsageError(
-                f"{path}: found {kind}, expected a file of these pages or none. Nothing was changed: move it away, or "
-                "write the pages into a new folder"
-            )
+                digest = sha256_of(folder.read(last, _MOST_FILE))
+                is_ours = digest in before.contents.get(name, ()) or digest == self._staged.get(name, ("", ""))[1]
+                kind = None if is_ours else f"a file that is not as `report pages` wrote it, by {NAME}"
+            if kind:
+                raise UsageError(
+                    f"{folder.path / last}: found {kind}, expected a file of these pages or none. Nothing was changed: "
+                    "move it away, or write the pages into a new folder"
+                )
 
 
 def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
@@ -186,11 +181,11 @@ def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
         return empty
     if root.kind(NAME) is None:
         raise UsageError(f"--html {root.path}: has other files; name a new folder or one with pages")
-    found = _manifest(root)
-    if found.private != private:
-        kinds = ("private", "public") if found.private else ("public", "private")
+    manifest = _manifest(root)
+    if manifest.private != private:
+        kinds = ("private", "public") if manifest.private else ("public", "private")
         raise UsageError(f"{root.path}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
-    return found
+    return manifest
 
 
 def _opened_folders(root: FolderDescriptor, undone: ExitStack) -> dict[str, FolderDescriptor]:
@@ -212,14 +207,6 @@ def _opened_folders(root: FolderDescriptor, undone: ExitStack) -> dict[str, Fold
     return opened
 
 
-def _remove_left(root: FolderDescriptor) -> None:
-    """Remove new files that a killed command left. Those of a command that goes on are locked."""
-    for name in filter(_STAGING.fullmatch, root.names()):
-        with suppress(OSError), root.below(name) as left:
-            if left.locked():
-                _remove_staging(root, left)
-
-
 def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
     with suppress(OSError):  # something else is in it, or the disk went away: the folder stays
         for name in staging.names():
@@ -236,21 +223,18 @@ def slug(name: str) -> str:
 
 
 def data_script(name: str, value: Any) -> str:
-    """Return the script that gives `value` to the pages under this name. NaN and infinity become null."""
-    content = _json(value)
-    quoted = content.replace("\\", "\\\\").replace("'", "\\'").replace("<", "\\u003c")
-    return f"levelfield.data('{name}','{quoted}');\n"
+    """Return the script that gives `value` to the pages under this name. NaN and infinity become null.
 
-
-def _json(value: Any) -> str:
-    """Return JSON of ASCII alone, so that U+2028 is escaped, too."""
+    Its JSON is of ASCII alone, so that U+2028 is escaped, too.
+    """
     try:
         content = to_json(value, inf_nan_mode="null").decode()  # in a fifth of the time of json's
     except ValueError:  # of half a pair of characters
         content = ""
-    if content and content.isascii():
-        return content
-    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    if not content or not content.isascii():
+        content = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    quoted = content.replace("\\", "\\\\").replace("'", "\\'").replace("<", "\\u003c")
+    return f"levelfield.data('{name}','{quoted}');\n"
 
 
 def _finite(value: Any) -> Any:

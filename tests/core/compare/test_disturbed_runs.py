@@ -20,8 +20,7 @@ from levelfield.pages.content import gathered
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import LANGUAGES, text
-from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_history import summary_of
+from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.report.sheets import as_text
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord

@@ -10,7 +10,7 @@ from compared_records import other_use, record, repeats, with_result
 from levelfield.compare.comparison import compare
 from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
 from levelfield.compare.sides import side_of
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.record import RunRecord
 

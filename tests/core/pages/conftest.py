@@ -10,7 +10,7 @@ import pytest
 from hostile_texts import hostile_record
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from page_visits import CHROMIUM
 from seeded_nights import SeededNights
 

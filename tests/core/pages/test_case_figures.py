@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from compared_records import CORPUS, WORK, figure, record, with_result
-from levelfield.pages.case_figures import MOST_POINTS, MemoryBar, TrainingFigures, training_figures
+from levelfield.pages.case_view import MOST_POINTS, MemoryBar, TrainingFigures, training_figures
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import ranked_trainings
-from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_history import summary_of
+from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.specs.record import RunRecord
 
 GIB = 2**30
@@ -26,8 +25,8 @@ def figures(run: RunRecord, known: list[float] | None = None) -> TrainingFigures
 def test_a_loss_that_is_shifted_by_one_percent_is_one_percent_from_the_reference() -> None:
     found = figures(record(losses=(4.0, 3.03, 2.0)), KNOWN)
     reference, own = found.lines
-    assert found.reference == "stored" and (reference.contender, reference.apart) == (None, None)
-    assert own.apart == pytest.approx(0.01) and own.losses == (4.0, 3.03, 2.0)
+    assert found.reference == "stored" and (reference.contender, reference.difference) == (None, None)
+    assert own.difference == pytest.approx(0.01) and own.losses == (4.0, 3.03, 2.0)
     assert own.points.split()[0] == reference.points.split()[0], "equal losses lie on each other"
 
 
@@ -48,7 +47,7 @@ def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None
 
 def test_without_a_reference_there_is_no_difference() -> None:
     found = figures(record(losses=(4.0, 3.0)))
-    assert found.reference is None and [line.apart for line in found.lines] == [None]
+    assert found.reference is None and [line.difference for line in found.lines] == [None]
 
 
 def test_a_curve_ends_at_the_first_loss_that_is_missing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from compared_records import record, repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from page_visits import PHONE, axe, case_page, first_series, fits, histories, open_case, open_run, rows, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of

@@ -13,7 +13,7 @@ from compared_records import repeats
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare, sheets
 from levelfield.compare.sides import side_of
-from levelfield.pages.comparison_page import comparison_page
+from levelfield.pages.page_rendering import comparison_page
 from levelfield.report.sheets import Sheet
 from levelfield.store.database import Store
 from page_visits import DESKTOP, PHONE, axe, fits, watched

@@ -11,7 +11,7 @@ import pytest
 from compared_records import palm_row, repeats, step_times, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.specs.record import RunRecord
 
 TREND = "trend: step time drifts by -22.5% over the window (p = 4e-07)"

@@ -25,7 +25,7 @@ from levelfield.pages.first_view import (
     ranked_trainings,
 )
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.predict.pass_timing import moved_bytes
 from levelfield.predict.setup import setup_of
 from levelfield.specs.layout import Layout

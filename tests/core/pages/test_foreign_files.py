@@ -13,7 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.pages import page_building, site_files
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.pages.site_files import PagesWriter
 from seeded_nights import SeededNights
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from levelfield.cli.command_line import parser_of
 from levelfield.pages.content import gathered
-from levelfield.pages.results import GivenRuns
 from levelfield.pages.run_details import command, month_file
 from levelfield.pages.series_history import (
+    GivenRuns,
     SeriesRuns,
     SurroundingDocuments,
     differences,

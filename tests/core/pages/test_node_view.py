@@ -8,8 +8,7 @@ from compared_records import record
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import NodesView, nodes_view
-from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_history import SurroundingDocuments
+from levelfield.pages.series_history import GivenRuns, SurroundingDocuments
 from seeded_nights import SeededNights
 
 

@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.pages import page_building
 from levelfield.pages.page_building import BuiltPages, build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.pages.site_files import PLACES
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights

@@ -10,7 +10,7 @@ import pytest
 from levelfield.compare.comparability import WHY
 from levelfield.compare.ranking import PARTS, metrics
 from levelfield.compare.ratios import Standing
-from levelfield.pages import case_figures
+from levelfield.pages import case_view
 from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
@@ -33,7 +33,7 @@ FAMILIES = {
     "js.gated.": GATED,
     "js.purpose.": get_args(Purpose),
     "trust.": PARTS,
-    "part.": case_figures.PARTS,
+    "part.": case_view.MEMORY_PARTS,
     "lacks.": PARTS,
     "caution.": sorted(set(WHY) - set(OF_TRUST)),
     "answer.": (*RANKED, "noise", "inconclusive"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from page_visits import (
     DESKTOP,
     GIVEN_UP,

@@ -10,7 +10,7 @@ import pytest
 from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.specs.record import RunRecord
 from page_visits import DESKTOP, PHONE, watched
 

@@ -14,7 +14,7 @@ from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import POLICY
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from page_visits import first_series, open_case, open_run, watched
 from seeded_nights import SeededNights
 

@@ -13,8 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.pages.case_view import ScalingChart, scaling_charts
 from levelfield.pages.content import gathered
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_history import summary_of
+from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 

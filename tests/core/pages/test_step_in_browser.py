@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.specs.record import RunRecord
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_traces import step_trace

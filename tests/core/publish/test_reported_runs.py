@@ -21,7 +21,7 @@ from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import GivenRuns
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.publish.foreign_logs import LONGEST, find_log
 from levelfield.publish.log_files import read_log_file
