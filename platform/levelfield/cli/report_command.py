@@ -155,7 +155,7 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 
 def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
-    from levelfield.publish.interval_table import interval_table
+    from levelfield.publish.foreign_columns import interval_table
     from levelfield.rundir.raw_files import read_raw
 
     runs = zip(results, plans, map(read_raw, paths), strict=True)

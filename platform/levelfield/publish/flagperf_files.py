@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,35 +45,41 @@ class Strategy:
             "gradient_accumulation_steps": (self.accumulation, plan.accumulation),
             "max_seq_length": (self.sequence_length, training.sequence_length),
         }
-        for key, (said, has) in pairs.items():
-            if said is not None and said != has:
+        for key, (value, expected) in pairs.items():
+            if value is not None and value != expected:
                 raise UsageError(
-                    f"{self.path}: key '{key}': found {said}, expected {has}: case {plan.case} has a global batch of "
-                    f"{training.global_batch} and sequences of {training.sequence_length}. Take the file's case, or "
-                    "change these by --global-batch and --sequence-length"
+                    f"{self.path}: key '{key}': found {value}, expected {expected}: case {plan.case} has a global "
+                    f"batch of {training.global_batch} and sequences of {training.sequence_length}. Take the file's "
+                    "case, or change these by --global-batch and --sequence-length"
                 )
 
 
 def read_strategy(path: Path) -> Strategy:
     """Return the strategy of a config_*.py. Raises UsageError with file, key, found and expected."""
-    found = _Fields(path)
-    tensor, pipeline = found.count(_TENSOR) or 1, found.count(_PIPELINE) or 1
-    degree = found.count(("sharding_parallel_degree",)) or 1
-    data = _data(path, tensor * pipeline) or degree
-    stage = _stage(found) if degree > 1 else 0
-    layout = f"DP{data}TP{tensor}PP{pipeline}" + (f"SH{stage}SP{degree}" if stage else "")
+    fields = _Fields(path)
+    tensor, pipeline = fields.count(_TENSOR) or 1, fields.count(_PIPELINE) or 1
+    degree = fields.count(("sharding_parallel_degree",)) or 1
+    data = degree
+    if machines := _MACHINES.search(path.name):
+        world, split = int(machines[1]) * int(machines[2]), tensor * pipeline
+        if world % split or not world:
+            raise UsageError(
+                f"{path}: found tensor x pipeline = {split}, expected a divisor of the {world} devices in its name"
+            )
+        data = world // split
+    layout = f"DP{data}TP{tensor}PP{pipeline}" + (f"SH{_stage(fields)}SP{degree}" if degree > 1 else "")
     try:
         parse_layout(layout)
     except LayoutError as error:
         raise UsageError(f"{path}: {error}") from None
     choice = TuningChoice(
         layout=layout,
-        micro_batch=found.count(_MICRO_BATCH),
-        recompute=_recompute(found),
-        attention="flash_attn" if found.get(("use_flash_attention",)) in (1, True) else None,
+        micro_batch=fields.count(_MICRO_BATCH),
+        recompute=_recompute(fields),
+        attention="flash_attn" if fields.get(("use_flash_attention",)) in (1, True) else None,
     )
-    lengths = found.count(("max_seq_length", "seqlength"))
-    return Strategy(path, choice, found.count(("gradient_accumulation_steps",)), lengths)
+    length = fields.count(("max_seq_length", "seqlength"))
+    return Strategy(path, choice, fields.count(("gradient_accumulation_steps",)), length)
 
 
 def read_hosts(path: Path) -> tuple[str, ...]:
@@ -89,36 +94,23 @@ def read_hosts(path: Path) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _data(path: Path, split: int) -> int | None:
-    """Return the data-parallel size by the machines in the file's name; None where it names none."""
-    machines = _MACHINES.search(path.name)
-    if machines is None:
-        return None
-    world = int(machines[1]) * int(machines[2])
-    if world % split or not world:
-        raise UsageError(
-            f"{path}: found tensor x pipeline = {split}, expected a divisor of the {world} devices in its name"
-        )
-    return world // split
-
-
-def _stage(found: _Fields) -> int:
-    said = found.get(("sharding",))
-    match = _SHARDING.fullmatch(said) if isinstance(said, str) else None
+def _stage(fields: _Fields) -> int:
+    text = fields.get(("sharding",))
+    match = _SHARDING.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise UsageError(f"{found.path}: key 'sharding': found {said!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
+        raise UsageError(f"{fields.path}: key 'sharding': found {text!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
     return int(match[1])
 
 
-def _recompute(found: _Fields) -> Recompute | None:
-    if (again := found.get(("recompute",))) is None:
+def _recompute(fields: _Fields) -> Recompute | None:
+    if (again := fields.get(("recompute",))) is None:
         return None
-    granularity = found.get(("recompute_granularity",)) or "full"
     if not again:
         return "none"
+    granularity = fields.get(("recompute_granularity",)) or "full"
     if granularity not in _GRANULARITY:
-        known = ", ".join(_GRANULARITY)
-        raise UsageError(f"{found.path}: key 'recompute_granularity': found {granularity!r:.40}, expected {known}")
+        names = ", ".join(_GRANULARITY)
+        raise UsageError(f"{fields.path}: key 'recompute_granularity': found {granularity!r:.40}, expected {names}")
     return _GRANULARITY[granularity]
 
 
@@ -127,7 +119,21 @@ class _Fields:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._values = _literals(path)
+        try:
+            tree = ast.parse(read_regular(path, _LARGEST_FILE))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UsageError(
+                f"{path}: not a Python file: {type(error).__name__}; expected FlagPerf's config_*.py"
+            ) from None
+        self._values = {
+            target.id: _literal(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
 
     def get(self, names: tuple[str, ...]) -> Any:
         """Return the value of the first of `names` that the file has, else None."""
@@ -135,31 +141,13 @@ class _Fields:
 
     def count(self, names: tuple[str, ...]) -> int | None:
         """Return the same as a whole number above 0. Raises UsageError for another value."""
-        found = self.get(names)
-        if found is None:
+        value = self.get(names)
+        if value is None:
             return None
-        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 10**9:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 10**9:
             name = next(name for name in names if name in self._values)
-            raise UsageError(f"{self.path}: key '{name}': found {found!r:.40}, expected a whole number above 0")
-        return found
-
-
-def _literals(path: Path) -> Mapping[str, Any]:
-    try:
-        tree = ast.parse(read_regular(path, _LARGEST_FILE))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(
-            f"{path}: not a Python file: {type(error).__name__}; expected FlagPerf's config_*.py"
-        ) from None
-    found: dict[str, Any] = {}
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
-            if isinstance(target, ast.Name) and isinstance(node, ast.Assign):
-                found[target.id] = _literal(node.value)
-    return found
+            raise UsageError(f"{self.path}: key '{name}': found {value!r:.40}, expected a whole number above 0")
+        return value
 
 
 def _literal(node: ast.expr) -> Any:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
+from levelfield.errors import UsageError
 from levelfield.measure.series import over_repeats
+from levelfield.measure.throughput import steps_from_start
+from levelfield.measure.validity import loss_curve
 from levelfield.publish.foreign_tables import (
     FLAGPERF_BATCH,
     MIB,
@@ -28,7 +32,9 @@ from levelfield.publish.foreign_tables import (
 from levelfield.report import escapes
 from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
+from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.layout import Layout
+from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
 FORMATS = ("flagperf", "oneflow", "osdi")
@@ -42,26 +48,22 @@ _BELOW = "见“性能指标”"
 
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
-    said = [*_formulas(form, runs), *notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
-    head = _page_head(runs) if form == "flagperf" else ()
-    return "\n".join([*head, *_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
-
-
-def _formulas(form: str, runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """Yield the formula of the utilisation that the report's columns have, under the heading that they have there."""
-    if form == "flagperf" and any(run.plan.work.model.family != "gpt" for run in runs):
-        yield "MFU: by 6n, with the parameters that the report's own rows take, where it has some"
-    if form == "oneflow":
-        yield "Percentage of theoretical peak FLOP/s: HFU by megatron-2021, which counts full recomputation"
-
-
-def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
-    """Return the tables of a report. FlagPerf has one for GPT and one for Llama."""
-    if form != "flagperf":
-        return [table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])]
-    gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
-    llama = [run for run in runs if run not in gpt]
-    return [table(some, columns) for some, columns in ((gpt, FLAGPERF_GPT), (llama, FLAGPERF_LLAMA)) if some]
+    head: list[str] = []
+    remarks, tables = notes(runs), {"oneflow": [(ONEFLOW, runs)], "osdi": [(OSDI, runs)]}.get(form, [])
+    if form == "flagperf":  # it has a table for GPT and one for Llama
+        gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
+        llama = [run for run in runs if run not in gpt]
+        tables = [(columns, part) for columns, part in ((FLAGPERF_GPT, gpt), (FLAGPERF_LLAMA, llama)) if part]
+        head += _page_head(runs)
+        if llama:
+            remarks.insert(0, "MFU: by 6n, with the parameters that the report's own rows take, where it has some")
+    elif form == "oneflow":
+        formula = "HFU by megatron-2021, which counts full recomputation"
+        remarks.insert(0, f"Percentage of theoretical peak FLOP/s: {formula}")
+    elif form == "osdi":
+        remarks += pair_lines(runs)
+    parts = [table(part, columns) for columns, part in tables]
+    return "\n".join([*head, *parts, *(f"{markdown(remark)}\n" for remark in remarks)])
 
 
 # -- FlagPerf
@@ -69,9 +71,9 @@ def _machines(run: ReportedRun, with_memory: bool = False) -> str:
     """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）` and `A100单机8卡（1x8*80G）`."""
     capacity = run.result.memory.capacity_bytes
     memory = f"*{capacity / GIB:.0f}G" if with_memory and capacity else ""
-    nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
-    counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
-    return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
+    nodes, local, chip = run.result.nodes, run.devices_per_node, run.result.chip
+    counts = {1: f"单机{local}卡", 2: f"二机{run.result.devices}卡"}
+    return f"{chip}{counts.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{local}{memory}）"
 
 
 def _config(run: ReportedRun) -> str:
@@ -85,10 +87,10 @@ def _config(run: ReportedRun) -> str:
     return f"config_TP{layout.tensor}PP{layout.pipeline}{sharding}{chip}x{r.nodes}x{run.devices_per_node}"
 
 
-def _amp(run: ReportedRun) -> str:
+def _precision_with_level(run: ReportedRun) -> str:
     """Return the precision with paddle's level: models/paddle keeps float32 weights, which paddle calls O1."""
-    mixed = run.result.framework == "paddle" and run.result.precision != "fp32"
-    return f'{_precision(run)}, level="O1"' if mixed else _precision(run)
+    is_mixed = run.result.framework == "paddle" and run.result.precision != "fp32"
+    return f'{_precision(run)}, level="O1"' if is_mixed else _precision(run)
 
 
 def _precision(run: ReportedRun) -> str:
@@ -109,22 +111,22 @@ def _unnamed(run: ReportedRun) -> str:
 
 def _batches(run: ReportedRun) -> str:
     tokens = run.plan.work.training.tokens_per_step
-    said = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
+    count = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
     r = run.result
-    return f"per_device_bs={r.micro_batch}, accumulate={r.accumulation}, (global bs = {said} tokens)"
+    return f"per_device_bs={r.micro_batch}, accumulate={r.accumulation}, (global bs = {count} tokens)"
 
 
 def _strategy(run: ReportedRun) -> str:
     layout, recompute = run.result.layout, run.result.recompute
-    said = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
-    said.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
+    settings = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
+    settings.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
     if run.result.recompute_layers is not None:
-        said.append(f"recompute_num_layers={run.result.recompute_layers}")
+        settings.append(f"recompute_num_layers={run.result.recompute_layers}")
     if layout.sharding_stage:
-        said += [f'sharding="stage{layout.sharding_stage}"', f"sharding_degree={layout.sharding_degree}"]
+        settings += [f'sharding="stage{layout.sharding_stage}"', f"sharding_degree={layout.sharding_degree}"]
     degrees = {"tensor": layout.tensor, "pipline": layout.pipeline}
-    said += [f"{name}_parallel_degree={degree}" for name, degree in degrees.items() if degree > 1]
-    return ", ".join(said)
+    settings += [f"{name}_parallel_degree={degree}" for name, degree in degrees.items() if degree > 1]
+    return ", ".join(settings)
 
 
 def _tokens_with_arithmetic(run: ReportedRun) -> str:
@@ -140,8 +142,8 @@ def _memory_of_all(run: ReportedRun) -> str:
     """Return `66.27 * 8 GB`: the peak of the fullest device of each stage, for each device of it."""
     used, stages = used_bytes(run.result), run.result.layout.pipeline
     peaks = (run.result.memory.stage_peaks or ()) if stages > 1 else filter(None, (used,))
-    each = [f"{peak / GIB:.2f} * {run.result.devices // stages}" for peak in peaks]
-    return f"{' + '.join(each)} GB" if each else NONE
+    terms = [f"{peak / GIB:.2f} * {run.result.devices // stages}" for peak in peaks]
+    return f"{' + '.join(terms)} GB" if terms else NONE
 
 
 FLAGPERF_LLAMA: Columns = {
@@ -157,7 +159,7 @@ FLAGPERF_LLAMA: Columns = {
 FLAGPERF_GPT: Columns = {
     "配置": lambda run: _machines(run, with_memory=True),
     "config": _config,
-    "precision": _amp,
+    "precision": _precision_with_level,
     "fix_hp": _batches,
     "parallel_strategy": _strategy,
     "throughput": _tokens_with_arithmetic,
@@ -180,8 +182,7 @@ def _case(run: ReportedRun) -> str:
 
 def _latency(run: ReportedRun) -> str:
     """Return the mean step time of the window."""
-    speed = run.result.throughput
-    return f"{short(1000 * speed.step_seconds.mean)} (ms)" if speed else NONE
+    return f"{short(1000 * run.result.throughput.step_seconds.mean)} (ms)" if run.result.throughput else NONE
 
 
 @or_oom
@@ -190,7 +191,7 @@ def _mebibytes(run: ReportedRun) -> str:
     return NONE if used is None else f"{used / MIB:.0f} (MiB)"
 
 
-def _aggregate(run: ReportedRun) -> str:
+def _petaflops(run: ReportedRun) -> str:
     achieved = achieved_tflops(run)
     return NONE if achieved is None else short(achieved * run.result.devices / 1000)
 
@@ -203,16 +204,37 @@ ONEFLOW: Columns = {
     "throuthput(sample/sec)": lambda run: short(run.samples_per_second),
     "Achieved teraFLOP/s per GPU": lambda run: short(achieved_tflops(run)),
     "Percentage of theoretical peak FLOP/s": share_of_peak,
-    "Achieved aggregate petaFLOP/s": _aggregate,
+    "Achieved aggregate petaFLOP/s": _petaflops,
 }
 
 
+_INTERVAL_COLUMNS = ("batches", "micro_batches", "samples", "throughput", "latency", "loss")
+
+
+def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -> str:
+    """Return the table that OneFlow's training prints in Markdown, with a row for every `interval` batches.
+
+    Samples/s and seconds a batch are the means of the interval, the loss is that of its last batch. All batches count
+    from the first one, which OneFlow's do too.
+
+    Raises UsageError where the run has fewer batches, or is not valid.
+    """
+    window, batch = plan.work.window, plan.work.training.global_batch
+    is_unproven = result.status.is_unproven
+    seconds = [] if is_unproven else steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
+    if len(seconds) < interval:
+        reason = result.status.word if is_unproven else f"fewer than {interval} batches"
+        raise UsageError(f"--log-interval {interval}: {result.run_id}: found {reason}, expected a row's batches")
+    losses, rows = loss_curve(raw.steps), []
+    for last in range(interval, len(seconds) + 1, interval):
+        latency = fmean(seconds[last - interval : last])
+        loss = f"{losses[last]:.5f}" if last in losses else "/"
+        counts = (last, last * plan.accumulation, last * batch)
+        rows.append((*map(str, counts), f"{batch / latency:.5f}", f"{latency:.5f}", loss))
+    return "\n".join((f"{result.run_id}\n", *escapes.table(_INTERVAL_COLUMNS, rows, " --- "), ""))
+
+
 # -- OSDI
-def _date(run: ReportedRun) -> str:
-    date = run.result.run_id[:8]
-    return date if date.isdigit() else NONE
-
-
 def _nodes_and_batch(run: ReportedRun) -> str:
     """Return `4n_8g_dp_4bs` or `1n_8g_2dp_4mp_4bs`; `/` for a layout that has more than data and tensor parallel."""
     layout, nodes = run.result.layout, run.result.nodes
@@ -238,7 +260,7 @@ def _load(run: ReportedRun) -> str:
 
 _PLACEMENTS = {0: "off_optimization", 1: "on_optimization"}  # of the optimizer's states, by the stage of sharding
 OSDI: Columns = {
-    "date": _date,
+    "date": lambda run: run.result.run_id[:8] if run.result.run_id[:8].isdigit() else NONE,
     "test_num": lambda run: NONE,
     "test_desc": lambda run: _PLACEMENTS.get(run.result.layout.sharding_stage, NONE),
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
@@ -248,43 +270,33 @@ OSDI: Columns = {
 }
 
 
-def _rate(result: Result) -> float | None:
-    return result.throughput.tokens_per_second if result.throughput else None
-
-
-_FIGURES: tuple[tuple[str, Callable[[Result], float | None]], ...] = (("gpu_mem", used_bytes), ("throughput", _rate))
-
-
 def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
     """Yield a line for each figure of each pair: the median of on over off and its interval over the repeats."""
+
+    def speed(result: Result) -> float | None:
+        return result.throughput.tokens_per_second if result.throughput else None
+
+    figures: dict[str, Callable[[Result], float | None]] = {"gpu_mem": used_bytes, "throughput": speed}
     pairs: dict[str, list[tuple[Result, Result]]] = {}
     for run in runs:
         if run.baseline is not None and run.baseline.repeat == run.result.repeat:
-            pairs.setdefault(_name(run.result), []).append((run.result, run.baseline))
-    for name, found in pairs.items():
-        for figure, read in _FIGURES:
-            yield from _line(f"{name}, on over off: {figure}", [_ratio(read(on), read(off)) for on, off in found])
+            r = run.result
+            name = f"{r.case} {r.nodes}x{r.devices // r.nodes} {r.chip} {r.layout}"
+            pairs.setdefault(name, []).append((r, run.baseline))
+    for name, members in pairs.items():
+        for figure, read in figures.items():
+            values = [(read(on), read(off)) for on, off in members]
+            if ratios := [on / off for on, off in values if on is not None and off]:
+                yield f"{name}, on over off: {figure} {_interval(ratios)}"
 
 
-def _name(result: Result) -> str:
-    return f"{result.case} {result.nodes}x{result.devices // result.nodes} {result.chip} {result.layout}"
-
-
-def _ratio(on: float | None, off: float | None) -> float | None:
-    return on / off if on is not None and off else None
-
-
-def _line(title: str, ratios: Sequence[float | None]) -> Iterator[str]:
-    known = [ratio for ratio in ratios if ratio is not None]
-    if not known:
-        return
-    found = over_repeats(known)
-    if found.low is None or found.high is None:
-        yield f"{title} {found.median:.3f}; one pair has no interval, --repeat 5 gives one"
-        return
-    yield (
-        f"{title} {found.median:.3f}, {found.coverage:.0%} interval {found.low:.3f} to {found.high:.3f} of {found.n} "
-        f"pairs of repeats ({found.method})"
+def _interval(ratios: Sequence[float]) -> str:
+    summary = over_repeats(ratios)
+    if summary.low is None or summary.high is None:
+        return f"{summary.median:.3f}; one pair has no interval, --repeat 5 gives one"
+    return (
+        f"{summary.median:.3f}, {summary.coverage:.0%} interval {summary.low:.3f} to {summary.high:.3f} of {summary.n} "
+        f"pairs of repeats ({summary.method})"
     )
 
 
@@ -295,8 +307,7 @@ def _page_head(runs: Sequence[ReportedRun]) -> Iterator[str]:
     """
     environments = dict.fromkeys("\n".join(_environment(run)) for run in runs)
     yield from (f"#### 环境配置\n\n{text}\n" for text in environments)
-    generals = dict.fromkeys(_general(run) for run in runs)
-    yield from (f"* 通用指标\n\n{text}\n" for text in generals)
+    yield from (f"* 通用指标\n\n{text}\n" for text in dict.fromkeys(_general_table(run) for run in runs))
 
 
 def _environment(run: ReportedRun) -> Iterator[str]:
@@ -323,7 +334,7 @@ def _environment(run: ReportedRun) -> Iterator[str]:
         yield from (f"    - {name}: {markdown(text or NONE)}" for name, text in values.items())
 
 
-def _general(run: ReportedRun) -> str:
+def _general_table(run: ReportedRun) -> str:
     corpus, (strategy, throughput) = run.plan.corpus, _FLAGPERF_COLUMNS[run.plan.work.model.family]
     values = {
         "任务类别": "文本生成",

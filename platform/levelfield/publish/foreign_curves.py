@@ -11,7 +11,7 @@ import io
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from levelfield.measure.curves import with_lost
 from levelfield.publish.foreign_logs import TOOLS, find_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
-Points = Iterator[tuple[int, float | None]]  # None: a step that has no loss
+Points = Iterable[tuple[int, float | None]]  # None: a step that has no loss
 STEP_NAMES = ("step", "steps", "iteration", "iter", "global_step", "global_steps")
 LOSS_NAMES = ("loss", "lm loss", "lm_loss", "train_loss", "train/loss", "value")
 EXPECTED = f"a table with a step and a loss, JSON, a log of {TOOLS}, or a TensorBoard event file"
@@ -42,11 +42,8 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
     """
     data = bounded_bytes(path)
     try:
-        curve = (
-            with_lost(*_losses(scalars(data, tag or "loss")))
-            if is_event_file(data)
-            else _read(data.decode("utf-8"), tag)
-        )
+        is_event_file = _FIRST_EVENT in data[:64]
+        curve = _curve(scalars(data, tag or "loss")) if is_event_file else _text_curve(data.decode("utf-8"), tag)
         if not curve:
             raise ValueError(f"found no loss, expected {EXPECTED}")
         return curve
@@ -58,23 +55,24 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
         raise DocumentError(f"{path}: {error}") from None
 
 
-def _read(text: str, tag: str | None) -> dict[int, float | None]:
-    if text.lstrip()[:1] in ("[", "{") and (found := _json(text)) is not None:
-        return with_lost(*_losses(_of_values(found, tag)))
+def _text_curve(text: str, tag: str | None) -> dict[int, float | None]:
+    if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
+        return _curve(_value_points(value, tag))
     if log := find_log(io.StringIO(text, newline=None)):
         return log.losses
-    return with_lost(*_losses(_tabled(text, tag)))
+    rows = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in text.split("\n", 1)[0] else ",")
+    return _curve(point for row in rows for point in _row_point(row, tag))
 
 
-def _losses(points: Points) -> tuple[dict[int, float], set[int]]:
-    """Return the losses by step, and all steps. Several lines may share a step."""
+def _curve(points: Points) -> dict[int, float | None]:
+    """Return the losses by step. Several lines may share a step."""
     losses: dict[int, float] = {}
-    listed: set[int] = set()
+    steps: set[int] = set()
     for step, loss in points:
-        listed.add(step)
+        steps.add(step)
         if loss is not None and not (losses.setdefault(step, loss) == loss or math.isnan(loss)):
             raise ValueError(f"step {step} has the losses {losses[step]:g} and {loss:g}, expected one run in a file")
-    return losses, listed
+    return with_lost(losses, steps)
 
 
 def _json(text: str) -> Any:
@@ -89,25 +87,23 @@ def _json(text: str) -> Any:
         return None
 
 
-def _of_values(found: Any, tag: str | None) -> Points:
+def _value_points(content: Any, tag: str | None) -> Points:
     """Yield the points of {"1": loss}, [loss, ...], [[step, loss], ...], [[time, step, loss], ...] and objects."""
-    if isinstance(found, dict):
-        history = found.get("log_history")
-        values: Any = history if history is not None else [[int(step), loss] for step, loss in found.items()]
-    else:
-        values = found
-    for index, value in enumerate(values):
+    if isinstance(content, dict):
+        history = content.get("log_history")
+        content = history if history is not None else [[int(step), loss] for step, loss in content.items()]
+    for index, value in enumerate(content):
         if isinstance(value, dict):
-            yield from _of_row({str(key): field for key, field in value.items()}, tag)
+            yield from _row_point(value, tag)
         elif isinstance(value, list):
             yield int(value[-2]), _number(value[-1])
         else:
             yield index + 1, _number(value)
 
 
-def _of_row(row: dict[str, Any], tag: str | None) -> Points:
-    """Yield the point of a row, if it has a step. Names are compared without case."""
-    fields = {key.strip().lower(): value for key, value in row.items() if key is not None}
+def _row_point(row: Mapping[Any, Any], tag: str | None) -> Points:
+    """Yield the point of a row, if it has a step. Names are compared without case; cells beyond the names have none."""
+    fields = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
     step = next((fields[name] for name in STEP_NAMES if not _is_empty(fields.get(name))), None)
     losses = (tag.lower(),) if tag else LOSS_NAMES
     loss = next((fields[name] for name in losses if not _is_empty(fields.get(name))), None)
@@ -123,16 +119,6 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _tabled(text: str, tag: str | None) -> Points:
-    rows = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in text.split("\n", 1)[0] else ",")
-    for row in rows:
-        yield from _of_row({key: value for key, value in row.items() if isinstance(key, str)}, tag)
-
-
-def is_event_file(data: bytes) -> bool:
-    return _FIRST_EVENT in data[:64]
-
-
 def scalars(data: bytes, tag: str) -> Iterator[tuple[int, float]]:
     """Yield (step, value) of the scalar `tag`, or of the only scalar whose name ends in it.
 
@@ -140,17 +126,13 @@ def scalars(data: bytes, tag: str) -> Iterator[tuple[int, float]]:
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for message in _records(data):
-        for name, step, value in _of_event(message):
+        for name, step, value in _event_values(message):
             points.setdefault(name, []).append((step, value))
-    yield from points[_chosen(tag, list(points))]
-
-
-def _chosen(tag: str, names: list[str]) -> str:
-    near = [tag] if tag in names else [name for name in names if name.lower().endswith(tag.lower())]
+    near = [tag] if tag in points else [name for name in points if name.lower().endswith(tag.lower())]
     if len(near) != 1:
-        listed = ", ".join(sorted(names)[:8]) or "none"
-        raise ValueError(f"found the scalars {listed}; expected one named '{tag}': choose it with --tag NAME")
-    return near[0]
+        names = ", ".join(sorted(points)[:8]) or "none"
+        raise ValueError(f"found the scalars {names}; expected one named '{tag}': choose it with --tag NAME")
+    yield from points[near[0]]
 
 
 def _records(data: bytes) -> Iterator[bytes]:
@@ -163,33 +145,29 @@ def _records(data: bytes) -> Iterator[bytes]:
         yield data[begin : begin + size]
 
 
-def _of_event(message: bytes) -> Iterator[tuple[str, int, float]]:
+def _event_values(message: bytes) -> Iterator[tuple[str, int, float]]:
     step = next((value for number, value in _fields(message) if number == 2), 0)
     for summary in _messages(message, 5):
         for value in _messages(summary, 1):
             names = list(_messages(value, 1))
-            if names and isinstance(step, int) and (found := _scalar(value)) is not None:
-                yield names[0].decode("utf-8", "replace"), step, found
+            if names and isinstance(step, int) and (scalar := _scalar(value)) is not None:
+                yield names[0].decode("utf-8", "replace"), step, scalar
 
 
 def _scalar(value: bytes) -> float | None:
     """Return the number of a summary's value: its simple value, or a tensor of one float."""
     for number, field in _fields(value):
-        if number == 2 and isinstance(field, bytes):
-            return _float(field)
-        if number == 8 and isinstance(field, bytes):
-            parts = [part for n, part in _fields(field) if n in (4, 5) and isinstance(part, bytes) and len(part) == 4]
-            return _float(parts[0]) if len(parts) == 1 else None
+        if number in (2, 8) and isinstance(field, bytes):
+            parts = [field]
+            if number == 8:
+                inner = _fields(field)
+                parts = [part for n, part in inner if n in (4, 5) and isinstance(part, bytes) and len(part) == 4]
+            return float(struct.unpack("<f", parts[0])[0]) if len(parts) == 1 else None
     return None
 
 
-def _float(data: bytes) -> float:
-    (value,) = struct.unpack("<f", data)
-    return float(value)
-
-
-def _messages(message: bytes, wanted: int) -> Iterator[bytes]:
-    return (value for number, value in _fields(message) if number == wanted and isinstance(value, bytes))
+def _messages(message: bytes, number: int) -> Iterator[bytes]:
+    return (value for key, value in _fields(message) if key == number and isinstance(value, bytes))
 
 
 def _fields(message: bytes) -> Iterator[Field]:
@@ -212,12 +190,12 @@ def _fields(message: bytes) -> Iterator[Field]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    found = 0
+    number = 0
     for shift in range(0, 70, 7):
         if at >= len(message):
             raise ValueError("a damaged event: a number is cut off")
-        found |= (message[at] & 127) << shift
+        number |= (message[at] & 127) << shift
         at += 1
         if message[at - 1] < 128:
-            return found, at
+            return number, at
     raise ValueError("a damaged event: a number has more than 64 bits")

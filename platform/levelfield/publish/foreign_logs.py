@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -30,25 +30,22 @@ MLLOG, FLAGPERF = ":::MLLOG ", "[PerfLog] "
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """What a log printed of one step, or of the steps since the line before, in SI units.
-
-    clock: seconds since 1970 by the log's own times. resolution: the smallest difference that they show.
-    """
+    """What a log printed of one step, or of the steps since the line before, in SI units."""
 
     step: int
     figures: Mapping[str, float]
-    clock: float | None = None
-    resolution: float = 1.0
+    clock: float | None = None  # seconds since 1970 by the log's own times
+    resolution: float = 1.0  # the smallest difference that they show
 
 
 @dataclass(frozen=True)
 class ForeignLog:
-    """One log. stated: what it says about the whole run, by the names of `ReportedRow`. notes: what was left out."""
+    """One log."""
 
     format: str
     steps: tuple[LoggedStep, ...]
-    stated: Mapping[str, str]
-    notes: tuple[str, ...]
+    stated: Mapping[str, str]  # what it says about the whole run, by the names of `ReportedRow`
+    notes: tuple[str, ...]  # what was left out
 
     @property
     def losses(self) -> dict[int, float | None]:
@@ -56,9 +53,9 @@ class ForeignLog:
 
         A trainer that skips every step to the end does not train: these lines lack their loss.
         """
-        losses = {each.step: each.figures["loss"] for each in self.steps if "loss" in each.figures}
-        skipped = {each.step for each in self.steps if each.figures.get("skipped", 0) > 0}
-        return with_lost(losses, [each.step for each in self.steps], skipped)
+        losses = {step.step: step.figures["loss"] for step in self.steps if "loss" in step.figures}
+        skipped = {step.step for step in self.steps if step.figures.get("skipped", 0) > 0}
+        return with_lost(losses, [step.step for step in self.steps], skipped)
 
 
 @dataclass
@@ -71,30 +68,26 @@ class LogReading:
 
     def state(self, name: str, value: str) -> None:
         """Keep a value. Raises ValueError where the log states another one: it holds two runs."""
-        if (known := self.stated.setdefault(name, value)) != value:
-            raise ValueError(f"found {name} {known} and {value}, expected one run in a log")
+        if (before := self.stated.setdefault(name, value)) != value:
+            raise ValueError(f"found {name} {before} and {value}, expected one run in a log")
 
-    def add(self, name: str, found: LoggedStep) -> None:
+    def add(self, name: str, new: LoggedStep) -> None:
         """Keep a step. Several ranks may print it, and several lines may share it; with two losses it is two runs."""
-        steps = self.steps.setdefault(name, {})
-        before = steps.get(found.step)
-        if before is None:
-            steps[found.step] = found
-            return
-        losses = [each.figures["loss"] for each in (before, found) if "loss" in each.figures]
+        before = self.steps.setdefault(name, {}).setdefault(new.step, new)
+        losses = [step.figures["loss"] for step in (before, new) if "loss" in step.figures]
         if len(losses) > 1 and losses[0] != losses[1] and losses[0] == losses[0]:
             raise ValueError(
-                f"step {found.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
+                f"step {new.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
             )
-        clock, resolution = before.clock or found.clock, before.resolution
-        steps[found.step] = LoggedStep(found.step, {**found.figures, **before.figures}, clock, resolution)
+        figures = {**new.figures, **before.figures}
+        self.steps[name][new.step] = replace(before, figures=figures, clock=before.clock or new.clock)
 
 
 def read_log(lines: Iterable[str]) -> ForeignLog:
     """Return the log of these lines. Raises ValueError where they are of no format, or of two."""
-    if (found := find_log(lines)) is None:
+    if (log := find_log(lines)) is None:
         raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
-    return found
+    return log
 
 
 def find_log(lines: Iterable[str]) -> ForeignLog | None:
@@ -123,18 +116,16 @@ def find_log(lines: Iterable[str]) -> ForeignLog | None:
 # -- lines with names and numbers
 @dataclass(frozen=True)
 class LineFormat:
-    """A tool whose steps are one line each. mark: a text of every such line, for a fast first look.
-
-    figures: patterns by figure, tried in order: of group 1 the number, of group 2, where there is one, its unit.
-    """
+    """A tool whose steps are one line each."""
 
     name: str
-    mark: str
+    mark: str  # a text of every such line, for a fast first look
     step: re.Pattern[str]
+    # Patterns by figure, tried in order: of group 1 the number, of group 2, where there is one, its unit.
     figures: tuple[tuple[str, re.Pattern[str], float], ...]
 
     def __call__(self, line: str, reading: LogReading) -> bool:
-        if self.mark not in line or not (found := self.step.search(line)):
+        if self.mark not in line or not (step := self.step.search(line)):
             return False
         figures: Figures = {}
         for name, pattern, scale in self.figures:
@@ -142,18 +133,18 @@ class LineFormat:
                 unit = float(UNITS[match[2]]) if pattern.groups > 1 else 1.0
                 figures[name] = float(match[1].replace(",", "")) * scale * unit
         if figures:
-            reading.add(self.name, LoggedStep(int(found[1]), figures, *_clock(line)))
+            reading.add(self.name, LoggedStep(int(step[1]), figures, *_clock(line)))
         return bool(figures)
 
 
 def _clock(line: str) -> tuple[float | None, float]:
-    if not (found := _CLOCK.search(line)):
+    if not (match := _CLOCK.search(line)):
         return None, 1.0
     try:
-        whole = datetime.fromisoformat(f"{found[1]}T{found[2]}").replace(tzinfo=timezone.utc).timestamp()
+        whole = datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None, 1.0
-    return whole + float(f"0.{found[3] or 0}"), 10.0 ** -len(found[3] or "")
+    return whole + float(f"0.{match[3] or 0}"), 10.0 ** -len(match[3] or "")
 
 
 def _figure(name: str, pattern: str, scale: float = 1.0) -> tuple[str, re.Pattern[str], float]:
@@ -215,14 +206,13 @@ LINES = (
 
 
 # -- lines of JSON, and a table
-def _event(line: str, mark: str) -> dict[str, Any] | None:
-    """Return the object behind the mark; None for a line without, or with anything else, as one that was cut."""
-    _, marked, text = line.partition(mark)
+def _event(line: str, mark: str) -> dict[str, Any]:
+    """Return the object behind the mark; an empty one for anything else, as a line that was cut."""
     try:
-        found = json.loads(text) if marked else None
+        value = json.loads(line.partition(mark)[2])
     except (json.JSONDecodeError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -230,10 +220,10 @@ def _number(value: Any) -> float | None:
 
 
 def _flagperf(line: str, reading: LogReading) -> bool:
-    """Read an event of FlagPerf. Of FINISHED the rate over the whole training is kept, which its steps must fit."""
+    """Read an event of FlagPerf. Of FINISHED the rate over the whole training is stored, which its steps must fit."""
     if FLAGPERF not in line:
         return False
-    event = _event(line, FLAGPERF) or {}
+    event = _event(line, FLAGPERF)
     value, metadata = event.get("value"), event.get("metadata")
     if not isinstance(value, dict):
         return True
@@ -243,18 +233,15 @@ def _flagperf(line: str, reading: LogReading) -> bool:
     if event.get("event") == "STEP_END" and step is not None and step == step:
         milliseconds = _number(metadata.get("time_ms")) if isinstance(metadata, dict) else None
         samples = _number(value.get("num_trained_samples"))
-        found = {
+        figures = {
             "loss": _number(value.get("loss")),
             "samples_per_second": _number(value.get("seq/s")),
             "global_batch": samples / step if samples and step else None,
         }
         clock = None if milliseconds is None else milliseconds / 1000
-        reading.add("FlagPerf", LoggedStep(int(step), _known(found), clock, 0.001))
+        numbers = {name: figure for name, figure in figures.items() if figure is not None}
+        reading.add("FlagPerf", LoggedStep(int(step), numbers, clock, 0.001))
     return True
-
-
-def _known(found: Mapping[str, float | None]) -> Figures:
-    return {name: value for name, value in found.items() if value is not None}
 
 
 class _MlperfLines:
@@ -271,7 +258,7 @@ class _MlperfLines:
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG not in line:
             return False
-        event = _event(line, MLLOG) or {}
+        event = _event(line, MLLOG)
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         key, value = event.get("key"), event.get("value")
@@ -279,28 +266,24 @@ class _MlperfLines:
         if key in _MLPERF_FACTS and isinstance(value, (int, str)):
             reading.state(_MLPERF_FACTS[key], str(value))
         elif key == "tracked_stats" and isinstance(value, dict):
-            self._keep_rate(_number(value.get("throughput")), metadata.get("unit"))
+            if (rate := _number(value.get("throughput"))) is not None:
+                # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
+                is_local = metadata.get("unit") == "tokens/s/device"
+                self._rate = {_RATE if is_local else "samples_per_second": rate}
         elif key == "train_loss" and samples is not None:
-            self._add(samples, _known({"loss": _number(value)}), reading)
+            loss = _number(value)
+            self._add(samples, {} if loss is None else {"loss": loss}, reading)
         elif key == "block_start" and samples is not None and now is not None:
             self._begun = now, samples
         elif key == "block_stop" and samples is not None and now is not None:
-            self._add(samples, self._of_block(now, samples), reading)
+            figures, begun = dict(self._rate), self._begun
+            self._rate, self._begun = {}, None
+            if begun and now > begun[0]:
+                figures["samples_per_second_by_clock"] = 1000 * (samples - begun[1]) / (now - begun[0])
+            self._add(samples, figures, reading)
         elif key == "run_stop" and self._rate:  # a rate of the whole run
             self._add(None, self._rate, reading)
         return True
-
-    def _keep_rate(self, rate: float | None, unit: object) -> None:
-        """Keep a printed rate: samples/s of all devices by MLPerf's rules, unless the line names another unit."""
-        if rate is not None:
-            self._rate = {_RATE if unit == "tokens/s/device" else "samples_per_second": rate}
-
-    def _of_block(self, now: float, samples: float) -> Figures:
-        found, begun = dict(self._rate), self._begun
-        self._rate, self._begun = {}, None
-        if begun and now > begun[0]:
-            found["samples_per_second_by_clock"] = 1000 * (samples - begun[1]) / (now - begun[0])
-        return found
 
     def _add(self, samples: float | None, figures: Figures, reading: LogReading) -> None:
         if samples is not None:
@@ -347,20 +330,19 @@ class _OneflowTable:
         elif not self._columns or len(cells) != len(self._columns) or not cells[0].isdigit():
             return False
         else:
-            self._add(dict(zip(self._columns, cells, strict=True)), int(cells[0]), reading)
+            row = dict(zip(self._columns, cells, strict=True))
+            figures = {name: float(row[column]) for column, name in _TABLE.items()}
+            if self._memory:
+                figures["memory_bytes"] = max(self._memory)
+            reading.add("OneFlow", LoggedStep(int(cells[0]), figures))
         return True
-
-    def _add(self, row: Mapping[str, str], step: int, reading: LogReading) -> None:
-        found = {name: float(row[column]) for column, name in _TABLE.items()}
-        memory = {"memory_bytes": max(self._memory)} if self._memory else {}
-        reading.add("OneFlow", LoggedStep(step, {**found, **memory}))
 
 
 # A maker of a reader for each format. MLPerf's lines come first, for a line of theirs may hold anything.
 READERS: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = (
     _MlperfLines,
     lambda: _flagperf,
-    *((lambda each=each: each) for each in LINES),
+    *((lambda line_format=line_format: line_format) for line_format in LINES),
     _OneflowTable,
 )
 TOOLS = "Megatron, NeMo, torchtitan, FlagPerf, PaddleNLP, OneFlow or MLPerf"
@@ -394,14 +376,14 @@ _CHIP = re.compile(r"\b(?:CUDA|XPU|HIP) capacity: (.{1,80}?) with ")
 
 def _state(text: str, reading: LogReading) -> None:
     """Keep what a line that is of no step says about the run."""
-    if found := _DUMPED.search(text):
-        name, value = found[1] or found[3], found[2] or found[4]
+    if match := _DUMPED.search(text):
+        name, value = match[1] or match[3], match[2] or match[4]
         if name in _FACTS:
             reading.state(_FACTS[name], value)
-    elif found := _TITAN.search(text):
-        for name, value in found.groupdict().items():
+    elif match := _TITAN.search(text):
+        for name, value in match.groupdict().items():
             reading.state(name, value)
-    elif found := _MESH.search(text):
-        reading.state("devices", str(math.prod(int(degree) for _, degree in _DEGREE.findall(found[1]))))
-    elif found := _CHIP.search(text):
-        reading.state("device_name", found[1])
+    elif match := _MESH.search(text):
+        reading.state("devices", str(math.prod(int(degree) for _, degree in _DEGREE.findall(match[1]))))
+    elif match := _CHIP.search(text):
+        reading.state("device_name", match[1])

@@ -27,13 +27,12 @@ FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is no
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A result with its plan, the constants of the case's report (a rounded parameter count, another vocabulary size),
-    and the run without sharded states as its baseline."""
+    """A result with its plan."""
 
     result: Result
     plan: Plan
-    constants: Mapping[str, float]
-    baseline: Result | None = None
+    constants: Mapping[str, float]  # of the case's report: a rounded parameter count, another vocabulary size
+    baseline: Result | None = None  # the run without sharded states
 
     @property
     def tokens_per_second_per_device(self) -> float | None:
@@ -64,15 +63,11 @@ Columns = Mapping[str, Callable[[ReportedRun], str]]
 def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[ReportedRun]:
     """Return each run with its report's constants at full scale. A sharded run's baseline is one of the others."""
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
-    taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
+    pairs = list(zip(results, plans, strict=True))
+    constants = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
     return [
-        ReportedRun(
-            result,
-            plan,
-            taken[result.case] if result.scale == "full" else {},
-            _baseline(result, plan, zip(results, plans, strict=True)),
-        )
-        for result, plan in zip(results, plans, strict=True)
+        ReportedRun(r, plan, constants[r.case] if r.scale == "full" else {}, _baseline(r, plan, pairs))
+        for r, plan in pairs
     ]
 
 
@@ -105,13 +100,12 @@ def used_bytes(result: Result) -> float | None:
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the notes that belong to a pasted row: another scale, failures, and deviations from the request."""
-    said = []
-    for run in runs:
-        r = run.result
-        said += [f"{r.run_id}: smoke scale, never to be compared with a full run"] * (r.scale == "smoke")
-        said += [f"{r.run_id}: {status(r)}"] * (r.status.word != "valid")
-        said += [f"{r.run_id}: {reason}" for reason in (*r.status.reasons, *r.deviations)]
-    return said
+    remarks = []
+    for r in (run.result for run in runs):
+        remarks += [f"{r.run_id}: smoke scale, never to be compared with a full run"] * (r.scale == "smoke")
+        remarks += [f"{r.run_id}: {status(r)}"] * (r.status.word != "valid")
+        remarks += [f"{r.run_id}: {reason}" for reason in (*r.status.reasons, *r.deviations)]
+    return remarks
 
 
 def or_oom(memory: Callable[[ReportedRun], str]) -> Callable[[ReportedRun], str]:
@@ -128,11 +122,11 @@ def memory_over_capacity(run: ReportedRun) -> str:
 
 def mfu(run: ReportedRun) -> str:
     """Return MFU by 6 N, with the rounded N of the case's report, if it has one."""
-    found = utilisation(run.result, "6n")
-    if found is None or found.low is None or found.high is None or not found.flops_per_token:
+    figure = utilisation(run.result, "6n")
+    if figure is None or figure.low is None or figure.high is None or not figure.flops_per_token:
         return NONE
-    scale = 6 * run.constants["parameters"] / found.flops_per_token if "parameters" in run.constants else 1.0
-    low, high = f"{found.low * scale:.1%}", f"{found.high * scale:.1%}"
+    scale = 6 * run.constants["parameters"] / figure.flops_per_token if "parameters" in run.constants else 1.0
+    low, high = f"{figure.low * scale:.1%}", f"{figure.high * scale:.1%}"
     return low if low == high else f"{low}-{high}"
 
 
@@ -141,8 +135,8 @@ def aligned(run: ReportedRun) -> str:
 
     Levelfield's verdict is stricter.
     """
-    found, error = run.result.alignment, run.result.alignment.flagperf_mean_error
-    if found.reference and run.result.run_id in found.reference:
+    alignment, error = run.result.alignment, run.result.alignment.flagperf_mean_error
+    if alignment.reference and run.result.run_id in alignment.reference:
         return "True(作为基线)"
     if error is None and run.result.scale == "full" and run.plan.work.training.global_batch != FLAGPERF_BATCH:
         return f"{NONE},仅供性能参考"  # another batch has another loss
@@ -151,7 +145,7 @@ def aligned(run: ReportedRun) -> str:
 
 def achieved_tflops(run: ReportedRun) -> float | None:
     """Return TFLOP/s of a device by `megatron-2021`, only for runs with full recomputation, which it counts."""
-    if hardware(run) is None or run.tokens_per_second_per_device is None:
+    if _hardware_utilisation(run) is None or run.tokens_per_second_per_device is None:
         return None
     model, length = run.plan.work.model, run.plan.work.training.sequence_length
     model = model.model_copy(update={"vocab_size": int(run.constants.get("vocab_size", model.vocab_size))})
@@ -159,17 +153,17 @@ def achieved_tflops(run: ReportedRun) -> float | None:
     return flops * run.tokens_per_second_per_device / 1e12
 
 
-def hardware(run: ReportedRun) -> Utilisation | None:
+def _hardware_utilisation(run: ReportedRun) -> Utilisation | None:
     """Return the run's own figure by `megatron-2021`, or None when the formula does not apply."""
-    found = utilisation(run.result, "megatron-2021", "HFU")
-    return found if found and found.flops_per_token else None
+    figure = utilisation(run.result, "megatron-2021", "HFU")
+    return figure if figure and figure.flops_per_token else None
 
 
 def share_of_peak(run: ReportedRun) -> str:
-    found, achieved = hardware(run), achieved_tflops(run)
-    if found is None or achieved is None or found.peak_tflops is None:
+    figure, achieved = _hardware_utilisation(run), achieved_tflops(run)
+    if figure is None or achieved is None or figure.peak_tflops is None:
         return NONE
-    return f"{100 * achieved / found.peak_tflops:.0f}%"
+    return f"{100 * achieved / figure.peak_tflops:.0f}%"
 
 
 def changed(value: float | None, before: float | None, with_difference: bool = False) -> str:
@@ -189,20 +183,17 @@ def _baseline(result: Result, plan: Plan, others: Iterable[tuple[Result, Plan]])
     if result.layout.sharding_stage != 1 or result.status.is_unproven:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    plain_ones = [(r, p) for r, p in others if r.layout == plain and not r.status.is_unproven]
-    own = _place(result), _but_layout(plan)
-    same = [other for other, its_plan in plain_ones if (_place(other), _but_layout(its_plan)) == own]
+    plain_runs = [(r, p) for r, p in others if r.layout == plain and not r.status.is_unproven]
+    identity = _identity(result, plan)
+    same = [other for other, other_plan in plain_runs if _identity(other, other_plan) == identity]
     return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
 
 
-def _but_layout(plan: Plan) -> str:
-    """Return the digest of a plan without its layout and what follows from that."""
+def _identity(result: Result, plan: Plan) -> tuple[object, ...]:
+    """Return where a run ran and the digest of its plan, without its layout and what follows from that."""
     tuning = plan.tuning.model_copy(update={"layout": Layout()})
     memory = MemoryExpected(parts={}, total_bytes=0, available_bytes=None)
     follows = {"origins": {}, "predicted": (), "expected_memory": memory, "certificate": None}
-    of_request = {"entry": None, "deviations": (), "scale_reason": ""}
-    return plan.model_copy(update={"tuning": tuning, **follows, **of_request}).repeats_digest
-
-
-def _place(result: Result) -> tuple[object, ...]:
-    return result.case, result.scale, result.framework, result.chip, result.nodes, result.devices, result.micro_batch
+    request = {"entry": None, "deviations": (), "scale_reason": ""}
+    r, digest = result, plan.model_copy(update={"tuning": tuning, **follows, **request}).repeats_digest
+    return r.case, r.scale, r.framework, r.chip, r.nodes, r.devices, r.micro_batch, digest

@@ -56,7 +56,7 @@ def read_log_file(path: Path) -> list[LogFile]:
             head = file.peek(_TAR_AT + 5)
             if head.startswith((_ZSTD, *_PACKED)) or head[_TAR_AT : _TAR_AT + 5] == b"ustar":
                 with _unpacked(file, path, head) as unpacked:
-                    return _of_archive(unpacked)
+                    return _archived_logs(unpacked)
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
                 raise ValueError(f"found {size:,} bytes, expected at most {MOST_BYTES:,}")
             return [_read(path.name, file)]
@@ -109,8 +109,8 @@ def _unpacked(file: BufferedReader, path: Path, head: bytes) -> Iterator[IO[byte
                 process.kill()
 
 
-def _of_archive(file: IO[bytes]) -> list[LogFile]:
-    found: list[LogFile] = []
+def _archived_logs(file: IO[bytes]) -> list[LogFile]:
+    logs: list[LogFile] = []
     settings: dict[str, dict[str, str]] = {}
     skipped = 0
     for name, content in _members(file):
@@ -118,12 +118,12 @@ def _of_archive(file: IO[bytes]) -> list[LogFile]:
             settings[job[1]] = dict(_SETTING.findall(content.read(2**16).decode("utf-8", "replace")))
         elif name.endswith((".out", ".log", ".txt")):
             try:
-                found.append(_read(name, content))
+                logs.append(_read(name, content))
             except ValueError:  # no training's log: of a scheduler, or of a run that never began
                 skipped += 1
-    if not found:
+    if not logs:
         raise ValueError(f"found no training's log among {skipped} files, expected *.out, *.log or *.txt with steps")
-    return [_with_settings(each, settings) for each in found]
+    return [_with_settings(log, settings) for log in logs]
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -141,11 +141,11 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         size += len(rest)
 
 
-def _with_settings(each: LogFile, settings: dict[str, dict[str, str]]) -> LogFile:
+def _with_settings(file: LogFile, settings: dict[str, dict[str, str]]) -> LogFile:
     """Return the log with what its job's configuration states; the log's own words win."""
-    jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", each.name)]
-    said = settings[jobs[0]] if len(jobs) == 1 else {}
-    facts = {_FACTS[name]: value for name, value in said.items() if name in _FACTS}
-    if (precision := said.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
+    jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", file.name)]
+    values = settings[jobs[0]] if len(jobs) == 1 else {}
+    facts = {_FACTS[name]: value for name, value in values.items() if name in _FACTS}
+    if (precision := values.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
         facts["precision"] = str(precision)
-    return replace(each, log=replace(each.log, stated={**facts, **each.log.stated}))
+    return replace(file, log=replace(file.log, stated={**facts, **file.log.stated}))

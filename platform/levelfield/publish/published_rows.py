@@ -42,12 +42,7 @@ NO_CHIP = "the log's chip is not stated"
 
 @dataclass(frozen=True)
 class FigureRow:
-    """One row, measured or published. mfu_low, mfu_high: fractions of the peak, by mfu_formula; they differ only
-    for mixed fp8.
-
-    *_from: the origin of the figure, or the reason why it is absent. source: the public place, of a reported run with
-    its day; empty for a measured row.
-    """
+    """One row, measured, published or reported."""
 
     origin: str
     name: str
@@ -58,10 +53,10 @@ class FigureRow:
     micro_batch: int | None
     precision: str
     status: str
-    source: str
+    source: str  # the public place, of a reported run with its day; empty for a measured row
     tokens_per_second_per_device: float | None
-    tokens_from: str
-    mfu_low: float | None
+    tokens_from: str  # as *_from below: the origin of the figure, or the reason why it is absent
+    mfu_low: float | None  # fractions of the peak, by mfu_formula; they differ only for mixed fp8
     mfu_high: float | None
     mfu_from: str
     memory_bytes: float | None
@@ -90,9 +85,9 @@ def beside(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
     """Return the lines of each case: measured ones, then published ones, then reported ones."""
     lines: list[FigureRow] = []
     for case in dict.fromkeys(result.case for result in results):
-        own = [result for result in results if result.case == case]
-        lines += [measured(result) for result in own]
-        if any(result.scale == "full" for result in own):
+        members = [result for result in results if result.case == case]
+        lines += [measured(result) for result in members]
+        if any(result.scale == "full" for result in members):
             lines += [*published(case, registry), *reported(case, registry)]
     return lines
 
@@ -107,10 +102,10 @@ def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[s
 
 
 def measured(result: Result) -> FigureRow:
-    found, (memory_name, memory_bytes) = result_words.utilisation(result, "palm"), result_words.worst_memory(result)
-    speed, no_counter = result.throughput, "no counter gave one"
+    palm, (memory_name, memory_bytes) = result_words.utilisation(result, "palm"), result_words.worst_memory(result)
+    speed, no_counter, status = result.throughput, "no counter gave one", result_words.status(result)
     if result.status.is_unproven:  # published rows beside it would be a comparison
-        found, memory_bytes, speed, no_counter = None, None, None, f"the run is {result_words.status(result)}"
+        palm, memory_bytes, speed, no_counter = None, None, None, f"the run is {status}"
     return FigureRow(
         origin="measured",
         name=result.run_id,
@@ -120,13 +115,13 @@ def measured(result: Result) -> FigureRow:
         layout=str(result.layout),
         micro_batch=result.micro_batch,
         precision=result.precision,
-        status=result_words.status(result),
+        status=status,
         source="",
         tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
-        tokens_from="measured" if speed else f"the run is {result_words.status(result)}",
-        mfu_low=found.low if found else None,
-        mfu_high=found.high if found else None,
-        mfu_from=(found.reason or "measured") if found else f"the run is {result_words.status(result)}",
+        tokens_from="measured" if speed else f"the run is {status}",
+        mfu_low=palm.low if palm else None,
+        mfu_high=palm.high if palm else None,
+        mfu_from=(palm.reason or "measured") if palm else f"the run is {status}",
         memory_bytes=memory_bytes,
         memory_from=f"{memory_name} peak" if memory_bytes is not None else no_counter,
     )
@@ -146,19 +141,19 @@ def published(case: str, registry: Registry) -> list[FigureRow]:
 def reported(case: str, registry: Registry) -> list[FigureRow]:
     """Return the reported runs that their readers take for this case, with what they did otherwise."""
     sets = [registry.reported_set(name) for name in sorted(registry.reported)]
-    rows = [(found, row) for found in sets for row in found.rows if row.case == case]
+    rows = [(runs, row) for runs in sets for row in runs.rows if row.case == case]
     work = registry.case(case).work("full") if rows else None
-    return [_reported(found, row, work, _chip(row.chip, registry)) for found, row in rows if work]
+    return [_reported(runs, row, work, _chip(row.chip, registry)) for runs, row in rows if work]
 
 
-def _reported(found: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str) -> FigureRow:
-    figures = {name: row.figures.get(name) for name in (RATE, "memory_bytes")}
-    tokens, memory = (figure or ReportedFigure(value=None, how="not in the document") for figure in figures.values())
+def _reported(runs: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str) -> FigureRow:
+    absent = ReportedFigure(value=None, how="not in the document")
+    tokens, memory = row.figures.get(RATE, absent), row.figures.get("memory_bytes", absent)
     length = row.sequence_length or work.training.sequence_length
     low, high, mfu_from = _utilisation(tokens.value, row.precision, length, work, chip if row.chip else NO_CHIP)
     return FigureRow(
         origin="reported",
-        name=f"{found.name}: {row.name}",
+        name=f"{runs.name}: {row.name}",
         case=row.case or "",
         framework=row.framework or row.format,
         hardware=f"{f'{row.devices}x ' if row.devices else ''}{row.chip or 'chip not stated'}",
@@ -166,7 +161,7 @@ def _reported(found: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str
         micro_batch=row.micro_batch,
         precision=row.precision or words.NONE,
         status="; ".join(["reported", *differences(row, work)]),
-        source=found.source,
+        source=runs.source,
         tokens_per_second_per_device=tokens.value,
         tokens_from=tokens.how,
         mfu_low=low,
@@ -222,18 +217,18 @@ def _utilisation(
     if isinstance(chip, str):
         return None, None, chip
     if precision is None:
-        wrong = above_peak(tokens * flops_per_token("palm", work.model, length), chip, None)
-        return None, None, wrong or "the log does not print the precision"
-    found = mfu("palm", work.model, length, tokens, peak_range(precision, chip.peaks))
-    if found.high is None:
-        return None, None, str(found.reason)
-    return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
+        fault = above_peak(tokens * flops_per_token("palm", work.model, length), chip, None)
+        return None, None, fault or "the log does not print the precision"
+    palm = mfu("palm", work.model, length, tokens, peak_range(precision, chip.peaks))
+    if palm.high is None:
+        return None, None, str(palm.reason)
+    return palm.low, palm.high, f"converted: {palm.formula} of {palm.peak_tflops:g} TFLOP/s, {palm.peak_source}"
 
 
 def rate(row: PublishedRow) -> tuple[float | None, str]:
-    """Return tokens/s per device and how it was found: printed, else from the step time, else from samples/s.
+    """Return tokens/s per device and its origin: printed, else from the step time, else from samples/s.
 
-    How is `printed`, `converted` with the arithmetic, or the reason for None.
+    The origin is `printed`, `converted` with the arithmetic, or the reason for None.
     """
     s = row.setting
     printed = row.figure("tokens_per_second_per_device")
@@ -252,22 +247,22 @@ def rate(row: PublishedRow) -> tuple[float | None, str]:
 def beside_published(form: str, results: Sequence[Result], registry: Registry) -> str:
     """Return the table in one of the platform's formats: table, markdown, csv or json."""
     lines = beside(results, registry)
-    said = list(remarks(results, lines))
+    notes = list(remarks(results, lines))
     rows = [asdict(line) for line in lines]
     writers = {
-        "table": lambda: as_text(lines, said),
-        "markdown": lambda: as_markdown(lines, said),
+        "table": lambda: as_text(lines, notes),
+        "markdown": lambda: as_markdown(lines, notes),
         "csv": lambda: csv_text(rows),  # raw numbers with units in their names, each with its origin
-        "json": lambda: json_text({"rows": rows, "remarks": said}) + "\n",
+        "json": lambda: json_text({"rows": rows, "remarks": notes}) + "\n",
     }
     return writers[form]()
 
 
-def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
+def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return three lines per row and the reasons for absent figures, within 80 columns."""
     text = [wrapped(_CONVENTION, 0), ""]
     text += [wrapped(part, _INDENT) for line in lines for part in _parts(line)]
-    return "\n".join([*text, *(wrapped(remark, 2) for remark in said)]) + "\n"
+    return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
 
 
 def _parts(line: FigureRow) -> Iterator[str]:
@@ -278,37 +273,40 @@ def _parts(line: FigureRow) -> Iterator[str]:
     yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
     if line.origin == "reported":
         yield f"{blank}source: {line.source}"
-    tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"
     if len(line.absent) < FIGURES:
-        yield f"{blank}{tokens}, {gib(line.memory_bytes)}"
+        yield f"{blank}{_tokens(line, ' tokens/s/device')}, {gib(line.memory_bytes)}"
         yield f"{blank}MFU (palm) {line.mfu}{_converted(line, line.mfu_from)}"
     yield from (f"{blank}{reason}" for reason in _absent(line))
+
+
+def _tokens(line: FigureRow, unit: str = "") -> str:
+    return f"{number(line.tokens_per_second_per_device)}{unit}{_converted(line, line.tokens_from)}"
 
 
 def _absent(line: FigureRow) -> list[str]:
     return line.absent if len(line.absent) < FIGURES else [f"no figures: {line.status}"]
 
 
-def _converted(line: FigureRow, how: str) -> str:
-    is_told = line.origin != "measured" and how.startswith(("converted", "computed", "printed"))
-    return f" ({how.partition(':')[0]})" if is_told else ""
+def _converted(line: FigureRow, origin: str) -> str:
+    is_named = line.origin != "measured" and origin.startswith(("converted", "computed", "printed"))
+    return f" ({origin.partition(':')[0]})" if is_named else ""
 
 
-def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
+def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
+    fields = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
     figures = ("tokens/s/device", "MFU (palm)", "memory")
-    rows = table((*names, *figures), map(_row, lines))
+    rows = [
+        (
+            *(str(getattr(line, field) or words.NONE) for field in fields),
+            _tokens(line),
+            f"{line.mfu}{_converted(line, line.mfu_from)}",
+            gib(line.memory_bytes),
+        )
+        for line in lines
+    ]
     absent = [f"{line.name}: {reason}" for line in lines for reason in _absent(line)]
     absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
-    return "\n".join([*rows, "", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *said))]) + "\n"
-
-
-def _row(line: FigureRow) -> tuple[str, ...]:
-    named = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
-    return (
-        *(str(getattr(line, name) or words.NONE) for name in named),
-        f"{number(line.tokens_per_second_per_device)}{_converted(line, line.tokens_from)}",
-        f"{line.mfu}{_converted(line, line.mfu_from)}",
-        gib(line.memory_bytes),
-    )
+    below = ["", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *notes))]
+    return "\n".join([*table((*names, *figures), rows), *below]) + "\n"

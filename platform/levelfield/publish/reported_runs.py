@@ -46,14 +46,15 @@ def reported(
     added = tuple(name for name in given if name not in facts)
     facts |= given
     window = log.steps[len(log.steps) // 2 :]
-    facts.setdefault("global_batch", _common_batch(window))
-    known = {name: facts.get(name) for name in ("case", "framework", "chip", *_WHOLE, "precision")}
+    batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
+    facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
+    degrees = [f"{letters}{log.stated[name]}" for name, letters in _DEGREES if name in log.stated]
     content = {
-        **known,
+        **{name: facts.get(name) for name in ("case", "framework", "chip", *_WHOLE, "precision")},
         "name": file.name[:200],
         "format": log.format,
         "sha256": file.sha256,
-        "layout": _layout(log.stated),
+        "layout": "".join(degrees)[:60] or None,
         "given": added,
         "steps": (window[0].step, window[-1].step),
         "lines": len(window),
@@ -65,55 +66,35 @@ def reported(
 
 def differences(row: ReportedRow, work: Work) -> list[str]:
     """Return what the log states otherwise than the case: the same model then trains other work."""
-    training = work.training
     pairs = {
-        "global batch": (row.global_batch, training.global_batch),
-        "sequence length": (row.sequence_length, training.sequence_length),
+        "global batch": (row.global_batch, work.training.global_batch),
+        "sequence length": (row.sequence_length, work.training.sequence_length),
     }
-    said = [f"{name} {found}, the case has {own}" for name, (found, own) in pairs.items() if found not in (None, own)]
-    unknown = [name for name, (found, _) in pairs.items() if found is None]
-    return [*said, *([f"{' and '.join(unknown)} not printed"] if unknown else [])]
+    differing = [
+        f"{name} {value}, the case has {case}" for name, (value, case) in pairs.items() if value not in (None, case)
+    ]
+    unprinted = [name for name, (value, _) in pairs.items() if value is None]
+    return [*differing, *([f"{' and '.join(unprinted)} not printed"] if unprinted else [])]
 
 
 def _facts(log: ForeignLog) -> dict[str, Any]:
     """Return what the log states, as fields of a row."""
-    stated, found = log.stated, dict[str, Any]()
+    stated, facts = log.stated, dict[str, Any]()
     for name in (*_WHOLE, "nodes", "devices_per_node"):
-        if name in stated:
-            found[name] = _whole(name, stated[name])
-    nodes, each = found.pop("nodes", None), found.pop("devices_per_node", None)
-    if nodes and each:
-        found.setdefault("devices", nodes * each)
-    framework = stated.get("framework") or (None if log.format == "MLPerf" else log.format)
-    if framework:
-        found["framework"] = framework
-    if precision := stated.get("precision") or _precision(stated):
-        found["precision"] = precision
-    return found
-
-
-def _whole(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 10**12):
-        raise ValueError(f"found {name} {text[:40]!r}, expected a whole number above 0")
-    return int(text)
-
-
-def _precision(stated: Mapping[str, str]) -> str | None:
-    """Return the precision by the arguments of Megatron and OneFlow."""
-    is_on = {name: stated.get(name, "None") not in ("None", "False") for name in ("fp8", "bf16", "fp16")}
-    return next((name for name, on in is_on.items() if on), None)
-
-
-def _layout(stated: Mapping[str, str]) -> str | None:
-    degrees = [f"{letters}{stated[name]}" for name, letters in _DEGREES if name in stated]
-    return "".join(degrees)[:60] or None
-
-
-def _common_batch(window: Sequence[LoggedStep]) -> int | None:
-    """Return the global batch that every line prints; None where it changes, as while it is raised."""
-    batches = {step.figures.get("global_batch") for step in window}
-    (batch, *others) = batches
-    return int(batch) if batch and not others and batch == int(batch) else None
+        if (text := stated.get(name)) is not None:
+            if not (text.isascii() and text.isdigit() and 1 <= int(text) < 10**12):
+                raise ValueError(f"found {name} {text[:40]!r}, expected a whole number above 0")
+            facts[name] = int(text)
+    nodes, local = facts.pop("nodes", None), facts.pop("devices_per_node", None)
+    if nodes and local:
+        facts.setdefault("devices", nodes * local)
+    if framework := stated.get("framework") or (None if log.format == "MLPerf" else log.format):
+        facts["framework"] = framework
+    # by the arguments of Megatron and OneFlow
+    formats = (name for name in ("fp8", "bf16", "fp16") if stated.get(name, "None") not in ("None", "False"))
+    if precision := stated.get("precision") or next(formats, None):
+        facts["precision"] = precision
+    return facts
 
 
 def _median(window: Sequence[LoggedStep], name: str) -> float | None:
@@ -131,23 +112,27 @@ def _figures(
     for name in ("samples_per_second", "step_seconds"):
         yield name, _printed(_median(window, name))
     flops = _printed(_median(window, "flops_per_second"))
-    wrong = above_peak(flops.value, chip, facts.get("precision")) if flops.value and chip else None
-    yield "flops_per_second", ReportedFigure(value=None, how=wrong) if wrong else flops
+    fault = above_peak(flops.value, chip, facts.get("precision")) if flops.value and chip else None
+    yield "flops_per_second", _absent(fault) if fault else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
-    is_sound = all(0 < each < float("inf") for each in memory)
+    is_sound = all(0 < value < float("inf") for value in memory)
     yield "memory_bytes", _printed((max(memory) if is_sound else float("nan")) if memory else None)
     losses = [step.figures["loss"] for step in log.steps if "loss" in step.figures]
     yield "first_loss", _printed(losses[0] if losses else None)
     since = _no_loss_since(log)
-    gone = ReportedFigure(value=None, how=f"the log prints no loss from step {since} on")
-    yield "last_loss", _printed(losses[-1] if losses else None) if since is None else gone
+    last = _printed(losses[-1] if losses else None)
+    yield "last_loss", last if since is None else _absent(f"the log prints no loss from step {since} on")
+
+
+def _absent(reason: str) -> ReportedFigure:
+    return ReportedFigure(value=None, how=reason)
 
 
 def _printed(value: float | None) -> ReportedFigure:
     if value is None:
-        return ReportedFigure(value=None, how=NOT_PRINTED)
+        return _absent(NOT_PRINTED)
     if not abs(value) < float("inf"):
-        return ReportedFigure(value=None, how="the log prints a value that is no number above zero")
+        return _absent("the log prints a value that is no number above zero")
     return ReportedFigure(value=value, how="printed")
 
 
@@ -156,19 +141,17 @@ def _rate(
 ) -> ReportedFigure:
     ways = list(_ways(window, facts))
     if not ways:
-        return ReportedFigure(value=None, how=_missing(window, facts))
+        return _absent(_missing(window, facts))
     for value, how in ways:
         if not 0 < value < float("inf"):
-            return ReportedFigure(value=None, how=f"found {value:g} tokens/s per device ({how}), expected a number")
+            return _absent(f"found {value:g} tokens/s per device ({how}), expected a number")
     (rate, how), *others = ways
     for other, other_how in others:
         if not abs(other / rate - 1) <= APART:
-            said = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
-            return ReportedFigure(value=None, how=f"{said}, {_times(rate / other)} apart: a unit is mixed up")
-    by_log = (*_by_clock(window, facts, rate), *_by_whole(log, window), *_by_model(window, rate, work))
-    for wrong in (*by_log, *_by_peak(facts, rate, work, chip)):
-        return ReportedFigure(value=None, how=wrong)
-    return ReportedFigure(value=rate, how=how)
+            both = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
+            return _absent(f"{both}, {_times(rate / other)} apart: a unit is mixed up")
+    faults = (*_log_faults(log, window, facts, rate), *_case_faults(window, facts, rate, work, chip))
+    return _absent(faults[0]) if faults else ReportedFigure(value=rate, how=how)
 
 
 def _times(ratio: float) -> str:
@@ -176,7 +159,7 @@ def _times(ratio: float) -> str:
 
 
 def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
-    """Yield tokens/s of a device, with how it is found, in each way that the log allows."""
+    """Yield tokens/s of a device, with how it is computed, in each way that the log allows."""
     if (printed := _median(window, RATE)) is not None:
         yield printed, "printed"
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
@@ -200,48 +183,43 @@ def _missing(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> str:
     return f"the log does not print {', '.join(name for name in needs if not facts.get(name))}"
 
 
-def _by_clock(window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float) -> Iterator[str]:
-    """Yield what is wrong where the log's own clock gives another time of a step."""
+def _log_faults(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float) -> Iterator[str]:
+    """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time."""
     timed = [step for step in window if step.clock is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     seconds = _median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
-    if len(timed) < 2 or seconds is None:
-        return
-    (first, last), error = (timed[0], timed[-1]), max(step.resolution for step in timed)
-    total, printed = (last.clock or 0) - (first.clock or 0), seconds * (last.step - first.step)
-    if not (_CLOCK[0] * printed <= total + error and total - error <= _CLOCK[1] * printed):
-        each = total / (last.step - first.step)
-        yield f"found {seconds:.4g} s of a step, and {each:.4g} s by the times of the lines: a unit is mixed up"
-
-
-def _by_whole(log: ForeignLog, window: Sequence[LoggedStep]) -> Iterator[str]:
-    """Yield what is wrong where the rate over the whole training is another one than that of its steps."""
+    if len(timed) > 1 and seconds is not None:
+        first, last, error = timed[0], timed[-1], max(step.resolution for step in timed)
+        steps = last.step - first.step
+        total, printed = (last.clock or 0) - (first.clock or 0), seconds * steps
+        if not (_CLOCK[0] * printed <= total + error and total - error <= _CLOCK[1] * printed):
+            timing = f"{total / steps:.4g} s by the times of the lines"
+            yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up"
     whole, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
     if whole is not None and samples and not _CLOCK[0] <= samples / float(whole) <= _CLOCK[1]:
         yield f"found {samples:.4g} samples/s of the last steps and {float(whole):.4g} of all: a unit is mixed up"
 
 
-def _by_model(window: Sequence[LoggedStep], rate: float, work: Work | None) -> Iterator[str]:
-    """Yield what is wrong where a printed FLOP/s is far from what the case's model needs for these tokens."""
-    printed = _median(window, "flops_per_second")
-    if printed is None or work is None:
+def _case_faults(
+    window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float, work: Work | None, chip: Chip | None
+) -> Iterator[str]:
+    """Yield what is wrong where a printed FLOP/s is far from what the case's model needs for these tokens, or where it
+    needs more FLOP/s for this speed than the chip can compute."""
+    if work is None:
         return
-    expected = flops_per_token("palm", work.model, work.training.sequence_length)
-    if not _MODEL[0] <= printed / rate / expected <= _MODEL[1]:
-        found = f"found {printed / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
-        yield f"{found}: {printed / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
-
-
-def _by_peak(facts: Mapping[str, Any], rate: float, work: Work | None, chip: Chip | None) -> Iterator[str]:
-    """Yield what is wrong where the case's model needs more FLOP/s for this speed than the chip can compute."""
-    if work is None or chip is None:
-        return
-    length = facts.get("sequence_length") or work.training.sequence_length
-    flops = rate * flops_per_token("palm", work.model, length)
-    if wrong := above_peak(flops, chip, facts.get("precision")):
-        yield f"found {rate:,.6g} tokens/s per device, {wrong}: the time, the device count or the chip is wrong"
+    if (printed := _median(window, "flops_per_second")) is not None:
+        expected = flops_per_token("palm", work.model, work.training.sequence_length)
+        if not _MODEL[0] <= printed / rate / expected <= _MODEL[1]:
+            both = f"found {printed / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
+            yield f"{both}: {printed / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
+    if chip is not None:
+        flops = rate * flops_per_token(
+            "palm", work.model, facts.get("sequence_length") or work.training.sequence_length
+        )
+        if fault := above_peak(flops, chip, facts.get("precision")):
+            yield f"found {rate:,.6g} tokens/s per device, {fault}: the time, the device count or the chip is wrong"
 
 
 def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | None:
@@ -249,15 +227,14 @@ def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | N
 
     The peak is that of the precision, else the highest of all.
     """
-    of_precision = peak_range(precision, chip.peaks) if precision else None
+    peaks = peak_range(precision, chip.peaks) if precision else None
+    exact = peaks and (peaks.fp8 or peaks.peak)
     highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
-    known = of_precision and (of_precision.fp8 or of_precision.peak)
-    peak, of = (known.tflops, precision) if known else (highest, "highest")
+    peak, kind = (exact.tflops, precision) if exact else (highest, "highest")
     if peak is None or flops <= peak * 1e12:
         return None
-    return (
-        f"{flops / 1e12:,.4g} TFLOP/s of a device, {_times(flops / 1e12 / peak)} {chip.name}'s {of} peak of {peak:,.4g}"
-    )
+    times = _times(flops / 1e12 / peak)
+    return f"{flops / 1e12:,.4g} TFLOP/s of a device, {times} {chip.name}'s {kind} peak of {peak:,.4g}"
 
 
 def _loss_notes(log: ForeignLog) -> Iterator[str]:
