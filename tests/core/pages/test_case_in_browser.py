@@ -12,7 +12,7 @@ from compared_records import record, repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
-from page_visits import PHONE, axe, case_page, first_series, fits, histories, open_case, open_run, rows, unfold, watched
+from page_visits import case_page, first_series, histories, open_case, open_run, rows, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of
 
@@ -55,13 +55,6 @@ def test_few_series_need_no_groups(browser: Any, tmp_path: Path) -> None:
         page.locator("section[data-series]").first.scroll_into_view_if_needed()
         page.wait_for_selector("section[data-drawn] canvas")
         assert page.locator("details.group, .grouping").count() == 0
-
-
-def test_groups_are_right_by_axe_on_a_phone(browser: Any, seeded_pages: Path) -> None:
-    with watched(browser, **PHONE, color_scheme="dark") as page:
-        open_case(page, seeded_pages, "zh/")
-        assert "个序列" in page.evaluate(ROWS)[0]
-        assert fits(page) and axe(page) == []
 
 
 def test_charts_of_one_axis_are_enlarged_together_and_the_address_keeps_it(browser: Any, seeded_pages: Path) -> None:
@@ -186,12 +179,6 @@ def test_pairs_have_a_chart_of_their_own_with_the_ruling(browser: Any, tmp_path:
         chart.locator(".plot").press("Enter")
         page.wait_for_url("**/run.html#**")
         assert unquote(page.url).endswith("/pair-0-b")
-
-
-def test_a_series_without_pairs_has_no_chart_of_them(browser: Any, seeded_pages: Path) -> None:
-    with watched(browser) as page:
-        open_case(page, seeded_pages)
-        assert page.locator(".pairs").count() == 0
 
 
 def on_paper(page: Any) -> None:

@@ -342,15 +342,6 @@ def test_an_unchecked_training_is_not_aligned() -> None:
     assert [part.name for part in bar.bar.contender.trust if not part.holds] == ["aligned"]
 
 
-def test_the_inverse_of_a_ratio_is_the_same_comparison() -> None:
-    found = view([*FAST, *SLOW]).overall.rows[1].ratio
-    back = found.inverse
-    assert (back.value, back.low, back.high) == tuple(
-        pytest.approx(1 / (x or 0)) for x in (found.value, found.high, found.low)
-    )
-    assert back.standing == "higher" and back.inverse.standing == found.standing
-
-
 def test_a_page_of_many_trainings_says_how_many_it_leaves_out() -> None:
     cases = [f"c{n}" for n in range(MOST_BARS // 2 + 3)]
     fast = [record(1, 1000, case=case, run_id=f"a {case}") for case in cases]

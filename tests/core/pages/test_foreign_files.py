@@ -112,7 +112,8 @@ def test_a_recorded_content_elsewhere_is_not_reached_by_a_name(site: Path, forei
     """Neither a name that leads elsewhere nor one without a plain form is taken, with the right digest too."""
     digest = "sha256:" + hashlib.sha256(THESIS.encode()).hexdigest()
     manifest = (site / "site.json").read_text()
-    for name in ("../foreign/thesis.tex", str(foreign / "thesis.tex"), "data/../../foreign/thesis.tex", "data//x"):
+    elsewhere = ("../foreign/thesis.tex", str(foreign / "thesis.tex"), "data/../../foreign/thesis.tex", "data//x")
+    for name in (*elsewhere, "assets/", "notes.txt", "zh/zh/index.html", "data/.x"):
         (site / "site.json").write_text(manifest)
         contents = {**json.loads(manifest)["contents"], name: [digest]}
         listed(site, name, contents=contents)

@@ -70,32 +70,6 @@ def test_a_segment_begins_where_the_driver_changes_and_names_it() -> None:
     assert found == [{"at": 12, "fields": [["software.driver", "550.90.07", "560.35.03"]]}]
 
 
-def test_the_build_starts_no_segment() -> None:
-    calm = list(SeededNights(series=1, nights=9, faults=False).records())
-    assert len({record.subject.commit for record in calm}) == 9
-    assert made_history(calm)["segments"] == []
-
-
-def test_two_nodes_with_other_conditions_take_turns_without_a_segment_each_night() -> None:
-    """What alternates between two machines has one change at most, and not one in every night."""
-    calm = list(SeededNights(series=1, nights=8, faults=False).records())
-    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
-    turns = [
-        record.model_copy(update={"node": "b", "conditions": other} if night % 2 else {"node": "a"})
-        for night, record in enumerate(calm)
-    ]
-    assert len(made_history(turns)["segments"]) <= 1
-
-
-def test_conditions_there_and_back_are_two_segments() -> None:
-    calm = [r.model_copy(update={"node": "a"}) for r in SeededNights(series=1, nights=6, faults=False).records()]
-    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
-    records = [r.model_copy(update={"conditions": other}) if night in (2, 3) else r for night, r in enumerate(calm)]
-    found = made_history(records)["segments"]
-    assert [each["at"] for each in found] == [2, 4]
-    assert [each["fields"][0][2] for each in found] == ["6.9", "6.8.0-48-generic"]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "found"),
     [

@@ -16,7 +16,6 @@ from levelfield.errors import UsageError
 from levelfield.pages import page_building
 from levelfield.pages.page_building import BuiltPages, build_pages
 from levelfield.pages.series_history import GivenRuns
-from levelfield.pages.site_files import PLACES
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
@@ -198,21 +197,6 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> 
     assert state(tmp_path).keys() == {"thesis.tex"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../thesis.tex", "/etc/passwd", "data/../../thesis.tex", "assets/", "notes.txt", "zh/zh/index.html", "data/.x"],
-)
-def test_a_manifest_that_names_other_files_removes_none(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "site"
-    built(folder, [*RECORDS])
-    (tmp_path / "thesis.tex").write_text("years of work")
-    manifest = json.loads((folder / "site.json").read_text())
-    (folder / "site.json").write_text(json.dumps({**manifest, "files": {**manifest["files"], name: ""}}))
-    with pytest.raises(UsageError, match="key 'files'"):
-        built(folder, [*RECORDS])
-    assert not PLACES.fullmatch(name) and (tmp_path / "thesis.tex").exists()
-
-
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     built(folder, [*RECORDS])
@@ -255,11 +239,6 @@ def test_hostile_texts_end_no_data_file(hostile_site: Path) -> None:
         assert len(lines) == 1 and "<" not in lines[0] and lines[0].startswith(f"levelfield.data('{path.stem}','")
     content = "".join(path.read_text() for path in (hostile_site / "data").glob("runs-*.js"))
     assert all(json.dumps(text)[1:5].replace("<", "\\u003c") in content for text in ALL[:1])
-
-
-def test_names_of_files_are_made_from_no_text(hostile_site: Path) -> None:
-    names = [str(path.relative_to(hostile_site)) for path in hostile_site.rglob("*") if path.is_file()]
-    assert all(re.fullmatch(r"[A-Za-z0-9./-]+", name) for name in names) and len(names) > 20
 
 
 # -- what is vendored, and size

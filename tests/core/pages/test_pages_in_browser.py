@@ -243,15 +243,8 @@ def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_pages
         page.locator(".plot").nth(4).focus()
         page.keyboard.press("End")
         assert "device 0" in page.locator(".reading").nth(4).inner_text()
-
-
-def test_charts_over_time_have_one_axis(browser: Any, seeded_pages: Path) -> None:
-    with watched(browser) as page:
-        open_run(page, seeded_pages)
-        ranges = page.evaluate(
-            "[...levelfield.charts.drawn.keys()].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
-        )
-        assert len(ranges) == 3 and len(set(ranges)) == 1
+        ranges = "[...levelfield.charts.drawn.keys()].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
+        assert len(set(page.evaluate(ranges))) == 1, "charts over time have one axis"
 
 
 def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages: Path) -> None:
