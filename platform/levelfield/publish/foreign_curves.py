@@ -158,10 +158,8 @@ def _scalar(value: bytes) -> float | None:
     """Return the number of a summary's value: its simple value, or a tensor of one float."""
     for number, field in _fields(value):
         if number in (2, 8) and isinstance(field, bytes):
-            parts = [field]
-            if number == 8:
-                inner = _fields(field)
-                parts = [part for n, part in inner if n in (4, 5) and isinstance(part, bytes) and len(part) == 4]
+            inner = _fields(field) if number == 8 else [(4, field)]
+            parts = [part for n, part in inner if n in (4, 5) and isinstance(part, bytes) and len(part) == 4]
             return float(struct.unpack("<f", parts[0])[0]) if len(parts) == 1 else None
     return None
 

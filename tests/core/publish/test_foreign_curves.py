@@ -55,6 +55,12 @@ FORMATS = {
 }
 
 
+def event_file(*messages):
+    """An event file with these messages behind its version."""
+    version = b"\x1a\x0dbrain.Event:2"
+    return b"".join(struct.pack("<Q4x", len(one)) + one + bytes(4) for one in (version, *messages))
+
+
 def written(folder, content, name="curve.txt"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -109,6 +115,10 @@ def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path):
         ('{"a": 1}', "invalid literal"),
         ("[[1, 2], [3]]", "index out of range"),
         ("[[1, null]]", "found no loss"),
+        (
+            event_file(b"\x2a\x11\x0a\x0f\x0a\x04loss\x11" + bytes(8)),
+            "found the scalars none",
+        ),  # a simple value of 8 bytes
         (struct.pack("<Q4x", 24) + b"\x00\x09brain.Event:2" + b"\xff" * 30, "damaged|found the scalars none"),
     ],
 )
