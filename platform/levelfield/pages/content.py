@@ -113,10 +113,10 @@ class PagesContent:
         return dict(sorted(grouped(ordered, lambda runs: runs.series.case).items()))
 
 
-def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
+def gathered(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
     """Read a store. A run whose time cannot be read is left out and named in `unreadable`.
 
-    judged: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
+    unpaired: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
     give the levels of quiet series; where the night has stored findings, these alone say what changed.
     """
     points, nights = results.points(), nights_in_order(results.nights())
@@ -137,7 +137,7 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
-        findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], judged)),
+        findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], unpaired)),
         unreadable=tuple(unreadable),
     )
 
@@ -164,9 +164,11 @@ def _with_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> lis
     ]
 
 
-def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Mapping[str, Any]]) -> list[NightFinding]:
+def _findings(
+    results: StoredResults, nights: Sequence[str], unpaired: Sequence[Mapping[str, Any]]
+) -> list[NightFinding]:
     stored = [finding_of(night, finding) for night in nights for finding in results.findings(night)]
-    tonight = [finding_of(nights[-1], finding) for finding in judged] if nights else []
+    tonight = [finding_of(nights[-1], finding) for finding in unpaired] if nights else []
     if any(finding.night == nights[-1] for finding in stored):
         tonight = [finding for finding in tonight if finding.word in CALM]
     # Findings are only added: the last one of a series and figure replaces those before.

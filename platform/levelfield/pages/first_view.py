@@ -93,7 +93,7 @@ class DrawnBar:
         return self.bar.contender.side.first.run_id
 
     @property
-    def held(self) -> int:
+    def trusted(self) -> int:
         """The number of parts of the trust that hold."""
         return sum(part.holds for part in self.bar.contender.trust)
 
@@ -121,7 +121,7 @@ class DrawnTraining:
     training: RankedTraining
     ranking: Ranking
     best: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
-    each: tuple[DrawnBar, ...]  # all bars, where they are listed
+    bars: tuple[DrawnBar, ...]  # all bars, where they are listed
 
     @property
     def is_told(self) -> bool:
@@ -447,8 +447,8 @@ def _first_page(trainings: Sequence[DrawnTraining]) -> tuple[list[DrawnTraining]
     bars = listed_bars = 0
     for training in trainings:
         if not bars or bars + len(training.best) <= MOST_BARS:
-            bars, listed_bars = bars + len(training.best), listed_bars + len(training.each)
-            drawn.append(training if listed_bars <= MOST_LISTED else replace(training, each=()))
+            bars, listed_bars = bars + len(training.best), listed_bars + len(training.bars)
+            drawn.append(training if listed_bars <= MOST_LISTED else replace(training, bars=()))
     return drawn, len(trainings) - len(drawn)
 
 

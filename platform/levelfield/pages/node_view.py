@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ class NodeStay:
     is_now: bool  # whether the last run of a series on the node had these conditions
     frameworks: tuple[str, ...]  # of its series
     # Field and value of first conditions that differ from the node's other first ones; without others, the main fields.
-    own: tuple[tuple[str, str], ...] = ()
+    first_fields: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def nodes_view(content: PagesContent, documents: SurroundingDocuments) -> NodesV
     ]
     nodes.sort(key=lambda row: (seconds_of(row.last), row.node), reverse=True)
     groups = grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
-    stays = _with_first_fields([_stay(group, documents) for group in groups.values()], documents)
-    stays.sort(key=lambda stay: seconds_of(stay.since), reverse=True)
+    complete = _with_first_fields([_stay(group, documents) for group in groups.values()], documents)
+    stays = sorted(complete, key=lambda stay: seconds_of(stay.since), reverse=True)
     return NodesView(tuple(nodes), tuple(stays[:MOST_STAYS]), max(0, len(stays) - MOST_STAYS))
 
 
@@ -107,17 +107,17 @@ def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay
     )
 
 
-def _with_first_fields(stays: Sequence[NodeStay], documents: SurroundingDocuments) -> list[NodeStay]:
-    """Return the stays, those under the first conditions of a series on the node with their fields."""
+def _with_first_fields(stays: Sequence[NodeStay], documents: SurroundingDocuments) -> Iterator[NodeStay]:
+    """Yield the stays, those under the first conditions of a series on the node with their fields."""
     first = grouped((stay for stay in stays if not stay.changed), lambda stay: stay.node)
-    complete = []
     for stay in stays:
-        if not stay.changed:
-            fields = flat(documents.conditions(stay.conditions))
-            others = [flat(documents.conditions(other.conditions)) for other in first[stay.node] if other is not stay]
-            names = dict.fromkeys(name for values in (fields, *others) for name in values)
-            varied = [name for name in names if any(values.get(name) != fields.get(name) for values in others)]
-            named = varied if others else [name for name in MAIN_FIELDS if name in fields]
-            stay = replace(stay, own=tuple((name, fields.get(name, "")) for name in named))
-        complete.append(stay)
-    return complete
+        if stay.changed:
+            yield stay
+            continue
+        fields = flat(documents.conditions(stay.conditions))
+        others = [flat(documents.conditions(other.conditions)) for other in first[stay.node] if other is not stay]
+        names = [name for name in MAIN_FIELDS if name in fields]
+        if others:
+            every = dict.fromkeys(name for values in (fields, *others) for name in values)
+            names = [name for name in every if any(values.get(name) != fields.get(name) for values in others)]
+        yield replace(stay, first_fields=tuple((name, fields.get(name, "")) for name in names))

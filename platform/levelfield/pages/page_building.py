@@ -71,18 +71,18 @@ def build_pages(
     results: StoredResults,
     folder: Path,
     registry: Registry,
-    judged: Sequence[Mapping[str, Any]] = (),
+    unpaired: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     private: bool = False,
     prices: Prices | None = None,
 ) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
-    judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
-    all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
+    unpaired: findings of the last night, as `gathered` takes them. progress: called with the number of months done and
+    of all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
     """
     with PagesWriter(folder, private) as writer:
-        content, references = gathered(results, judged), stored_references(registry)
+        content, references = gathered(results, unpaired), stored_references(registry)
         surroundings = SurroundingDocuments(results)
         rebuilt: set[str] = set()
         for runs in content.series.values():
@@ -227,9 +227,9 @@ def _beside_rows(
     content: PagesContent, summaries: Summaries, registry: Registry
 ) -> Iterator[tuple[FigureRow, str | None]]:
     """Yield for each case that has rows of others: our full-scale results first, with the names of their files."""
-    named = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
-    named |= {row.case for name in registry.reported for row in registry.reported_set(name).rows}
-    for case in (case for case in registry.all_cases if case in named):
+    cases = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
+    cases |= {row.case for name in registry.reported for row in registry.reported_set(name).rows}
+    for case in (case for case in registry.all_cases if case in cases):
         for runs in content.series.values():
             latest = summaries[runs.digest].latest
             if latest and (runs.series.case, runs.series.scale) == (case, "full"):

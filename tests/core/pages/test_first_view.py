@@ -218,7 +218,7 @@ def test_frameworks_are_compared_where_all_ran_on_one_chip() -> None:
 def test_a_chip_stands_by_its_best_framework_and_the_others_are_listed() -> None:
     seen = view([*FAST, *three(2000, 11, framework="jax"), *SLOW])
     assert bars(seen)["acme X1"].bar.contender.framework == "jax"
-    assert [bar.bar.contender.framework for bar in seen.trainings[0].each] == ["jax", "torch", "torch"]
+    assert [bar.bar.contender.framework for bar in seen.trainings[0].bars] == ["jax", "torch", "torch"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_chip_stands_by_its_best_framework_and_the_others_are_listed() -> None
 def test_a_part_of_the_trust_that_is_missing_says_why(part: str, more: dict[str, Any], detail: str) -> None:
     (bar,) = bars(view(three(1000, 1, more=more))).values()
     lacking = [each for each in bar.bar.contender.trust if not each.holds]
-    assert [each.name for each in lacking] == [part] and detail in lacking[0].detail and bar.held == 4
+    assert [each.name for each in lacking] == [part] and detail in lacking[0].detail and bar.trusted == 4
 
 
 def on_h100(**changes: Any) -> RunRecord:
@@ -302,7 +302,7 @@ def test_the_large_word_is_what_differs_between_the_bars() -> None:
     assert [(bar.name, bar.beside) for bar in by_framework.best] == [("jax", "acme X1"), ("torch", "acme X1")]
     by_chip = view([*FAST, *SLOW, *three(2000, 11, framework="jax")]).trainings[0]
     assert [(bar.name, bar.beside) for bar in by_chip.best] == [("acme X1", "jax"), ("acme Z9", "torch")]
-    assert [bar.name for bar in by_chip.each] == ["acme X1 jax", "acme X1 torch", "acme Z9 torch"]
+    assert [bar.name for bar in by_chip.bars] == ["acme X1 jax", "acme X1 torch", "acme Z9 torch"]
 
 
 def test_a_wide_interval_is_clipped_and_does_not_shorten_the_bars() -> None:
@@ -325,7 +325,7 @@ def test_base_and_peak_have_a_bar_each_and_the_faster_one_stands_for_the_chip() 
     other = tuned(three(500, 11, chip="Z9"), "base")
     (drawn,) = view([*base, *peak, *slower, *other]).trainings
     assert [(bar.name, bar.beside) for bar in drawn.best] == [("acme X1", "torch peak"), ("acme Z9", "torch base")]
-    each = [(bar.name, bar.beside, round(bar.bar.value)) for bar in drawn.each]
+    each = [(bar.name, bar.beside, round(bar.bar.value)) for bar in drawn.bars]
     names = ("acme X1 peak", 1300), ("acme X1 base", 1000), ("acme Z9 base", 500)
     assert each == [(name, "torch", value) for name, value in names]
     assert ("tuning", "base") in drawn.best[1].cautions and view([*base, *other]).clear.get("tuning") is None

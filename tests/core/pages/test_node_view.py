@@ -39,17 +39,21 @@ def of_variables(*values: str | None) -> NodesView:
 
 
 def test_first_conditions_have_what_tells_them_from_the_other_first_ones() -> None:
-    found = {stay.frameworks: stay.own for stay in of_variables("1000", None, "1000").stays}
+    found = {stay.frameworks: stay.first_fields for stay in of_variables("1000", None, "1000").stays}
     name = "variables.GOMP_SPINCOUNT"
     assert found == {("torch", "paddle"): ((name, "1000"),), ("jax",): ((name, ""),)}
 
 
 def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
     (alone,) = of_variables("1000").stays
-    assert alone.own and {name for name, _ in alone.own} <= set(node_view.MAIN_FIELDS) and not alone.changed
+    assert (
+        alone.first_fields
+        and {name for name, _ in alone.first_fields} <= set(node_view.MAIN_FIELDS)
+        and not alone.changed
+    )
     results = SeededNights(8, 12).results()
     changed = [stay for stay in seen(gathered(results), results).stays if stay.changed]
-    assert changed and not [stay for stay in changed if stay.own], "what changed stands there already"
+    assert changed and not [stay for stay in changed if stay.first_fields], "what changed stands there already"
 
 
 def test_every_run_is_counted_once() -> None:
