@@ -47,16 +47,24 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def train(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """train(*arguments): run `tiny:fake` on two dies and return the exit code and the results."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
+@pytest.fixture(autouse=True)
+def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
 
+
+def command(runs: Path, *arguments: str) -> list[str]:
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
+    return [*given, "--plugins", str(PLUGINS), "--runs", str(runs), *arguments]
+
+
+@pytest.fixture
+def train(runs: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """train(*arguments): run `tiny:fake` on two dies and return the exit code and the results."""
+
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]
-        code = main([*given, "--plugins", str(PLUGINS), "--runs", str(runs), *arguments])
+        code = main(command(runs, "--json", *arguments))
         out, err = capsys.readouterr()
         assert err == ""
         return code, json.loads(out)
@@ -142,17 +150,8 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
 def test_the_result_has_the_inherited_variables_that_can_change_a_training(
     train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = (
-        "LD_AUDIT",
-        "GLIBC_TUNABLES",
-        "OMP_X",
-        "NCCL_X",
-        "PYTHONX",
-        "XLA_FLAGS",
-        "FLAGS_x",
-        "NVTE_X",
-        "MY_OWN_SWITCH",
-    )
+    libraries = ("OMP_X", "NCCL_X", "PYTHONX", "XLA_FLAGS", "FLAGS_x", "NVTE_X")
+    names = ("LD_AUDIT", "GLIBC_TUNABLES", *libraries, "MY_OWN_SWITCH")
     for name in names:
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("LD_AUDIT", "/nowhere/audit.so")  # the loader passes over a missing one
@@ -250,16 +249,12 @@ def test_an_environment_that_cannot_be_made_is_a_result(
     def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
-    monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
     monkeypatch.setattr("levelfield.plan.environment.checkout", lambda: runs.parent)
     code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
     result = json.loads(only(runs).result.read_text())
-    assert (
-        code == 3
-        and result["status"]["failure"] == "environment"
-        and "pip ... ended with 1" in result["status"]["evidence"]
-    )
+    assert (code, result["status"]["failure"]) == (3, "environment")
+    assert "pip ... ended with 1" in result["status"]["evidence"]
     assert "failed (environment)" in capsys.readouterr().out
 
 
@@ -308,13 +303,9 @@ raise SystemExit(main.started(ARGUMENTS))
 
 
 @pytest.mark.drill
-def test_a_second_sigterm_after_the_run_does_not_change_its_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sigterm_after_the_run_does_not_change_its_end(runs: Path) -> None:
     """It killed the process where the result was printed or the process ended."""
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
-    given += ["--plugins", str(PLUGINS), "--runs", str(runs)]
-    script = AGAIN.replace("ARGUMENTS", repr(given))
+    script = AGAIN.replace("ARGUMENTS", repr(command(runs)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 130, done.stderr
     assert "result   failed (interrupted)" in done.stdout
@@ -362,17 +353,15 @@ def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.
 @pytest.mark.drill
 @pytest.mark.parametrize(("free", "says"), [(0, "not-run: the run directory"), (16384, "not-run: ")])
 def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free: int, says: str
+    small_disk: Path, capsys: pytest.CaptureFixture[str], free: int, says: str
 ) -> None:
-    monkeypatch.setenv("FAKE_DEVICES", "2")
     runs = small_disk / "runs"
     runs.mkdir()
     (small_disk / "filler").write_bytes(bytes(2**20 - free - 4096 * 2))
     with suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
         while os.statvfs(small_disk).f_bavail * 4096 > free:
             rest.write(bytes(4096))
-    code = main(["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS),
-                 "--runs", str(runs)])  # fmt: skip
+    code = main(command(runs))
     said = " ".join(capsys.readouterr().err.split())
     assert code == 2 and says in said and str(runs) in said
     assert "No space left on device" in said and "bytes and" in said and "files free" in said
@@ -422,9 +411,6 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The plan is damaged after the last look at it: `collect` gives the result once it is mended."""
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
     plan: list[str] = []
 
     def damaged(paths: RunPaths) -> Result:
@@ -434,7 +420,7 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
         return collect(paths)
 
     monkeypatch.setattr("levelfield.run.runner.collect", damaged)
-    assert main([*given, "--runs", str(runs)]) == 3
+    assert main(command(runs)) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "its raw files are kept, without a result" in said and f"`evidence collect {only(runs).root}`" in said
     only(runs).plan.write_text(plan[0])
@@ -445,8 +431,6 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
 def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk.parent / "cache"))
     runs, rest = small_disk / "runs", small_disk / "rest"
 
     def fill() -> None:
@@ -455,8 +439,7 @@ def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
                 file.write(bytes(4096))
 
     at_step(3, fill, monkeypatch)
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
-    assert main([*given, "--runs", str(runs)]) == 3
+    assert main(command(runs)) == 3
     assert "failed (storage): " in capsys.readouterr().err
     rest.unlink()
     for _ in range(2):
@@ -473,12 +456,9 @@ def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
     with ExitStack() as stack:
         at_step(3, lambda: stack.enter_context(read_only(disk)), monkeypatch)
-        assert main([*given, "--runs", str(disk / "runs")]) == 3
+        assert main(command(disk / "runs")) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert f"failed (storage): {disk}" in said and "Read-only file system" in said
     assert "Mount it for writing (`dmesg` says why it is not), then run `evidence collect" in said
@@ -548,10 +528,8 @@ def test_code_that_changes_during_the_run_makes_it_invalid(
     at_step(3, lambda: (own_plugins / "table.txt").write_text("other"), monkeypatch)
     code, results = train("--repeat", "2")
     first, second = results[:2]
-    assert code == 3 and [(r["status"]["word"], r["status"]["failure"]) for r in (first, second)] == [
-        ("invalid", "code"),
-        ("not-run", "code"),
-    ]
+    words = [(r["status"]["word"], r["status"]["failure"]) for r in (first, second)]
+    assert code == 3 and words == [("invalid", "code"), ("not-run", "code")]
     assert first["status"]["reasons"][-1].startswith("code: it changed after the plan was made: at its end sha256:")
     assert f"the code changed during the run: {own_plugins / 'table.txt'}. What a" in str(first["warnings"])
     assert first["throughput"] is None and second["steps_done"] == 0
@@ -573,13 +551,8 @@ def test_a_run_keeps_the_digest_of_its_code_at_both_ends(train: Run, runs: Path,
     assert found == dict.fromkeys(("at its start", "at its end"), load(Plan, only(runs).plan).implementation.rests_on)
 
 
-def test_progress_is_told_step_by_step(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    arguments = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
-    assert main([*arguments, "--plugins", str(PLUGINS), "--runs", str(runs)]) == 0
+def test_progress_is_told_step_by_step(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(runs)) == 0
     out, err = capsys.readouterr()
     said = " ".join(err.split())
     assert "smoke scale: asked for with --scale smoke" in said
