@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from levelfield.measure.device_use import in_use
 from levelfield.measure.flops import FormulaError, flops_per_token
-from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_of_each
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_peaks
 from levelfield.measure.other_use import used_seconds
 from levelfield.measure.raw_facts import StepRecord, by_rank, coverage, too_little
 from levelfield.measure.utilisation import chip_limit, core_limit
@@ -63,7 +63,7 @@ def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[s
 def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
     window_ns = part.window_ns(plan.work.window)
-    for index, used in zip(part.indices, used_of_each(part.read.readings, part.indices), strict=True):
+    for index, used in zip(part.indices, used_peaks(part.read.readings, part.indices), strict=True):
         readings = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
         if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in readings), *window_ns)):
             yield f"device {part.device(index)}", used

@@ -47,9 +47,9 @@ def _stage_peaks(plan: Plan, parts: Sequence[NodePart], measured: memories.Memor
     peaks: list[int | None] = []  # of every rank, in order
     for part in sorted(parts, key=lambda part: part.ranks.start):
         if plan.hardware.is_host:
-            peaks += memories.process_of_each(part.steps)
+            peaks += memories.process_peaks(part.steps)
         else:
-            peaks += memories.used_of_each(part.read.readings, part.indices)
+            peaks += memories.used_peaks(part.read.readings, part.indices)
     return memories.stage_peaks(peaks, plan.tuning.layout.pipeline, plan.world_size)
 
 

@@ -91,20 +91,20 @@ class AlignmentLimits:
 
 
 class PlacedDifference(NamedTuple):
-    """One relative difference: what differs, as text, and the place whose limit it has."""
+    """One relative difference."""
 
     value: float
-    place: Place
-    detail: str
+    place: Place  # whose limit it has
+    detail: str  # what differs
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The finding of one layer. `value` and `limit` are relative differences, or None."""
+    """The finding of one layer."""
 
     name: str
-    passed: bool | None
-    value: float | None
+    passed: bool | None  # None: open
+    value: float | None  # a relative difference, as the limit
     limit: float | None
     detail: str
 

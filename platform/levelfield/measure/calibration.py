@@ -204,7 +204,7 @@ def _layer_limits(rows: Sequence[tuple[str, Places]], quantile: float, least: fl
             value = part.get(place, part.get(None))
             if value is not None and any(part.values()):
                 kinds.setdefault(kind, []).append(value)
-        size = max(map(_root_mean_square, kinds.values()), default=0.0)
+        size = max((math.sqrt(sum(v * v for v in values) / len(values)) for values in kinds.values()), default=0.0)
         count = sum(map(len, kinds.values()))
         limits[place] = max(tolerance_factor(max(1, count), quantile) * size, least)
     return limits
@@ -213,10 +213,6 @@ def _layer_limits(rows: Sequence[tuple[str, Places]], quantile: float, least: fl
 def _places(parts: Iterable[Places]) -> set[Place]:
     """Return every named place; None alone where no row names one."""
     return {place for part in parts for place in part if place is not None} or {None}
-
-
-def _root_mean_square(values: Sequence[float]) -> float:
-    return math.sqrt(sum(v * v for v in values) / len(values))
 
 
 def _upto(differences: Sequence[PlacedDifference]) -> Places:

@@ -31,33 +31,27 @@ _JOULES_OF_KWH = 3.6e6
 
 @dataclass(frozen=True)
 class PaidUse:
-    """What a run used. tokens_per_second: of all devices. no_energy: why joules_per_token is None.
-
-    node_joules_per_token: of whole nodes; None where it was not read.
-    """
+    """What a run used."""
 
     chip: str
     is_host_share: bool
     nodes: int
     devices: int
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # of all devices
     joules_per_token: float | None
-    no_energy: str | None = None
-    node_joules_per_token: float | None = None
+    no_energy: str | None = None  # why joules_per_token is None
+    node_joules_per_token: float | None = None  # of whole nodes; None where it was not read
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a million tokens: machine is its rent or capital, power is None where the rent includes it.
+    """The cost of a million tokens."""
 
-    value: the sum; None with the reason. power_of: what the power covers.
-    """
-
-    value: float | None
-    machine: float | None = None
-    power: float | None = None
+    value: float | None  # the sum; None with the reason
+    machine: float | None = None  # the rent or the capital
+    power: float | None = None  # None where the rent includes it
     reason: str | None = None
-    power_of: Literal["nodes", "chips"] | None = None
+    power_of: Literal["nodes", "chips"] | None = None  # what the power covers
 
 
 def cost(use: PaidUse, prices: Prices) -> Cost:
@@ -89,15 +83,12 @@ def cost(use: PaidUse, prices: Prices) -> Cost:
 
 @dataclass(frozen=True)
 class TrainingBill:
-    """What a training on so many tokens takes. kilowatt_hours: of the devices alone; None where J is unknown.
-
-    cost: None without prices, and where there is a reason.
-    """
+    """What a training on so many tokens takes."""
 
     seconds: float
     device_hours: float
-    kilowatt_hours: float | None
-    cost: float | None = None
+    kilowatt_hours: float | None  # of the devices alone; None where J is unknown
+    cost: float | None = None  # None without prices, and where there is a reason
     reason: str | None = None
 
     @property

@@ -44,18 +44,15 @@ USUAL, LEAST = 10, 0.01
 
 @dataclass(frozen=True)
 class TailComparison:
-    """The result. difference: of the groups' mean tail losses, relative. low, high: its 90 % interval, if there is one.
-
-    steps: first and last step of the tail. spread: the largest standard deviation of a group, relative.
-    """
+    """How far the mean tail losses of two groups differ."""
 
     word: Word
     reason: str
     margin: float
-    steps: tuple[int, int] | None = None
-    difference: float | None = None
-    spread: float | None = None
-    low: float | None = None
+    steps: tuple[int, int] | None = None  # first and last step of the tail
+    difference: float | None = None  # relative
+    spread: float | None = None  # the largest standard deviation of a group, relative
+    low: float | None = None  # of the 90 % interval of the difference, if there is one
     high: float | None = None
 
 
@@ -204,17 +201,12 @@ def _compare_means(
     if min(len(ours), len(theirs)) < LEAST_RUNS:
         reason = f"one curve does not show how far seeds differ; give at least {LEAST_RUNS} runs of each side"
         return TailComparison("inconclusive", reason, margin, steps, difference)
-    half = _half_width(ours, theirs)
+    freedom = min(len(ours), len(theirs)) - 1
+    quantile = QUANTILES[max(degrees for degrees in QUANTILES if degrees <= freedom)]
+    half = quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
     spread = max(statistics.stdev(ours), statistics.stdev(theirs))
     low, high = difference - half, difference + half
     return TailComparison(*_word(low, high, margin), margin, steps, difference, spread, low, high)
-
-
-def _half_width(ours: list[float], theirs: list[float]) -> float:
-    """Return half of the 90 % interval of the difference of two means."""
-    freedom = min(len(ours), len(theirs)) - 1
-    quantile = QUANTILES[max(degrees for degrees in QUANTILES if degrees <= freedom)]
-    return quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
 
 
 def _word(low: float, high: float, margin: float) -> tuple[Word, str]:

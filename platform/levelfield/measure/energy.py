@@ -32,7 +32,7 @@ class EnergyUse:
 
     joules: float | None = None
     joules_per_token: float | None = None
-    mean_watts: float | None = None
+    mean_watts: float | None = None  # of all devices together
     reason: str | None = None
 
 
@@ -44,7 +44,7 @@ def energy(
     tokens: int,
     least_watts: float = 0.0,
 ) -> EnergyUse:
-    """Return the energy from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together.
+    """Return the energy from begin_ns to end_ns on the readings' clock.
 
     least_watts: the mean power that one device exceeds at least; less has another unit.
     """
@@ -63,15 +63,12 @@ def energy(
 
 @dataclass(frozen=True)
 class NodeUse:
-    """The energy of one whole node over the window; None, with the reason. readings: different ones in the window.
-
-    resolution_seconds: the median time from one of them to the next, or over what the source says it averages.
-    """
+    """The energy of one whole node over the window; None, with the reason."""
 
     joules: float | None
     reason: str | None = None
-    readings: int = 0
-    resolution_seconds: float | None = None
+    readings: int = 0  # different ones in the window
+    resolution_seconds: float | None = None  # the median time between two of them, or over what the source averages
 
 
 def node_use(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) -> NodeUse:

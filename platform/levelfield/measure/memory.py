@@ -26,18 +26,18 @@ _STEPS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True)
 class MemoryPeak:
-    """The largest of several peaks: bytes and the place (a device or a rank), or None with the reason."""
+    """The largest of several peaks, or None with the reason."""
 
     peak_bytes: int | None = None
-    where: str | None = None
+    where: str | None = None  # a device or a rank
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """Peaks over the whole run: used of a device, the others of a rank."""
+    """Peaks over the whole run."""
 
-    used: MemoryPeak
+    used: MemoryPeak  # of a device; the others are of a rank
     allocated: MemoryPeak
     reserved: MemoryPeak
     process: MemoryPeak
@@ -74,12 +74,12 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
     return MemoryPeaks(*(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in names))
 
 
-def used_of_each(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int | None, ...]:
+def used_peaks(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int | None, ...]:
     """Return the largest reading of each device in bytes, in the devices' order; None where there is none."""
     return tuple(_used(readings, devices).values())
 
 
-def process_of_each(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
+def process_peaks(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
     """Return the peak of each rank's process in bytes, in the ranks' order; None where a step has none."""
     return tuple(_rank_peak(steps, PROCESS) for steps in by_rank(records).values())
 

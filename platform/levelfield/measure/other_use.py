@@ -16,14 +16,12 @@ Counter = Callable[[HostReading], float]
 
 @dataclass(frozen=True)
 class HostUse:
-    """Cores that other programs kept busy, on average; None with the reason. cores: that the platform may use.
+    """How many of a host's cores were busy, on average; None with the reason."""
 
-    own_cores: that the run and the platform kept busy."""
-
-    other_cores: float | None
-    cores: int | None
+    other_cores: float | None  # that other programs kept busy
+    cores: int | None  # that the platform may use
     reason: str | None = None
-    own_cores: float | None = None
+    own_cores: float | None = None  # that the run and the platform kept busy
 
     @property
     def is_noticeable(self) -> bool:

@@ -13,19 +13,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The exact number of parameters. in_layers: of all layers; head: 0 when it is tied to the embedding.
-
-    active: those that one token uses. Of a mixture's routed experts only the chosen ones count; the embedding and the
-    head count whole, as in the published numbers of Mixtral (Jiang et al., 2024) and Qwen3 (Yang et al., 2025).
-    """
+    """The exact number of parameters."""
 
     total: int
+    # Those that one token uses. Of a mixture's routed experts only the chosen ones count; the embedding and the head
+    # count whole, as in the published numbers of Mixtral (Jiang et al., 2024) and Qwen3 (Yang et al., 2025).
     active: int
     embedding: int
     position: int
-    head: int
+    head: int  # 0 when it is tied to the embedding
     final_norm: int
-    in_layers: int
+    in_layers: int  # of all layers
     layers: int
 
 

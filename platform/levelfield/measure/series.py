@@ -21,11 +21,11 @@ _LARGEST_LOG = 700.0  # of which the exponential is still a number
 
 @dataclass(frozen=True)
 class Trend:
-    """A trend. slope: Theil-Sen, per step. drift: slope x length of the series / its median. p: Mann-Kendall."""
+    """The trend of a series."""
 
-    slope: float
-    drift: float
-    p: float
+    slope: float  # Theil-Sen, per step
+    drift: float  # slope x length of the series / its median
+    p: float  # Mann-Kendall
 
 
 MOST_PAIRED = 2048  # two million pairs: 50 MB and a tenth of a second
@@ -33,10 +33,10 @@ MOST_PAIRED = 2048  # two million pairs: 50 MB and a tenth of a second
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """Pettitt's test. index: first element after the change. shift: difference of medians / the series' median."""
+    """The change of a series by Pettitt's test."""
 
-    index: int
-    shift: float
+    index: int  # the first element after the change
+    shift: float  # difference of the medians / the series' median
     p: float
 
 

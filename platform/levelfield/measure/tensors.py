@@ -35,15 +35,12 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """The difference of one tensor: |found - expected| / |expected| in L2 norms; infinite if not comparable.
-
-    detail: the place of the largest single difference with both values, or the reason why no comparison is possible.
-    """
+    """The difference of one tensor."""
 
     name: str
-    value: float
+    value: float  # |values - expected| / |expected| in L2 norms; infinite if not comparable
     limit: float
-    detail: str
+    detail: str  # the place of the largest single difference with both values, or why no comparison is possible
 
     @property
     def differs(self) -> bool:
@@ -58,7 +55,10 @@ def compare_step(
     parameters: canonical names in the order of the forward pass.
     """
     ours, theirs = captured(folder), captured(reference)
-    rounding = _rounding_alone(theirs, parameters)
+    gradients = {name: theirs[f"gradient.{name}"] for name in parameters if f"gradient.{name}" in theirs}
+    norms = {name: float(np.linalg.norm(read(path).astype(np.float64))) for name, path in gradients.items()}
+    least = ROUNDING * math.sqrt(math.fsum(norm * norm for norm in norms.values()))
+    rounding = {name for name, norm in norms.items() if norm < least}
     for name in ordered({*ours, *theirs}, parameters):
         if name.partition(".")[2] in rounding:
             continue
@@ -119,14 +119,3 @@ def read(path: Path) -> Array:
     except (OSError, ValueError, EOFError) as error:
         raise DocumentError(f"{path}: not a captured tensor: {error}") from None
     return array
-
-
-def _rounding_alone(files: dict[str, Path], parameters: Sequence[str]) -> set[str]:
-    """Return the parameters whose gradient in this step is only rounding."""
-    norms = {
-        name: float(np.linalg.norm(read(files[f"gradient.{name}"]).astype(np.float64)))
-        for name in parameters
-        if f"gradient.{name}" in files
-    }
-    whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
-    return {name for name, norm in norms.items() if norm < ROUNDING * whole}

@@ -50,10 +50,10 @@ _NARROWER: dict[Precision, tuple[PeakDtype, ...]] = {
 
 @dataclass(frozen=True)
 class PeakRange:
-    """The peak for a precision. `fp8`: only for a mix of fp8 and 16-bit multiplications."""
+    """The peak for a precision."""
 
     peak: Peak | None
-    fp8: Peak | None = None
+    fp8: Peak | None = None  # only for a mix of fp8 and 16-bit multiplications
     mixed: bool = False
 
 

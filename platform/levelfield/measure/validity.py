@@ -36,10 +36,10 @@ RATE_AGREEMENT = 1e-6
 
 
 class Reason(NamedTuple):
-    """A broken rule and what was found; as text, a sentence."""
+    """A broken rule; as text, a sentence."""
 
     rule: str
-    detail: str
+    detail: str  # what was found
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.detail}"
@@ -146,11 +146,16 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
 
 def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
     """Check that the windows of all ranks last equally long, within two of the window's longest steps."""
-    times = {rank: _window_seconds(steps, window) for rank, steps in by_rank(records).items()}
-    walls = {rank: sum(seconds) for rank, seconds in times.items() if seconds}
+    times = {}  # of the ranks that have every step of the window
+    numbers = range(window.first_step - 1, window.last_step + 1)
+    for rank, steps in by_rank(records).items():
+        ends = {record.step: record.end_ns for record in steps}
+        if all(step in ends for step in numbers):
+            times[rank] = [(ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(numbers)]
+    walls = {rank: sum(seconds) for rank, seconds in times.items()}
     if not walls:
         return []
-    longest = sorted(max(seconds) for seconds in times.values() if seconds)[len(walls) // 2]
+    longest = sorted(map(max, times.values()))[len(walls) // 2]
     if not max(walls.values()) - min(walls.values()) <= 2 * longest:
         return [f"ranks' windows last differently, in seconds: {_values(walls)}"]
     return []
@@ -184,15 +189,6 @@ def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None
     }
     steps = {step for step, _ in read}
     return sum(read.values()) % CHECKSUM_MODULUS if read and len(read) == len(steps) * layout.data else None
-
-
-def _window_seconds(records: Sequence[StepRecord], window: Window) -> list[float]:
-    """Return the step times of the window on one rank's clock; empty when a step is missing."""
-    ends = {r.step: r.end_ns for r in records}
-    steps = range(window.first_step - 1, window.last_step + 1)
-    if not all(step in ends for step in steps):
-        return []
-    return [(ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(steps)]
 
 
 def _spread(values: Sequence[float]) -> float:

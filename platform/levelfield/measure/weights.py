@@ -115,17 +115,14 @@ def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layou
     """
     if not slices:
         return []
-    boxes = (WeightSlice(s.rank, s.name, s.shape, s.slices, checksum=0) for s in slices)
-    return weight_reasons(boxes, work, layout) + _unlike_replicas(slices)
-
-
-def _unlike_replicas(slices: Sequence[FinalSlice]) -> list[str]:
+    reasons = weight_reasons((WeightSlice(s.rank, s.name, s.shape, s.slices, checksum=0) for s in slices), work, layout)
     first: dict[tuple[str, Box], FinalSlice] = {}
     for piece in slices:
         other = first.setdefault((piece.name, piece.slices), piece)
         if not _distance(piece.sums, other.sums) <= REPLICAS_AGREE:
-            return [f"{piece.name}: ranks {other.rank} and {piece.rank} hold different values of {piece.slices}"]
-    return []
+            ranks = f"ranks {other.rank} and {piece.rank}"
+            return [*reasons, f"{piece.name}: {ranks} hold different values of {piece.slices}"]
+    return reasons
 
 
 def _distance(sums: Figures, other: Figures) -> float:

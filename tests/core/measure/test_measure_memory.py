@@ -69,7 +69,8 @@ def test_less_than_half_of_what_a_rank_held_is_another_device(share: float, is_f
 
 def test_zero_and_negative_are_no_figures() -> None:
     for wrong in (0, -1):
-        assert found(readings({"0/0": [wrong], "0/1": [wrong]})).used.peak_bytes is None
+        peak = found(readings({"0/0": [wrong], "0/1": [wrong]})).used
+        assert peak.peak_bytes is None and str(peak.reason).endswith("bytes for device 0/0")
 
 
 SECOND = 10**9
