@@ -45,11 +45,11 @@ class Assignment:
     def environment(self, process: Mapping[str, Any], inherited: Mapping[str, str]) -> dict[str, str]:
         """Return all variables of a rank. inherited: those of this process."""
         removed = {*self.content.get("removed", ()), *_OWN}
-        known = {**inherited, **self.part("secrets")}
-        secrets = {name: known[name] for name in self.content.get("inherit", ()) if name in known}
+        variables = {**inherited, **self.part("secrets")}
+        secrets = {name: variables[name] for name in self.content.get("inherit", ()) if name in variables}
         base = {name: value for name, value in inherited.items() if name not in removed}
-        own = {name: self._filled(value) for name, value in process["environment"].items() if name not in secrets}
-        return {**base, **own, **secrets}
+        declared = {name: self._filled(value) for name, value in process["environment"].items() if name not in secrets}
+        return {**base, **declared, **secrets}
 
     def _filled(self, value: str) -> str:
         port, first = self.content.get("port"), self.content.get("first_node")
@@ -64,29 +64,29 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
         raise AssignmentError(f"key 'schema': found {content.get('schema')!r}, expected '{SCHEMA}'")
     content.update({} if node_rank is None else {"node_rank": node_rank})
     content.update({} if first_node is None else {"first_node": first_node})
-    limits = _of(content, "limits", dict)
+    limits = _value(content, "limits", dict)
     for name in _LIMITS:
-        _of(limits, name, (int, float))
-    processes = _of(content, "processes", list)
+        _value(limits, name, (int, float))
+    processes = _value(content, "processes", list)
     for process in processes:
         if not isinstance(process, dict):
             raise AssignmentError(f"key 'processes': found {type(process).__name__}, expected objects")
         for key, kind in (("rank", int), ("argv", list), ("environment", dict), ("log", str)):
-            _of(process, key, kind)
-    found = Assignment(
-        run_id=_of(content, "run_id", str),
-        node_rank=_of(content, "node_rank", int),
-        nodes=_of(content, "nodes", int),
-        name=_of(content, "name", str),
-        root=Path(_of(content, "root", str)),
-        events=Path(_of(content, "events_dir", str)),
+            _value(process, key, kind)
+    assignment = Assignment(
+        run_id=_value(content, "run_id", str),
+        node_rank=_value(content, "node_rank", int),
+        nodes=_value(content, "nodes", int),
+        name=_value(content, "name", str),
+        root=Path(_value(content, "root", str)),
+        events=Path(_value(content, "events_dir", str)),
         processes=processes,
         heartbeat_seconds=limits["heartbeat_seconds"],
         content=content,
     )
-    _refuse_unfilled(found)
-    _refuse_names(found.part("files"))
-    return found
+    _refuse_unfilled(assignment)
+    _refuse_names(assignment.part("files"))
+    return assignment
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -99,12 +99,12 @@ def _object(text: str) -> dict[str, Any]:
     return content
 
 
-def _of(content: Mapping[str, Any], key: str, kind: Any) -> Any:
-    found = content.get(key)
-    if not isinstance(found, kind) or isinstance(found, bool):
+def _value(content: Mapping[str, Any], key: str, kind: Any) -> Any:
+    value = content.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
         expected = kind.__name__ if isinstance(kind, type) else "a number"
-        raise AssignmentError(f"key '{key}': found {type(found).__name__}, expected {expected}")
-    return found
+        raise AssignmentError(f"key '{key}': found {type(value).__name__}, expected {expected}")
+    return value
 
 
 def _refuse_unfilled(assignment: Assignment) -> None:

@@ -56,11 +56,11 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     except _TooMuch:
         return CommandOutput(None, f"{name} printed more than {MOST_BYTES} bytes")
     except (OSError, ValueError) as error:
-        why = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
-        return CommandOutput(None, why, absent=not _is_here(name))
+        reason = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
+        return CommandOutput(None, reason, absent=not _is_here(name))
     if code != 0:
-        said = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
-        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
+        message = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
+        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {message}" if message else ""))
     try:
         return CommandOutput(printed.decode(), complaint=complaint.decode(errors="replace")[:MOST_COMPLAINT])
     except UnicodeDecodeError as error:
@@ -78,8 +78,8 @@ def no_text(error: UnicodeDecodeError) -> str:
 
 def _c_locale() -> dict[str, str]:
     """Return this process's variables in the C locale. Some tools read LANG or LANGUAGE, and not LC_ALL before them."""
-    kept = {name: value for name, value in os.environ.items() if name != "LANGUAGE" and not name.startswith("LC_")}
-    return {**kept, "LANG": "C", "LC_ALL": "C"}
+    variables = {name: value for name, value in os.environ.items() if name != "LANGUAGE" and not name.startswith("LC_")}
+    return {**variables, "LANG": "C", "LC_ALL": "C"}
 
 
 def completed(
@@ -158,20 +158,20 @@ def _streams(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
 
 def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
     """Return both streams when the tool has closed them and ended. Raises TimeoutExpired or _TooMuch."""
-    kept = {stream: bytearray() for stream in _streams(process)}
+    content = {stream: bytearray() for stream in _streams(process)}
     with selectors.DefaultSelector() as open_streams:
-        for stream in kept:
+        for stream in content:
             open_streams.register(stream, selectors.EVENT_READ)
         while open_streams.get_map():
             for key, _ in open_streams.select(_left(process, deadline)):
                 part = os.read(key.fd, _PART_BYTES)
                 if not part:
                     open_streams.unregister(key.fileobj)
-                kept[key.fileobj] += part  # type: ignore[index]
-                if len(kept[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
+                content[key.fileobj] += part  # type: ignore[index]
+                if len(content[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
                     raise _TooMuch(f"more than {MOST_BYTES} bytes")
     process.wait(_left(process, deadline))
-    printed, complaint = kept.values()
+    printed, complaint = content.values()
     return bytes(printed), bytes(complaint)
 
 

@@ -36,7 +36,7 @@ def code_digest(folder: Path, platform_code: str | None = None) -> str:
     It is the folder itself, the folders beside it whose code it imports, the worker, and a node's own part.
     platform_code: the digest of the last two, where the caller has it.
     """
-    parts = [f"{each.name} {folder_digest(each)}" for each in (folder, *shared_folders(folder))]
+    parts = [f"{place.name} {folder_digest(place)}" for place in (folder, *shared_folders(folder))]
     return "sha256:" + hashlib.sha256("\n".join([*parts, platform_code or platform_digest()]).encode()).hexdigest()
 
 
@@ -51,20 +51,17 @@ def shared_folders(folder: Path) -> list[Path]:
 
     So do the sources of those. A name that is put together while the code runs is not found.
     """
-    found: dict[str, Path] = {}
-    open_ones = [folder]
-    while open_ones:
-        for name in sorted(_named_beside(open_ones.pop())):
+    shared: dict[str, Path] = {}
+    unread = [folder]
+    while unread:
+        scripts = (path for path in sources(unread.pop()) if path.suffix == ".py")
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in scripts)
+        for name in sorted({name for text in texts for match in _BESIDE.findall(text) for name in match if name}):
             path = folder.parent / name
-            if name != folder.name and name not in found and path.is_dir():
-                found[name] = path
-                open_ones.append(path)
-    return [found[name] for name in sorted(found)]
-
-
-def _named_beside(folder: Path) -> set[str]:
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in sources(folder) if path.suffix == ".py")
-    return {name for text in texts for found in _BESIDE.findall(text) for name in found if name}
+            if name != folder.name and name not in shared and path.is_dir():
+                shared[name] = path
+                unread.append(path)
+    return [shared[name] for name in sorted(shared)]
 
 
 def folder_digest(folder: Path) -> str:
@@ -98,23 +95,23 @@ def sources(folder: Path) -> list[Path]:
     A library, a table or weights change a training as its code does. The platform's own folders may have caches of
     tools, in folders whose names begin with a dot; those of a framework count.
     """
-    found = (path for path in _files(folder) if not _is_checked_cache(path))
+    paths = (path for path in _files(folder) if not _is_checked_cache(path))
     # the platform's record of what was measured, beside a manifest, is no source
-    found = (p for p in found if not (_MEASURED.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
+    paths = (p for p in paths if not (_MEASURED.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
     if folder.resolve().parent == Path(__file__).resolve().parents[1]:
-        found = (path for path in found if not path.relative_to(folder).parts[0].startswith("."))
-    return sorted(found)
+        paths = (path for path in paths if not path.relative_to(folder).parts[0].startswith("."))
+    return sorted(paths)
 
 
 def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the regular files below a folder. A link to one of its parents is not entered again."""
     status = folder.stat()
-    own = (status.st_dev, status.st_ino)
-    if own in parents:
+    identity = (status.st_dev, status.st_ino)
+    if identity in parents:
         return
     for entry in os.scandir(folder):
         if entry.is_dir():
-            yield from _files(Path(entry.path), parents | {own})
+            yield from _files(Path(entry.path), parents | {identity})
         elif entry.is_file():
             yield Path(entry.path)
 
@@ -124,8 +121,8 @@ def _is_checked_cache(path: Path) -> bool:
 
     A cache with an unchecked hash is loaded in place of its source, whatever that says, so it is a source itself.
     """
-    found = _CACHE.fullmatch(path.name) if path.parent.name == "__pycache__" else None
-    if found is None or not (path.parent.parent / f"{found[1]}.py").is_file():
+    cache = _CACHE.fullmatch(path.name) if path.parent.name == "__pycache__" else None
+    if cache is None or not (path.parent.parent / f"{cache[1]}.py").is_file():
         return False
     try:
         with path.open("rb") as file:
@@ -137,10 +134,10 @@ def _is_checked_cache(path: Path) -> bool:
 
 def report_at_end(file: str) -> None:
     """Have this process write `file` when it ends, also by os._exit. Processes that it forks write none."""
-    own, leave = os.getpid(), os._exit
+    process, leave = os.getpid(), os._exit
 
     def report() -> None:
-        if os.getpid() == own:
+        if os.getpid() == process:
             with contextlib.suppress(OSError):  # a full disk: the platform says that nothing is known
                 Path(file).write_text(json.dumps({"files": imported_from_elsewhere()}) + "\n", encoding="utf-8")
 
@@ -154,18 +151,18 @@ def report_at_end(file: str) -> None:
 
 def imported_from_elsewhere() -> list[dict[str, str]]:
     """Return path and sha256 of each file of a module, and of each library that is mapped."""
-    known = tuple(os.path.realpath(str(place)) + os.sep for place in (*_installed(), *_generated()))
-    known += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
-    found = {os.path.realpath(path) for path in (*_modules(), *_mapped())}
-    return [{"path": path, "sha256": _digest(path)} for path in sorted(found) if not path.startswith(known)]
+    covered = tuple(os.path.realpath(str(place)) + os.sep for place in (*_installed(), *_generated()))
+    covered += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
+    paths = {os.path.realpath(path) for path in (*_modules(), *_mapped())}
+    return [{"path": path, "sha256": _digest(path)} for path in sorted(paths) if not path.startswith(covered)]
 
 
 def _modules() -> Iterator[str]:
     """Yield the files of modules. A link in the folder of Python's own library is Python's: Debian has one to /etc."""
-    own = sysconfig.get_paths()["stdlib"]
+    library = sysconfig.get_paths()["stdlib"]
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if isinstance(name, str) and Path(name).is_file() and str(Path(name).parent) != own:
+        if isinstance(name, str) and Path(name).is_file() and str(Path(name).parent) != library:
             yield name
 
 

@@ -23,8 +23,8 @@ def control_groups(controller: str, root: Path = HOST) -> Iterator[Path]:
 
     A group's path may be that of the host, not to be seen from within a container: the ancestors that are there count.
     """
-    for tree, here in _places(controller, root):
-        yield from (folder for folder in (here, *here.parents) if folder == tree or tree in folder.parents)
+    for tree, place in _places(controller, root):
+        yield from (folder for folder in (place, *place.parents) if folder == tree or tree in folder.parents)
 
 
 def core_quota(root: Path = HOST) -> float | None:
@@ -38,10 +38,10 @@ def memory_kills(root: Path = HOST) -> int | None:
     Kills in groups below it, such as those of an engine's containers, are not counted where v2 tells them apart.
     None where it is not known: files are missing, or the group is the machine's root, which holds others' processes.
     """
-    for tree, here in _places("memory", root):
-        if here == tree and not (tree / "memory.events").exists():
+    for tree, place in _places("memory", root):
+        if place == tree and not (tree / "memory.events").exists():
             continue  # v2's root has no such file; v1's counts for the whole machine
-        for folder in (here, tree):  # within a container only the tree's root may be there
+        for folder in (place, tree):  # within a container only the tree's root may be there
             for name in ("memory.events.local", "memory.events", "memory.oom_control"):
                 if (count := _field(folder / name, "oom_kill")) is not None:
                     return count
@@ -99,13 +99,13 @@ class MemoryKillWatch:
         self._root, self._counted = root, memory_kills(root)
         self._log = _open_log(root)
 
-    def found(self, processes: Collection[int]) -> MemoryKills:
+    def kills(self, processes: Collection[int]) -> MemoryKills:
         """Return the kills of these processes, and close the log. `processes`: their numbers."""
         if self._log is not None:
             with self._log:
-                named = sorted(set(_killed_in(self._log)) & set(processes))
-            said = ", ".join(map(str, named))
-            return MemoryKills(len(named), f"the kernel's log names process {said}" if named else None)
+                killed = sorted(set(_killed(self._log)) & set(processes))
+            evidence = f"the kernel's log names process {', '.join(map(str, killed))}" if killed else None
+            return MemoryKills(len(killed), evidence)
         now = memory_kills(self._root)
         if now is None or self._counted is None or not now > self._counted:
             return MemoryKills(0, None)
@@ -124,16 +124,16 @@ def _open_log(root: Path) -> FileIO | None:
     return log
 
 
-def _killed_in(log: FileIO) -> list[int]:
+def _killed(log: FileIO) -> list[int]:
     """Return the processes that new records name as killed for memory. A read gives one record."""
-    found: list[int] = []
+    numbers: list[int] = []
     while True:
         try:
             record = log.read(_LONGEST_RECORD)
         except BrokenPipeError:
             continue  # records were overwritten before they were read; the next read gives the oldest that is left
         except OSError:
-            return found
+            return numbers
         if not record:  # None: there is no further record
-            return found
-        found += [int(number) for number in _KILLED.findall(record)]
+            return numbers
+        numbers += [int(number) for number in _KILLED.findall(record)]

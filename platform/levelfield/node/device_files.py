@@ -38,14 +38,14 @@ class DeviceLocks:
 
         It is called with the ranks when they start, because this process may be killed, and with those left at the end.
         """
-        found = [identity for identity in map(identity_of, processes) if identity]
+        identities = [identity for identity in map(identity_of, processes) if identity]
         for file in self._files:
             with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
                 file.seek(0)
                 first = file.readline(MOST_BYTES).rstrip(b"\n")
                 file.seek(len(first))
                 file.truncate()
-                _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
+                _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in identities))
 
 
 def lock_folder() -> Path:
@@ -98,13 +98,13 @@ def _holder(content: str) -> str | None:
         identity = identity_from(line[len(HELD) :] if line.startswith(HELD) else line)
         if identity and is_alive(identity):
             return (
-                f"process {identity.process}, {_why_left(identity.process)} (see its state in "
+                f"process {identity.process}, {_leftover(identity.process)} (see its state in "
                 f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
             )
     return None
 
 
-def _why_left(process: int) -> str:
+def _leftover(process: int) -> str:
     """Return why a process still runs. Only its user's next run ends what a killed platform left."""
     try:
         os.kill(process, 0)
@@ -130,8 +130,8 @@ def _opened(path: Path) -> int:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(folder)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file with one name", str(path))
     return descriptor

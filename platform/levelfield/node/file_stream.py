@@ -85,10 +85,10 @@ class FileStream:
             while self._send_part(name):
                 pass
         for name, before in self._beats.items():
-            found = _content(self._root / name, 0, 64)
-            if found and found != before:
-                self._beats[name] = found
-                write_all(self._output, file_frame(name, 0, found)[0])
+            beat = _content(self._root / name, 0, 64)
+            if beat and beat != before:
+                self._beats[name] = beat
+                write_all(self._output, file_frame(name, 0, beat)[0])
 
     def _send_part(self, name: str) -> bool:
         """Send the next part of a file. Return whether there may be more."""

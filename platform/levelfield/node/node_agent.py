@@ -77,13 +77,13 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
 
 
 def _fetch() -> int:
-    asked = json.loads(sys.stdin.buffer.readline())
-    root = Path(asked["root"])
+    request = json.loads(sys.stdin.buffer.readline())
+    root = Path(request["root"])
     if not root.is_dir():
         print(f"levelfield: {root}: no such folder", file=sys.stderr, flush=True)
         return 1
-    offsets = {str(name): int(size) for name, size in asked["offsets"].items()}
-    stream = FileStream(root, asked["node_rank"], asked["ranks"], sys.stdout.fileno(), lambda: os._exit(1), offsets)
+    offsets = {str(name): int(size) for name, size in request["offsets"].items()}
+    stream = FileStream(root, request["node_rank"], request["ranks"], sys.stdout.fileno(), lambda: os._exit(1), offsets)
     stream.start()
     stream.end(0, wait_seconds=None)
     return 0

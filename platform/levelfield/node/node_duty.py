@@ -73,7 +73,7 @@ class NodeDuty:
         self._ranks = Ranks(new_mark())
         self._device_locks = DeviceLocks(())
         self._noted: set[int] = set()
-        self._kills = MemoryKillWatch()
+        self._kill_watch = MemoryKillWatch()
         self._network = network_counters()
         self._cores = rank_cores(assignment.ranks(), assignment.part("binding"))
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
@@ -101,7 +101,7 @@ class NodeDuty:
                 self._ranks.stop()
                 ends = self._ranks.ends()
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
-                kills = self._kills.found(self._ranks.processes())
+                kills = self._kill_watch.kills(self._ranks.processes())
                 more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
                 more["network"] = self._network_meanwhile()
                 expected = self._work.part("expected")
@@ -116,12 +116,12 @@ class NodeDuty:
             name: count - self._network[name] for name, count in network_counters().items() if name in self._network
         }
 
-    def _stage(self, wanted: Mapping[str, Any]) -> None:
+    def _stage(self, packed: Mapping[str, Any]) -> None:
         """Bring the environment to this node's own disk, where the site's file names one."""
-        if not wanted:
+        if not packed:
             return
-        began, place = time.monotonic(), Path(wanted["folder"])
-        is_new = stage(Path(wanted["archive"]), place, wanted["digest"], lambda: self._record.write("staging"))
+        began, place = time.monotonic(), Path(packed["folder"])
+        is_new = stage(Path(packed["archive"]), place, packed["digest"], lambda: self._record.write("staging"))
         self._record.write("staged", folder=str(place), is_new=is_new, seconds=time.monotonic() - began)
 
     def _refusal(self) -> Ending | None:
@@ -155,13 +155,13 @@ class NodeDuty:
         write_files(self._work.root, self._work.part("files"))
         facts = node_facts(node, self._work.part("facts"))
         expected = self._work.part("expected")
-        own = {
+        agreed = {
             "code": expected.get("code"),
             "environment": {"digest": expected.get("environment")},
             "binding": self._cores.recorded(),
             "locked_memory_bytes": raise_locked_memory(),
         }
-        text = json.dumps({**facts, **own}, indent=2) + "\n"
+        text = json.dumps({**facts, **agreed}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
         with _sampler(self._work):
             try:
@@ -228,26 +228,26 @@ def _sampler(work: Assignment) -> Sampler:
 
 def check_code(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
-    wanted = expected.get("code")
-    found = _digest_here(expected) if wanted else wanted
-    return None if found == wanted else _differs("code", str(found), str(wanted))
+    planned = expected.get("code")
+    actual = _digest_here(expected) if planned else planned
+    return None if actual == planned else _differs("code", str(actual), str(planned))
 
 
 def check_environment(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digest in the environment's stamp with the plan's."""
-    wanted, stamp = expected.get("environment"), expected.get("stamp")
-    if not wanted or not stamp:
+    planned, stamp = expected.get("environment"), expected.get("stamp")
+    if not planned or not stamp:
         return None
     try:
-        found = str(json.loads(read_regular_text(stamp))["digest"])
+        actual = str(json.loads(read_regular_text(stamp))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
-        found = f"no stamp in {stamp}"
-    return None if found == wanted else _differs("environment", found, wanted)
+        actual = f"no stamp in {stamp}"
+    return None if actual == planned else _differs("environment", actual, planned)
 
 
 def _differs(what: str, *digests: str) -> Ending:
-    found, wanted = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
-    return Ending("node-differs", 4, f"the {what} differs: found {found}, expected {wanted}")
+    actual, planned = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
+    return Ending("node-differs", 4, f"the {what} differs: found {actual}, expected {planned}")
 
 
 def _digest_here(expected: Mapping[str, Any]) -> str:
@@ -274,8 +274,8 @@ def check_name(address: str) -> Ending | None:
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
-        why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
-        return Ending("name-unknown", 5, why)
+        reason = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
+        return Ending("name-unknown", 5, reason)
     return None
 
 
@@ -302,8 +302,8 @@ class NodeRecord:
         """Write the last line, with the space that is free on the disk. The reserved space is given up for it."""
         free = None
         with suppress(OSError):
-            found = os.statvfs(str(self._reserve.parent))
-            free = found.f_bavail * found.f_frsize
+            disk = os.statvfs(str(self._reserve.parent))
+            free = disk.f_bavail * disk.f_frsize
         with suppress(OSError):
             self._reserve.unlink()
         self.write(event, **fields, disk_free_bytes=free)

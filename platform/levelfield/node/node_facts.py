@@ -41,7 +41,7 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fie
         "schema": SCHEMA,
         "node_rank": node_rank,
         "hostname": socket.gethostname(),
-        "addresses": sorted({a for found in interfaces.values() for a in found["addresses"]}),
+        "addresses": sorted({a for interface in interfaces.values() for a in interface["addresses"]}),
         "kernel": " ".join(os.uname()[i] for i in (0, 2, 4)),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -57,10 +57,10 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fie
 
 def tool_output(argv: list[str], timeout_seconds: float) -> Fields:
     """Return what a tool printed as it stands in a file: the text, or the reason why there is none."""
-    found = ask(argv, timeout_seconds)
-    if found.text is not None:
-        return {"argv": argv, "text": found.text}
-    return {"argv": argv, "reason": found.reason, **({"absent": True} if found.absent else {})}
+    output = ask(argv, timeout_seconds)
+    if output.text is not None:
+        return {"argv": argv, "text": output.text}
+    return {"argv": argv, "reason": output.reason, **({"absent": True} if output.absent else {})}
 
 
 def _tools(commands: Mapping[str, Mapping[str, Any]]) -> Fields:
@@ -68,8 +68,8 @@ def _tools(commands: Mapping[str, Mapping[str, Any]]) -> Fields:
     if not commands:
         return {}
     with ThreadPoolExecutor(len(commands)) as pool:
-        asked = {n: pool.submit(tool_output, list(c["argv"]), c["timeout_seconds"]) for n, c in commands.items()}
-        return {name: future.result() for name, future in asked.items()}
+        futures = {n: pool.submit(tool_output, list(c["argv"]), c["timeout_seconds"]) for n, c in commands.items()}
+        return {name: future.result() for name, future in futures.items()}
 
 
 def _interfaces() -> Fields:
@@ -101,8 +101,8 @@ def network_counters() -> dict[str, int]:
             links[f"link {port.parents[1].name}/{port.name}"] = count
     rows = [line.split() for line in file_text(_SEGMENTS).splitlines() if line.startswith("Tcp:")]
     segments = dict(zip(*rows[:2])) if len(rows) > 1 else {}
-    named = (("sent", "OutSegs"), ("resent", "RetransSegs"))
-    return {**links, **{name: int(segments[key]) for name, key in named if segments.get(key, "").isdecimal()}}
+    names = (("sent", "OutSegs"), ("resent", "RetransSegs"))
+    return {**links, **{name: int(segments[key]) for name, key in names if segments.get(key, "").isdecimal()}}
 
 
 def _lost_carriers() -> Iterator[tuple[str, int]]:
@@ -116,9 +116,12 @@ def _lost_carriers() -> Iterator[tuple[str, int]]:
                 for kind, body in _parts(answer, "=IH", 16):
                     if kind == _DONE:
                         return
-                    found = dict(_parts(body[16:], "=HH", 4))
-                    if _NAME in found and _LOST in found:
-                        yield found[_NAME].rstrip(b"\0").decode(errors="replace"), struct.unpack("=I", found[_LOST])[0]
+                    link = dict(_parts(body[16:], "=HH", 4))
+                    if _NAME in link and _LOST in link:
+                        yield (
+                            link[_NAME].rstrip(b"\0").decode(errors="replace"),
+                            struct.unpack("=I", link[_LOST])[0],
+                        )
     except (OSError, struct.error):
         return
 
@@ -137,10 +140,10 @@ def _addresses(name: str) -> list[str]:
     """Return the interface's first IPv4 address, where it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            found = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+            reply = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return []
-    return [socket.inet_ntoa(found[20:24])]
+    return [socket.inet_ntoa(reply[20:24])]
 
 
 def host_counters(are_children: bool = True) -> Fields | None:
@@ -151,19 +154,19 @@ def host_counters(are_children: bool = True) -> Fields | None:
     """
     try:
         cores, per_second = _core_times(), os.sysconf("SC_CLK_TCK")
-        own = _own_ticks(os.getpid()) / per_second if are_children else None
+        own_seconds = _own_ticks(os.getpid()) / per_second if are_children else None
     except (OSError, ValueError):
         return None
     busy = _sum(cores, _USED) / per_second
-    return {"time_ns": time.monotonic_ns(), "busy_seconds": busy, "own_seconds": own, "cores": len(cores)}
+    return {"time_ns": time.monotonic_ns(), "busy_seconds": busy, "own_seconds": own_seconds, "cores": len(cores)}
 
 
-def load_of_others(own: int) -> Fields:
-    """Return the cores that other programs kept busy in a second. own: the first process of this work; 0: this one."""
-    began, before, ours = time.monotonic(), _sum(_core_times(), _WORKED), _own_ticks(own or os.getpid())
+def load_of_others(first: int) -> Fields:
+    """Return the cores that other programs kept busy in a second. first: this work's first process; 0: this one."""
+    began, before, ours = time.monotonic(), _sum(_core_times(), _WORKED), _own_ticks(first or os.getpid())
     time.sleep(WATCHED_SECONDS)
     passed, cores = time.monotonic() - began, _core_times()
-    busy, used = _sum(cores, _WORKED) - before, _own_ticks(own or os.getpid()) - ours
+    busy, used = _sum(cores, _WORKED) - before, _own_ticks(first or os.getpid()) - ours
     return {"facts": {"other_cores": max(0, busy - used) / os.sysconf("SC_CLK_TCK") / passed, "cores": len(cores)}}
 
 
@@ -183,15 +186,15 @@ def _sum(cores: list[list[int]], places: tuple[int, ...]) -> int:
 def _own_ticks(first: int) -> int:
     """Return the ticks of a process and all its descendants, with those of children that have ended."""
     numbers = (int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit())
-    found = {number: fields for number, fields in ((n, stat_of(n)) for n in numbers) if len(fields) > _TIMES.stop}
+    processes = {number: fields for number, fields in ((n, stat_of(n)) for n in numbers) if len(fields) > _TIMES.stop}
     children: dict[int, list[int]] = {}
-    for number, fields in found.items():
+    for number, fields in processes.items():
         children.setdefault(int(fields[_PARENT]), []).append(number)
     total, left = 0, [first]
     while left:
         number = left.pop()
         left += children.get(number, [])
-        total += sum(int(text) for text in found[number][_TIMES]) if number in found else 0
+        total += sum(int(text) for text in processes[number][_TIMES]) if number in processes else 0
     return total
 
 
@@ -217,8 +220,8 @@ def available_bytes() -> int | None:
     free = _meminfo().get("MemAvailable")
     group = Path("/sys/fs/cgroup")
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    known = [value for value in (free, limit - used if limit and used is not None else None) if value is not None]
-    return max(0, min(known)) if known else None
+    sizes = [value for value in (free, limit - used if limit and used is not None else None) if value is not None]
+    return max(0, min(sizes)) if sizes else None
 
 
 def limits() -> Fields:
@@ -246,27 +249,27 @@ def locked_memory() -> int | None:
     """Return how many bytes this process may lock; None: all, as without a limit, or with CAP_IPC_LOCK."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     status = file_text(Path("/proc/self/status")).splitlines()
-    held = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
-    return None if soft == resource.RLIM_INFINITY or held >> _IPC_LOCK & 1 else soft
+    capabilities = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
+    return None if soft == resource.RLIM_INFINITY or capabilities >> _IPC_LOCK & 1 else soft
 
 
 def _meminfo() -> dict[str, int]:
     """Return /proc/meminfo: bytes, or a count where the kernel gives no unit."""
-    found = {}
+    sizes = {}
     for line in file_text(_MEMINFO).splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()
         if value and value[0].isdigit():
-            found[name] = int(value[0]) * (1024 if value[1:] == ["kB"] else 1)
-    return found
+            sizes[name] = int(value[0]) * (1024 if value[1:] == ["kB"] else 1)
+    return sizes
 
 
 def _size(path: str) -> int | None:
     try:
-        found = os.statvfs(path)
+        disk = os.statvfs(path)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return disk.f_blocks * disk.f_frsize
 
 
 def _number(path: Path) -> int | None:

@@ -68,8 +68,8 @@ def answer(**content: Any) -> None:
 def own_folder(path: Path) -> Path:
     """Make the folder for this user alone. Raises SetupError for one that others could change."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = os.lstat(str(path))
-    if foreign := not_own(found.st_mode, found.st_uid, os.geteuid()):
+    status = os.lstat(str(path))
+    if foreign := not_own(status.st_mode, status.st_uid, os.geteuid()):
         raise SetupError(f"{path}: {foreign}; correct its rights, or name another folder in the site's file")
     return path
 
@@ -107,7 +107,7 @@ def bring(folder: Path, archive: Mapping[str, Any]) -> None:
 
 def receive(path: Path, archive: Mapping[str, Any]) -> None:
     """Write an archive from standard input to a file. Raises SetupError for a damaged one."""
-    digest, left, told = hashlib.sha256(), archive["bytes"], 0
+    digest, left, reported = hashlib.sha256(), archive["bytes"], 0
     with path.open("wb") as file:
         while left:
             part = sys.stdin.buffer.read(min(left, 2**20))
@@ -116,12 +116,12 @@ def receive(path: Path, archive: Mapping[str, Any]) -> None:
             file.write(part)
             digest.update(part)
             left -= len(part)
-            if archive["bytes"] - left - told >= PROGRESS_BYTES:
-                told = archive["bytes"] - left
-                answer(say=f"received {told >> 20} of {archive['bytes'] >> 20} MiB")
+            if archive["bytes"] - left - reported >= PROGRESS_BYTES:
+                reported = archive["bytes"] - left
+                answer(say=f"received {reported >> 20} of {archive['bytes'] >> 20} MiB")
     if digest.hexdigest() != archive["sha256"]:
-        found, expected = digest.hexdigest()[:12], archive["sha256"][:12]
-        raise SetupError(f"{path}: the archive arrived with sha256 {found}, expected {expected}")
+        actual, expected = digest.hexdigest()[:12], archive["sha256"][:12]
+        raise SetupError(f"{path}: the archive arrived with sha256 {actual}, expected {expected}")
 
 
 def unpack(content: Path, target: Path) -> None:
@@ -140,19 +140,19 @@ def unpack(content: Path, target: Path) -> None:
 
 def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
     """Make the framework's environment, or take the one that is there. Return the version of its Python."""
-    wanted = header["environment"]
-    if not wanted.get("name"):
-        return _version(wanted["python"])
-    place = folder / "environments" / wanted["name"]
+    planned = header["environment"]
+    if not planned.get("name"):
+        return _version(planned["python"])
+    place = folder / "environments" / planned["name"]
     place.parent.mkdir(exist_ok=True)
     with _locked(place.with_name(place.name + ".lock")):
-        if _made_from(place) != wanted["digest"]:
-            wheels, source = header.get("wheels"), dict(wanted.get("index") or {})
+        if _made_from(place) != planned["digest"]:
+            wheels, source = header.get("wheels"), dict(planned.get("index") or {})
             if wheels:
                 bring(folder / "wheels", wheels)
                 source = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / wheels["name"]).as_uri()}
             threading.Thread(target=_end_with_platform, daemon=True).start()
-            _make(place, wanted, source)
+            _make(place, planned, source)
     return _version(str(place / "bin" / "python"))
 
 
@@ -168,15 +168,15 @@ def stage(archive: Path, place: Path, digest: str, tell: Callable[[], None]) -> 
             return False
         for old in (part, place):
             shutil.rmtree(str(old), ignore_errors=True)
-        told = time.monotonic()
+        last = time.monotonic()
         # the archive is the user's own, and an environment's Python is a link to the system's
         trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
         try:
             with tarfile.open(str(archive)) as content:
                 for member in content:
                     content.extract(member, str(part), **trusted)
-                    if time.monotonic() - told > TELL_SECONDS:
-                        told = time.monotonic()
+                    if time.monotonic() - last > TELL_SECONDS:
+                        last = time.monotonic()
                         tell()
             if _made_from(part) != digest:
                 raise SetupError(f"{archive}: it ends before its stamp, or has another one; remove it")
@@ -190,31 +190,31 @@ def stage(archive: Path, place: Path, digest: str, tell: Callable[[], None]) -> 
         return True
 
 
-def _make(place: Path, wanted: Mapping[str, Any], source: Mapping[str, str]) -> None:
-    answer(say=f"making {place} with Python {sys.version.split()[0]}: {', '.join(wanted['requirements'])}")
+def _make(place: Path, planned: Mapping[str, Any], source: Mapping[str, str]) -> None:
+    answer(say=f"making {place} with Python {sys.version.split()[0]}: {', '.join(planned['requirements'])}")
     _run([sys.executable, "-m", "venv", "--clear", str(place)], {})
     pip = [str(place / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    made = list(wanted["requirements"])
+    made = list(planned["requirements"])
     if made:
         _run([*pip, *made], source)
-    for step in wanted.get("builds", ()):
-        argv = [*pip, "--no-build-isolation", *wanted["requirements"], *step["packages"]]
+    for step in planned.get("builds", ()):
+        argv = [*pip, "--no-build-isolation", *planned["requirements"], *step["packages"]]
         _run(argv, {**source, **_build_variables(place, step)})
         made += step["packages"]
     part = place / (STAMP + ".part")
-    part.write_text(json.dumps({"digest": wanted["digest"], "requirements": made}) + "\n")
+    part.write_text(json.dumps({"digest": planned["digest"], "requirements": made}) + "\n")
     part.replace(place / STAMP)
 
 
 def _build_variables(place: Path, step: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a build against an environment's packages, as installer.build_variables does."""
     packages = next(place.glob("lib/python3*/site-packages"), place)
-    found = {"PATH": os.pathsep.join((str(place / "bin"), os.environ.get("PATH", os.defpath)))}
-    found.update({name: str(packages / below) for name, below in step["home"].items()})
+    variables = {"PATH": os.pathsep.join((str(place / "bin"), os.environ.get("PATH", os.defpath)))}
+    variables.update({name: str(packages / below) for name, below in step["home"].items()})
     if step["headers"]:
-        places = [str(each) for each in sorted(packages.glob(step["headers"]))]
-        found["CPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("CPATH")])])
-    return found
+        places = [str(path) for path in sorted(packages.glob(step["headers"]))]
+        variables["CPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("CPATH")])])
+    return variables
 
 
 def _made_from(place: Path) -> str | None:
@@ -287,11 +287,11 @@ def _end_with_platform() -> None:
 def _locked(path: Path, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock during a block. tell: is called every few seconds while another process has it."""
     with path.open("w") as file:
-        told = time.monotonic()
+        last = time.monotonic()
         while not _is_taken(file):
             time.sleep(0.1)
-            if time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - last > TELL_SECONDS:
+                last = time.monotonic()
                 tell()
         yield
 

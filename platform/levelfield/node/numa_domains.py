@@ -29,9 +29,9 @@ class RankCores(NamedTuple):
 
     def threads(self, rank: int) -> int:
         """Return the rank's share of the cores that it has with others, and of the groups' quota; at least one."""
-        sharing = sum(each == self.cores[rank] for each in self.cores.values())
-        quota, own = core_quota(), len(self.cores[rank]) // sharing
-        return max(1, own if quota is None else min(own, math.ceil(quota) // len(self.cores)))
+        sharing = sum(cores == self.cores[rank] for cores in self.cores.values())
+        quota, share = core_quota(), len(self.cores[rank]) // sharing
+        return max(1, share if quota is None else min(share, math.ceil(quota) // len(self.cores)))
 
     def recorded(self) -> Fields:
         """Return what a node's facts say: the domain, the number of cores and the threads of each rank."""
@@ -55,48 +55,45 @@ class RankCores(NamedTuple):
             os.sched_setaffinity(0, before)
 
 
-def rank_cores(ranks: Sequence[int], wanted: Mapping[str, Any], root: Path = HOST) -> RankCores:
+def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HOST) -> RankCores:
     """Return the cores of this node's ranks, the first of which has the first device.
 
-    wanted: pci_vendor of the devices, and their number; empty: no rank is bound. Nothing is bound by a guess: the
+    devices: their pci_vendor and their number; empty: no rank is bound. Nothing is bound by a guess: the
     devices that the kernel shows must be as many as the ranks, and each in a known domain with usable cores.
     """
     usable = sorted(os.sched_getaffinity(0))
     all_cores = {rank: usable for rank in ranks}
-    if not wanted:
+    if not devices:
         return RankCores(all_cores, {})
-    domains = {number: own for number, cores in _domains(root) if (own := sorted(cores & {*usable}))}
+    folders = sorted(root.glob("sys/devices/system/node/node[0-9]*"))
+    cores = {int(folder.name[4:]): _numbers(file_text(folder / "cpulist")) & {*usable} for folder in folders}
+    domains = {number: sorted(numbers) for number, numbers in cores.items() if numbers}
     if len(domains) < 2:
         return RankCores(all_cores, {})  # there is nothing to choose
-    if not wanted.get("pci_vendor"):
+    if not devices.get("pci_vendor"):
         return RankCores(all_cores, {}, "the vendor's pci_vendor is not known")
-    found = _devices(root, str(wanted["pci_vendor"]))
-    if len(found) != len(ranks):
-        return RankCores(all_cores, {}, f"the kernel shows {len(found)} devices for {len(ranks)} ranks")
-    if strange := sorted({domain for domain in found if domain not in domains}):
+    places = _devices(root, str(devices["pci_vendor"]))
+    if len(places) != len(ranks):
+        return RankCores(all_cores, {}, f"the kernel shows {len(places)} devices for {len(ranks)} ranks")
+    if strange := sorted({domain for domain in places if domain not in domains}):
         return RankCores(all_cores, {}, f"a device is in domain {strange[0]}, which has no usable core")
-    return RankCores({r: domains[d] for r, d in zip(ranks, found)}, dict(zip(ranks, found)))
+    return RankCores({r: domains[d] for r, d in zip(ranks, places)}, dict(zip(ranks, places)))
 
 
-def _domains(root: Path) -> Iterator[tuple[int, set[int]]]:
-    for folder in sorted(root.glob("sys/devices/system/node/node[0-9]*")):
-        yield int(folder.name[4:]), _listed(file_text(folder / "cpulist"))
-
-
-def _listed(text: str) -> set[int]:
+def _numbers(text: str) -> set[int]:
     """Return the numbers of a kernel's list such as 0-3,8."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found |= {*range(int(first), int(last or first) + 1)}
-    return found
+        numbers |= {*range(int(first), int(last or first) + 1)}
+    return numbers
 
 
 def _devices(root: Path, vendor: str) -> list[int]:
     """Return the domain of each accelerator of a maker, by PCI address: so drivers number them."""
     folders = sorted(root.glob("sys/bus/pci/devices/*"))
-    own = [folder for folder in folders if file_text(folder / "vendor") == vendor]
-    accelerators = [folder for folder in own if file_text(folder / "class").startswith(ACCELERATORS)]
+    of_vendor = [folder for folder in folders if file_text(folder / "vendor") == vendor]
+    accelerators = [folder for folder in of_vendor if file_text(folder / "class").startswith(ACCELERATORS)]
     return [int(file_text(folder / "numa_node") or -1) for folder in accelerators]
 
 

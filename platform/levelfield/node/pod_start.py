@@ -28,15 +28,15 @@ def main(arguments: list[str]) -> int:
     with tarfile.open(options.code) as archive:
         archive.extractall(code)
     agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")
-    given = [sys.executable, agent, "run", options.work, *(["--stream"] if options.stream else [])]
+    argv = [sys.executable, agent, "run", options.work, *(["--stream"] if options.stream else [])]
     if options.first_node:
         address = address_of(options.first_node, RESOLVE_SECONDS)
         if address is None:
             print(f"levelfield: {options.first_node}: found no address for {RESOLVE_SECONDS:g} s", file=sys.stderr)
             return NO_ADDRESS
-        given += ["--first-node", address]
+        argv += ["--first-node", address]
     sys.stdout.flush()
-    os.execv(sys.executable, given)
+    os.execv(sys.executable, argv)
 
 
 def address_of(name: str, limit_seconds: float) -> str | None:

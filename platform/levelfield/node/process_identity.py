@@ -96,21 +96,21 @@ def own_ranks() -> list[int]:
 
 def end_left_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
-    found = _left()
+    runs = _left()
     left = killed(_left, KILL_SECONDS)
-    how = {process: "cannot be ended" if process in left else "was ended" for process in found}
-    return [f"process {each}, which the killed platform of {run} left, {how[each]}" for each, run in found.items()]
+    how = {process: "cannot be ended" if process in left else "was ended" for process in runs}
+    return [f"process {number}, which the killed platform of {run} left, {how[number]}" for number, run in runs.items()]
 
 
 def _left() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
-    found = {}
+    leftovers = {}
     for process in set(marked("")) - _own_line():
         variables = variables_of(process)
         starter = identity_from(variables.get(MARK, "").rpartition("/")[0])
         if starter and is_alive(starter) is False:
-            found[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name
-    return found
+            leftovers[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name
+    return leftovers
 
 
 def _own_line() -> set[int]:

@@ -85,9 +85,9 @@ class Ranks:
 
     def _end_escaped(self) -> None:
         """End what ranks have started in sessions of their own. Wait a bounded time, once for each process."""
-        known = {*self.processes(), *self._escaped}
+        handled = {*self.processes(), *self._escaped}
         if self._mark:
-            self._escaped |= {*killed(lambda: {*marked(self._mark)} - known, KILL_SECONDS)}
+            self._escaped |= {*killed(lambda: {*marked(self._mark)} - handled, KILL_SECONDS)}
 
     def _wait(self, ranks: set[int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -147,10 +147,10 @@ def _offer_for_memory(process: int) -> None:
             adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
 
 
-def killed(found: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
+def killed(processes: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
     """Send SIGKILL to the processes that are found, until none is or the time is over. Return those that are left."""
     deadline = time.monotonic() + seconds
-    while (left := found()) and time.monotonic() < deadline:
+    while (left := processes()) and time.monotonic() < deadline:
         for process in left:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -165,14 +165,14 @@ def marked(mark: str) -> list[int]:
 
 def with_variable(begin: str) -> list[int]:
     """Return the processes of this user of which a variable, as `NAME=value` and a null byte, begins so."""
-    wanted = begin.encode()
-    found = []
+    variable = begin.encode()
+    processes = []
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
             content = place.read_bytes()
-            if content.startswith(wanted) or b"\0" + wanted in content:
-                found.append(int(place.parent.name))
-    return found
+            if content.startswith(variable) or b"\0" + variable in content:
+                processes.append(int(place.parent.name))
+    return processes
 
 
 def variables_of(process: int) -> dict[str, str]:

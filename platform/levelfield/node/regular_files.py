@@ -54,8 +54,8 @@ def read_regular(path: Union[Path, str], first: int = -1, largest: int = MOST_BY
         size = os.fstat(file.fileno()).st_size
         content = file.read(largest + 1) if size <= largest else b""
         if max(size, len(content)) > largest:  # it may have grown meanwhile
-            found = f"found {max(size, len(content)):,} bytes, expected at most {largest:,}"
-            raise OSError(errno.EFBIG, found, str(path))
+            status = f"found {max(size, len(content)):,} bytes, expected at most {largest:,}"
+            raise OSError(errno.EFBIG, status, str(path))
         return content
 
 

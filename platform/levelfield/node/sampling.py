@@ -86,8 +86,8 @@ class Sampler:
 
         wall_ns: the time of day, for readers; no figure is computed from it."""
         before = time.monotonic_ns()
-        found = reading()
-        line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **found}
+        values = reading()
+        line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **values}
         is_before = not self._started.is_set()
         host = self._host(is_before)
         return {**line, **({"before": True} if is_before else {}), **({"host": host} if host else {})}

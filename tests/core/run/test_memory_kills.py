@@ -38,16 +38,16 @@ def test_the_kernels_log_tells_whose_kill_it_was(group: Path) -> None:
     if watches[0]._log is None:
         pytest.skip("the kernel's log does not tell this machine's processes")
     victim = eaten(group)
-    assert watches[0].found([victim, os.getpid()]) == MemoryKills(1, f"the kernel's log names process {victim}")
-    assert watches[1].found([os.getpid()]) == MemoryKills(0, None), "a kill elsewhere is not this run's"
-    assert MemoryKillWatch().found([victim]) == MemoryKills(0, None), "nor is an earlier one"
+    assert watches[0].kills([victim, os.getpid()]) == MemoryKills(1, f"the kernel's log names process {victim}")
+    assert watches[1].kills([os.getpid()]) == MemoryKills(0, None), "a kill elsewhere is not this run's"
+    assert MemoryKillWatch().kills([victim]) == MemoryKills(0, None), "nor is an earlier one"
 
 
 def test_without_the_log_a_kill_elsewhere_is_not_this_runs(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "_open_log", lambda root: None)
     watch = MemoryKillWatch()
     eaten(group)
-    assert watch.found([os.getpid()]) == MemoryKills(0, None)
+    assert watch.kills([os.getpid()]) == MemoryKills(0, None)
 
 
 OWN = f"""
@@ -57,7 +57,7 @@ control_groups._open_log = lambda root: None
 watch = control_groups.MemoryKillWatch()
 victim = subprocess.Popen([sys.executable, "-c", "open('/proc/self/oom_score_adj', 'w').write('900'); {EAT}"])
 victim.wait()
-print(victim.returncode, *watch.found([victim.pid]))
+print(victim.returncode, *watch.kills([victim.pid]))
 """
 
 
@@ -82,7 +82,7 @@ def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -
 
 def test_a_counter_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
     assert memory_kills(tmp_path) is None
-    assert MemoryKillWatch(tmp_path).found([1]) == MemoryKills(0, None)
+    assert MemoryKillWatch(tmp_path).kills([1]) == MemoryKills(0, None)
 
 
 @pytest.mark.parametrize(("before", "after", "number"), [(2, 2, 0), (2, 3, 1), (3, 2, 0)])
@@ -94,4 +94,4 @@ def test_only_what_rose_counts(tmp_path: Path, before: int, after: int, number: 
     events.write_text(f"oom_kill {before}\n")
     watch = MemoryKillWatch(tmp_path)
     events.write_text(f"oom_kill {after}\n")
-    assert watch.found([1]).number == number
+    assert watch.kills([1]).number == number

@@ -237,7 +237,7 @@ def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypa
 def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
     found = MemoryKills(1, "the kernel's log names process 7")
-    monkeypatch.setattr("levelfield.node.control_groups.MemoryKillWatch.found", lambda watch, processes: found)
+    monkeypatch.setattr("levelfield.node.control_groups.MemoryKillWatch.kills", lambda watch, processes: found)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
     assert result["status"]["evidence"].endswith("the kernel's log names process 7")

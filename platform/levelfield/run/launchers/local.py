@@ -27,9 +27,9 @@ class LocalLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
-        kills, ranks = MemoryKillWatch(), Ranks(new_mark())
+        memory, ranks = MemoryKillWatch(), Ranks(new_mark())
         outcome = self._run(request, watch, ranks)
-        killed = kills.found(ranks.processes())
+        killed = memory.kills(ranks.processes())
         return replace(outcome, oom_kills=killed.number, oom_evidence=killed.evidence)
 
     def _run(self, request: Request, watch: Watch, ranks: Ranks) -> Outcome:
