@@ -83,25 +83,18 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_of_no_use_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(plan_environment, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
-    monkeypatch.setenv("PATH", f"{machine / 'first'}:{machine / 'second'}:/usr/bin:/bin")
-    plant(machine / "first", FAULTS[fault][0])
-    good = plant(machine / "second", f"echo {OTHER}")
-    assert find_interpreter(f"=={OTHER}.*").python == good
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_of_no_use_alone_is_an_error_that_says_why(
+def test_one_of_no_use_is_passed_over_and_named_where_there_is_no_other(
     machine: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(plan_environment, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
-    monkeypatch.setenv("PATH", f"{machine / 'first'}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{machine / 'first'}:{machine / 'second'}:/usr/bin:/bin")
     script, words = FAULTS[fault]
     path = plant(machine / "first", script)
     with pytest.raises(UsageError) as caught:
         find_interpreter(f"=={OTHER}.*")
     assert f"found, but of no use: {path} {words}" in str(caught.value)
+    good = plant(machine / "second", f"echo {OTHER}")
+    assert find_interpreter(f"=={OTHER}.*").python == good
 
 
 def test_a_file_that_cannot_be_executed_is_none(machine: Path) -> None:

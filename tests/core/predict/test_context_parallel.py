@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import LayoutError
 from levelfield.predict.layout_rules import broken, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
@@ -226,8 +225,3 @@ def test_who_offers_context_parallelism_and_partial_sharding() -> None:
     assert offering == {"torch", "megatron"}
     whole_only = {name for name, file in files.items() if "partial sharding" in file.refusals("nvidia")}
     assert whole_only == {"megatron", "deepspeed"}
-
-
-def test_a_context_that_does_not_divide_is_a_layout_error() -> None:
-    with pytest.raises(LayoutError, match="sharding_degree 3"):
-        parse_layout("DP4CP2SH1SP3")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from levelfield.measure.parameter_counts import parameters
+from levelfield.predict.activations import _inputs
 from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
 from levelfield.predict.setup import setup_of
 from levelfield.specs.base import load
@@ -226,6 +228,20 @@ def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
     assert sixteen.activations - eight.activations == 32 * 8192 * (2 * 4096 + 4096 + 14336)
 
 
+@pytest.mark.parametrize(("is_gated", "expected"), [(True, 5), (False, 4)])
+def test_torch_keeps_each_products_input_in_8_bits(is_gated: bool, expected: int) -> None:
+    """Also where several products have the same input."""
+
+    def inputs(width: int, by_product: bool) -> int:
+        memory_model = SimpleNamespace(inputs_by_product=by_product)
+        model = SimpleNamespace(is_gated=is_gated)
+        setup: Any = SimpleNamespace(input_width=width, model=model, memory_model=memory_model)
+        return _inputs(setup)
+
+    assert inputs(1, True) == expected
+    assert inputs(2, True) == inputs(1, False) == 2
+
+
 def test_logits_are_made_in_chunks() -> None:
     vocabulary, hidden = 128256, 4096
     found = footprint("llama3_8b").logits
@@ -261,4 +277,3 @@ def test_layouts_never_need_more_than_one_device() -> None:
     whole = footprint("llama3_8b").total
     for layout in ("TP2", "TP8", "PP2", "PP8", "TP2PP1SH2SP4", "TP1PP1SH3SP8"):
         assert footprint("llama3_8b", layout).total < whole
-    assert Layout().world_size == 1
