@@ -30,20 +30,16 @@ MEANING = {"context": " (several ranks share each sequence; `plan --layout` pred
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The work of one scale with every free field set. origins: free field to the name of its source.
-
-    layout_is_default: nothing sets the layout. estimates: the planner's rows, the chosen one first; empty where the
-    planner was not used.
-    """
+    """The work of one scale with every free field set."""
 
     scale: Scale
     work: Work
     tuning: Tuning
     nodes: int
     devices_per_node: int
-    origins: dict[str, str]
-    layout_is_default: bool = False
-    estimates: tuple[LayoutEstimate, ...] = ()
+    origins: dict[str, str]  # free field to the name of its source
+    layout_is_default: bool = False  # nothing sets the layout
+    estimates: tuple[LayoutEstimate, ...] = ()  # the planner's rows, the chosen one first; empty where it was not used
 
 
 @dataclass(frozen=True)

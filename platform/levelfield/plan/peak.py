@@ -20,17 +20,14 @@ SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is 
 
 @dataclass(frozen=True)
 class MeasuredPeaks:
-    """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none.
+    """Rates that a probe measured on this machine, by dtype."""
 
-    measurements: when and beside what, by dtype; without those that are not known. refused: a sentence for each rate
-    that cannot be a peak and is left out. limits: what a share of this host cannot exceed, in TFLOP/s by dtype.
-    """
-
-    tflops: dict[str, float] = field(default_factory=dict)
-    how: str = "no probe of this machine yet; the first run makes one"
+    tflops: dict[str, float] = field(default_factory=dict)  # TFLOP/s
+    how: str = "no probe of this machine yet; the first run makes one"  # the method, or why there are none
+    # When and beside what; without those that are not known.
     measurements: dict[str, PeakMeasurement] = field(default_factory=dict)
-    refused: tuple[str, ...] = ()
-    limits: dict[str, float] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()  # a sentence for each rate that cannot be a peak and is left out
+    limits: dict[str, float] = field(default_factory=dict)  # TFLOP/s that a share of this host cannot exceed
 
 
 def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:

@@ -18,45 +18,31 @@ RequestedScale = Literal["auto", "smoke", "full"]
 
 @dataclass(frozen=True)
 class UserRequest:
-    """The options of a run beside the case string.
-
-    choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
-    python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
-    capture_step: the step whose tensors are written. offline: nothing is fetched from a network. base_image,
-    base_has_framework, container_memory_bytes, allow: for runtime docker; base_has_framework: the user's image brings
-    the framework, and nothing is installed; allow: what a vendor's container may be given beyond the closed
-    list.
-    hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
-    are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
-    before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
-    devices: the numbers of the devices of this machine to take; empty: any. base: no vendor and no suite chooses.
-    node_power: the site's command that prints the power of whole nodes. explain_steps: how many steps after the last
-    one are recorded; None: none.
-    """
+    """The options of a run beside the case string."""
 
     scale: RequestedScale = "auto"
-    choice: TuningChoice = field(default_factory=TuningChoice)
-    repeat: int | None = None
-    python: str | None = None
-    assume: bool = False
+    choice: TuningChoice = field(default_factory=TuningChoice)  # free fields that the user sets
+    repeat: int | None = None  # the number of runs; None takes it from the case string
+    python: str | None = None  # an interpreter to use as it is
+    assume: bool = False  # plan for devices that may be absent
     save_weights: bool = False
-    capture_step: int | None = None
-    probe: bool = False
+    capture_step: int | None = None  # the step whose tensors are written
+    probe: bool = False  # measure the peak again
     runtime: RuntimeName = "process"
-    base_image: str | None = None
-    base_has_framework: bool = False
-    offline: bool = False
-    container_memory_bytes: int | None = None
-    allow: tuple[str, ...] = ()
-    hardware: NamedHardware | None = None
-    derivation: Derivation = field(default_factory=Derivation)
-    launch: LaunchPlan | None = None
-    preflight: bool | None = None
-    quiet_machine: bool = False
-    devices: tuple[int, ...] = ()
-    base: bool = False
-    node_power: NodePowerSite | None = None
-    explain_steps: int | None = None
+    base_image: str | None = None  # the user's, for runtime docker
+    base_has_framework: bool = False  # the user's image brings the framework, and nothing is installed
+    offline: bool = False  # nothing is fetched from a network
+    container_memory_bytes: int | None = None  # for runtime docker
+    allow: tuple[str, ...] = ()  # what a vendor's container may be given beyond the closed list
+    hardware: NamedHardware | None = None  # the value of --assume-hardware
+    derivation: Derivation = field(default_factory=Derivation)  # changes that make a derived case
+    launch: LaunchPlan | None = None  # how other machines are reached, with all hosts of the site; None: this one
+    preflight: bool | None = None  # whether the nodes are measured before the training; None: where there are several
+    quiet_machine: bool = False  # others on the machines refuse the run
+    devices: tuple[int, ...] = ()  # the numbers of the devices of this machine to take; empty: any
+    base: bool = False  # no vendor and no suite chooses
+    node_power: NodePowerSite | None = None  # the site's command that prints the power of whole nodes
+    explain_steps: int | None = None  # how many steps after the last one are recorded; None: none
 
 
 @dataclass(frozen=True)
@@ -81,23 +67,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Decision:
-    """The input of `resolve`.
+    """The input of `resolve`."""
 
-    text: the case string as the user wrote it. selector: the same with the chosen hardware. selection: the documents
-    and devices that it names. scale, scale_reason: the requested scale, and the reason where it is not the command
-    line's. suite: the suite's entry. deviations: differences from the request, as sentences. refusal: why this machine
-    cannot run it; the plan is then a record and is not checked. driver: the version of the devices' driver, where
-    packages that the platform installs need a certain one.
-    """
-
-    text: str
-    selector: Selector
-    selection: Selection
+    text: str  # the case string as the user wrote it
+    selector: Selector  # the same with the chosen hardware
+    selection: Selection  # the documents and devices that it names
     request: UserRequest = field(default_factory=UserRequest)
-    scale: RequestedScale = "auto"
-    scale_reason: str | None = None
+    scale: RequestedScale = "auto"  # the requested one
+    scale_reason: str | None = None  # where the scale is not the command line's
     suggestion: Suggestion = field(default_factory=Suggestion)
-    suite: EntryUsed | None = None
-    deviations: tuple[str, ...] = ()
-    refusal: str | None = None
+    suite: EntryUsed | None = None  # the suite's entry
+    deviations: tuple[str, ...] = ()  # differences from the request, as sentences
+    refusal: str | None = None  # why this machine cannot run it; the plan is then a record and is not checked
+    # The version of the devices' driver, where packages that the platform installs need a certain one.
     driver: str | None = None

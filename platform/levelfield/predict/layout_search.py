@@ -74,7 +74,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class LayoutQuestion:
-    """A case on devices. capacity_bytes: of one device; None: unknown, and every layout counts as fitting."""
+    """A case on devices."""
 
     work: Work
     machine: MachineRates
@@ -82,7 +82,7 @@ class LayoutQuestion:
     offer: SupportedParallelism
     on_host: bool
     devices: int
-    capacity_bytes: int | None
+    capacity_bytes: int | None  # of one device; None: unknown, and every layout counts as fitting
     wanted: Wanted = Wanted()
 
     @property

@@ -177,28 +177,22 @@ def send_seconds(size: float, link: Link) -> float:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """The rates of devices and links. Rates are per device: FLOP/s, bytes/s.
+    """The rates of devices and links. Rates are per device: FLOP/s, bytes/s. None: unknown."""
 
-    matmul: the achievable rate if known, else the peak; fp8_matmul: the same in fp8, or None. node: the link between
-    devices of one node; pair: the rate to a single other device, when only some links lead there. network: between
-    nodes, bytes per second of one whole node. None: unknown. operation_seconds: the cost of a launch beside its work.
-    gather, scatter: the measured link of gathers and reduce-scatters, when it differs from that of all-reduces.
-    attention: FLOP/s of attention's core by kernel, forward and backward together; without an entry it has the rate of
-    products. sdpa: torch's fused kernels on the chip, in its order.
-    """
-
-    matmul_flops_per_second: float
-    fp8_matmul_flops_per_second: float | None
+    matmul_flops_per_second: float  # the achievable rate if known, else the peak
+    fp8_matmul_flops_per_second: float | None  # the same in fp8, or None
     memory_bytes_per_second: float
-    node: Link | None
-    network: Link | None
+    node: Link | None  # the link between devices of one node
+    network: Link | None  # between nodes, bytes per second of one whole node
     devices_per_node: int
-    pair_bytes_per_second: float | None = None
-    operation_seconds: float = 0.0
+    pair_bytes_per_second: float | None = None  # to a single other device, when only some links lead there
+    operation_seconds: float = 0.0  # the cost of a launch beside its work
+    # The measured link of gathers, and of reduce-scatters, when it differs from that of all-reduces.
     gather: Link | None = None
     scatter: Link | None = None
+    # FLOP/s of attention's core by kernel, forward and backward together; without an entry it has the rate of products.
     attention: Mapping[AttentionKernel, float] = field(default_factory=dict)
-    sdpa: tuple[AttentionKernel, ...] = ()
+    sdpa: tuple[AttentionKernel, ...] = ()  # torch's fused kernels on the chip, in its order
 
 
 class UnknownLink(ValueError):

@@ -45,19 +45,14 @@ ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (re
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of operations.
+    """The cost of operations."""
 
-    matmul_flops: of products with a layer's weights, which fp8 speeds up; core_flops: of the other products.
-    attention_flops: of queries with keys and of scores with values. product_bytes: operands and results of products;
-    logit_bytes: the memory traffic of the loss; moved_bytes: that of everything else.
-    """
-
-    matmul_flops: float = 0.0
-    core_flops: float = 0.0
-    attention_flops: float = 0.0
-    product_bytes: float = 0.0
-    logit_bytes: float = 0.0
-    moved_bytes: float = 0.0
+    matmul_flops: float = 0.0  # of products with a layer's weights, which fp8 speeds up
+    core_flops: float = 0.0  # of the other products
+    attention_flops: float = 0.0  # of queries with keys and of scores with values
+    product_bytes: float = 0.0  # operands and results of products
+    logit_bytes: float = 0.0  # the memory traffic of the loss
+    moved_bytes: float = 0.0  # the memory traffic of everything else
     operations: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
@@ -69,20 +64,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Slice:
-    """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
-    attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
-    from the logits of the whole vocabulary. expert: the ranks that divide the experts. unfused: what the program
-    computes in several calls."""
+    """One rank's share of a micro-batch."""
 
-    tokens: int
+    tokens: int  # of the micro-batch
     sequence_length: int
     tensor: int
     sequence_parallel: bool
-    width: int
-    keeps_scores: bool
-    gathers_logits: bool = False
-    expert: int = 1
-    unfused: tuple[Unfused, ...] = ()
+    width: int  # bytes of a compute value
+    keeps_scores: bool  # attention writes all scores to memory, with the masked half
+    gathers_logits: bool = False  # every tensor rank computes the loss from the logits of the whole vocabulary
+    expert: int = 1  # the ranks that divide the experts
+    unfused: tuple[Unfused, ...] = ()  # what the program computes in several calls
 
     def traffic(self, kind: Unfused) -> float:
         """Return the traffic of this work over that of a fused kernel."""

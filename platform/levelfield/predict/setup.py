@@ -17,19 +17,18 @@ FP32, FP16, FP8 = 4, 2, 1  # bytes of a value
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """tokens: of a micro-batch on a rank. width: bytes of a compute value. input_width: bytes of a stored input of a
-    matrix product. on_host: the devices are shares of the host. micro_batches: per step of one data-parallel rank."""
+    """One layout of a case on one kind of device."""
 
     model: Model
     training: Training
     layout: Layout
     tuning: Tuning
-    on_host: bool
+    on_host: bool  # the devices are shares of the host
     memory_model: MemoryModel
-    tokens: int
-    width: int
-    input_width: int
-    micro_batches: int
+    tokens: int  # of a micro-batch on a rank
+    width: int  # bytes of a compute value
+    input_width: int  # bytes of a stored input of a matrix product
+    micro_batches: int  # per step of one data-parallel rank
 
     @property
     def sequence_length(self) -> int:

@@ -32,19 +32,17 @@ UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
 
 
 class PredictedStep(NamedTuple):
-    """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
-    bubble: filling and draining the pipeline; tensor, context, pipeline, data: communication without overlap, as is
-    expert, the exchange of tokens between the ranks of experts."""
+    """Seconds of one step, by part. Communication is that without overlap."""
 
-    compute: float
-    imbalance: float
-    bubble: float
+    compute: float  # of an average stage
+    imbalance: float  # the slowest stage minus the average
+    bubble: float  # filling and draining the pipeline
     tensor: float
     context: float
     pipeline: float
     data: float
     optimizer: float
-    expert: float = 0.0
+    expert: float = 0.0  # the exchange of tokens between the ranks of experts
 
     @property
     def total(self) -> float:
@@ -159,16 +157,16 @@ def _pipeline_seconds(s: RankWork) -> float:
 
 @dataclass(frozen=True)
 class WeightExchange:
-    """The exchange of gradients and weights of a layout, and the update. messages: of all but the experts, and of
-    these, the seconds of a gather of the weights, of a reduction of the gradients, and of what follows once a step.
-    copied: the weights that are copied between the exchange's buffers and the tensors, by copy_rate bytes a second."""
+    """The exchange of gradients and weights of a layout, and the update."""
 
     stage: int
     width: int
     overlap: float
+    # Of all but the experts, and of these, the seconds of a gather of the weights, of a reduction of the gradients, and
+    # of what follows once a step.
     messages: tuple[tuple[float, float, float], ...]
-    copied: float
-    copy_rate: float
+    copied: float  # weights that are copied between the exchange's buffers and the tensors
+    copy_rate: float  # bytes a second of these copies
     update: float
 
     def added_to(self, passes: StepPasses, chunks: int) -> PredictedStep:

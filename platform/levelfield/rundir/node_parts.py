@@ -16,19 +16,14 @@ NO_TELEMETRY = "left no telemetry"
 
 @dataclass(frozen=True)
 class NodePart:
-    """One machine's part of a run. name: of its node, or None for the platform's machine, which has all nodes.
+    """One machine's part of a run."""
 
-    ranks: those on it, whose events and telemetry have one clock. steps: their records. ends: by step, when the first
-    of these ranks ended it. telemetry: None where the node left none. indices: its devices, as its telemetry names
-    them.
-    """
-
-    name: str | None
-    ranks: range
-    steps: tuple[StepRecord, ...]
-    ends: Mapping[int, int]
-    telemetry: NodeTelemetry | None
-    indices: tuple[str, ...]
+    name: str | None  # of its node; None for the platform's machine, which has all nodes
+    ranks: range  # those on it, whose events and telemetry have one clock
+    steps: tuple[StepRecord, ...]  # of these ranks
+    ends: Mapping[int, int]  # by step, when the first of these ranks ended it
+    telemetry: NodeTelemetry | None  # None where the node left none
+    indices: tuple[str, ...]  # its devices, as its telemetry names them
 
     @property
     def read(self) -> NodeTelemetry:

@@ -46,36 +46,31 @@ LONGEST = 200  # characters of a text about a machine
 
 @dataclass(frozen=True)
 class RawRecords:
-    """All raw records of a run. `broken`: lines that are not events, as sentences.
-
-    telemetry: by machine. node_power: by node, what was read of its power. node_facts, node_software: what each node is
-    and has. node_ends: how its part ended.
-    seen: the windows by the platform's clock. pretended: the chip that a stand-in for a device's libraries pretended
-    to be, by rank; the stand-in writes this event itself. follows: of a mixture, the digest of the choices that each
-    rank follows, or None; compared, chosen: what the ranks record of them.
-    """
+    """All raw records of a run."""
 
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
     gradients: tuple[GradientShare, ...] = ()
     final: tuple[FinalSlice, ...] = ()
     experts: tuple[ExpertShare, ...] = ()
+    # Of a mixture, by rank, the digest of the choices that it follows, or None.
     follows: dict[int, str | None] = field(default_factory=dict)
-    compared: tuple[ComparedChoices, ...] = ()
+    compared: tuple[ComparedChoices, ...] = ()  # what the ranks record of these choices, as is the next
     chosen: tuple[ChosenExperts, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
+    # The chip that a stand-in for a device's libraries pretended to be; the stand-in writes this event itself.
     pretended: dict[int, str] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
-    telemetry: tuple[NodeTelemetry, ...] = ()
-    node_power: dict[int, NodePowerTrace] = field(default_factory=dict)
-    node_facts: dict[int, Event] = field(default_factory=dict)
+    telemetry: tuple[NodeTelemetry, ...] = ()  # by machine
+    node_power: dict[int, NodePowerTrace] = field(default_factory=dict)  # by node, what was read of its power
+    node_facts: dict[int, Event] = field(default_factory=dict)  # what each node is, and has
     node_software: dict[int, Event] = field(default_factory=dict)
-    node_ends: dict[int, Event] = field(default_factory=dict)
-    seen: dict[int, WindowSighting] = field(default_factory=dict)
+    node_ends: dict[int, Event] = field(default_factory=dict)  # how each node's part ended
+    seen: dict[int, WindowSighting] = field(default_factory=dict)  # the windows by the platform's clock
     outcome: Event = field(default_factory=dict)
-    broken: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()  # lines that are not events, as sentences
     inherited: dict[str, str] = field(default_factory=dict)
     system: System | None = None
     provenance: Event = field(default_factory=dict)
