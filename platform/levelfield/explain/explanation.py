@@ -37,7 +37,7 @@ from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import UnknownLink, port_rate
 from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.rundir.directory import read_plan, write_atomically
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, measured_events, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, measured_events, sequence, whole
 from levelfield.specs.base import dump, load
 from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
@@ -208,7 +208,7 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
         if failed := said.get("failed"):
             found.missing.append(f"rank {rank}: {str(failed)[:300]}")
         found.missing += [
-            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in listed(said.get("left_out"))
+            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in sequence(said.get("left_out"))
         ]
         alone = _alone(measured.get(ALONE, ()), rank, found)
         found.profilers |= {str(said["profiler"])[:60]} if "profiler" in said else set()

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import utc_now
-from levelfield.rundir.event_lines import Event, event_or_none, listed
+from levelfield.rundir.event_lines import Event, event_or_none, sequence
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -156,7 +156,7 @@ def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None
 
 def _digests_elsewhere(outcome: Event) -> list[str]:
     """Return the digests of the files, in order. A rank that did not say what it imported counts as such a file."""
-    files = (each for each in listed(outcome.get("elsewhere")) if isinstance(each, dict))
+    files = (each for each in sequence(outcome.get("elsewhere")) if isinstance(each, dict))
     return sorted({str(each.get("sha256")) for each in files})
 
 

@@ -15,7 +15,7 @@ from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixtur
 from levelfield.measure.validity import MOST_REASONS, check
 from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
-from levelfield.rundir.event_lines import listed
+from levelfield.rundir.event_lines import sequence
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords, clipped, clipped_texts
 from levelfield.specs.paths import RunPaths
@@ -298,7 +298,7 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
 
 def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
     facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
-    missing = list(filter(None, map(clipped, listed(end.get("missing")))))
+    missing = list(filter(None, map(clipped, sequence(end.get("missing")))))
     missing += [what for what, lacks in (("facts", not facts), ("telemetry", is_silent)) if lacks]
     return NodeResult(
         node=node,

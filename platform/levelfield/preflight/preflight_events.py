@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeGuard
 
 from levelfield.measure.collectives import bus_factor, middle_and_best, slowest_blocks
-from levelfield.rundir.event_lines import DAMAGED, Event, MeasuredEvents, listed, mapping, measured_events, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, MeasuredEvents, mapping, measured_events, sequence, whole
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, Rate
@@ -54,7 +54,7 @@ def _barrier(ranks: Mapping[int, MeasuredEvents]) -> float | None:
 
 def _seconds(values: Event) -> list[float]:
     """Return the seconds of an event's blocks; none where one cannot be right."""
-    given = listed(values.get("seconds"))
+    given = sequence(values.get("seconds"))
     return given if all(map(is_rate, given)) else []
 
 

@@ -15,7 +15,7 @@ from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
-from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
+from levelfield.rundir.event_lines import Event, event_or_none, mapping, sequence
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -89,7 +89,7 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, in
         if event is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
-        answers = answers_of(listed(event.get("outputs")))
+        answers = answers_of(sequence(event.get("outputs")))
         times = {name: event[name] for name in _COPIED if event.get(name) is not None}
         yield json.dumps({**times, **_samples(adapter, devices, event)}) + "\n"
 
@@ -105,7 +105,7 @@ def _samples(adapter: Vendor | None, devices: Mapping[int, Device], line: Event)
         return {"samples": []}
     read = plausible_samples(adapter, list(devices.values()))
     numbers = {device.index: number for number, device in devices.items()}
-    samples = [{**s, "index": numbers.get(s["index"], s["index"])} for s in listed(read["samples"])]
+    samples = [{**s, "index": numbers.get(s["index"], s["index"])} for s in sequence(read["samples"])]
     return {**read, "samples": samples}
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from levelfield.rundir.event_lines import listed, mapping
+from levelfield.rundir.event_lines import mapping, sequence
 from levelfield.rundir.seal import DEVICE, VARIABLES
 from levelfield.specs.variables import MASK, SECRET_VALUE, is_known, is_secret, masked
 
@@ -46,7 +46,7 @@ def hosts_in(value: Any, key: str = "") -> set[str]:
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
         return below
     places = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
-    texts = [text for place in places for text in (*map(place.get, _HOST_KEYS), *listed(place.get("addresses")))]
+    texts = [text for place in places for text in (*map(place.get, _HOST_KEYS), *sequence(place.get("addresses")))]
     return below | {text for text in texts if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
 
 

@@ -23,7 +23,7 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.rundir.event_lines import DAMAGED, Event, count, listed, mapping, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, count, mapping, sequence, whole
 from levelfield.rundir.seal import document
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
@@ -115,7 +115,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
     outcome, provenance = _outcome(paths.outcome), document(paths.provenance) or {}
     # of two ends of one node the first one counts
-    node_ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
+    node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(chain.from_iterable(_records(pairs, "weights", _weights, broken))),
@@ -246,7 +246,7 @@ def _outcome(path: Path) -> Event:
     content = document(path) or {}
     if not isinstance(content.get("cause"), str):
         return {}
-    ends, evidence = filter(_is_end, listed(content.get("ends"))), content.get("evidence")
+    ends, evidence = filter(_is_end, sequence(content.get("ends"))), content.get("evidence")
     return {**content, "ends": [*ends], "evidence": None if evidence is None else str(evidence)}
 
 
@@ -274,7 +274,7 @@ def system_of(provenance: Event) -> System | None:
         kernel=clipped(machine.get("kernel")),
         processor=clipped(machine.get("processor")),
         model=clipped(machine.get("model")),
-        network=tuple(filter(None, map(clipped, listed(machine.get("network"))))),
+        network=tuple(filter(None, map(clipped, sequence(machine.get("network"))))),
         software=clipped_texts(provenance.get("vendor_software")),
         engine=f"docker {version}" if version else None,
     )

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
+from levelfield.rundir.event_lines import Event, event_or_none, mapping, sequence
 from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
@@ -216,7 +216,7 @@ def outcome_digest(outcome: Event) -> str:
 
 def _may_still_write(outcome: Event) -> bool:
     """Return whether a rank was left that did not end by SIGKILL."""
-    return any(mapping(end).get("process") is not None for end in listed(outcome.get("ends")))
+    return any(mapping(end).get("process") is not None for end in sequence(outcome.get("ends")))
 
 
 def _unsealed_reason(outcome: Event) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, sequence, whole
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ def whole_or_none(value: Any) -> int | None:
 def _reasons(lines: list[Event]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for line in lines:
-        for sample in listed(line.get("samples")):
+        for sample in sequence(line.get("samples")):
             reasons |= {str(name): str(text) for name, text in mapping(mapping(sample).get("reasons")).items()}
         if "error" in line:
             reasons["tool"] = str(line["error"])
