@@ -80,15 +80,17 @@ def _clock(part: NodePart, raw: RawRecords) -> Iterator[Contradiction | str]:
     if not ends:
         return
     if not read:
-        yield part.said("there is no telemetry, so nothing is held against the clock of the events")
+        yield part.labelled("there is no telemetry, so nothing is held against the clock of the events")
         return
-    field = part.said("events: first time")
+    field = part.labelled("events: first time")
     if not (read[0] - min(ends)) / NANOSECONDS <= EARLY_SECONDS:
         yield Contradiction(field, _seconds(min(ends)), f"telemetry begins at {_seconds(read[0])}")
     if not (min(ends) - read[-1]) / NANOSECONDS <= LATE_SECONDS:
         yield Contradiction(field, _seconds(min(ends)), f"telemetry ends at {_seconds(read[-1])}")
     elif not (late := (max(ends) - read[-1]) / NANOSECONDS) <= LATE_SECONDS:
-        yield part.said(f"telemetry ends {late:.0f} s before the events, so their end is not held against its clock")
+        yield part.labelled(
+            f"telemetry ends {late:.0f} s before the events, so their end is not held against its clock"
+        )
 
 
 def _time_of_day(part: NodePart, started: float | None) -> Iterator[Contradiction | str]:
@@ -96,7 +98,7 @@ def _time_of_day(part: NodePart, started: float | None) -> Iterator[Contradictio
     if started is None:
         return
     if not part.read.wall_clock:
-        yield part.said("telemetry has no time of day, so nothing is held against the time in provenance.json")
+        yield part.labelled("telemetry has no time of day, so nothing is held against the time in provenance.json")
         return
     (first_ns, first_wall), (last_ns, last_wall) = min(part.read.wall_clock), max(part.read.wall_clock)
     if not -LATE_SECONDS <= first_wall / NANOSECONDS - started <= START_SECONDS:
@@ -104,11 +106,11 @@ def _time_of_day(part: NodePart, started: float | None) -> Iterator[Contradictio
         if part.name is None:
             yield Contradiction("provenance.json: time", _day(started), f"telemetry begins at {began}")
         else:
-            yield part.said(f"telemetry begins at {began} by that node's time of day; the run at {_day(started)}")
+            yield part.labelled(f"telemetry begins at {began} by that node's time of day; the run at {_day(started)}")
     apart = abs((last_wall - first_wall) - (last_ns - first_ns))
     if not apart <= max(DRIFT * (last_ns - first_ns), 2 * NANOSECONDS):
         moved = f"{apart / NANOSECONDS:.1f} s against the other clock"
-        yield part.said(f"the time of day was set during the run: it moved {moved}")
+        yield part.labelled(f"the time of day was set during the run: it moved {moved}")
 
 
 def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:

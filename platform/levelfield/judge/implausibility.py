@@ -121,12 +121,12 @@ def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int,
         if plan.peak.limit_tflops is not None:
             limit = min(limit, plan.peak.limit_tflops * ranks)
         if reason := time_reason(seconds, share, limit, f"no more than {cores} core(s) can"):
-            yield f"time: {part.said(reason)}"
+            yield f"time: {part.labelled(reason)}"
         # a probe has no more threads than cores are paid for, which may be fewer than there are
         threads = min(cores, (plan.tuning.threads or cores) * ranks)
         peak = min(limit, plan.peak.tflops * ranks) if plan.peak.tflops is not None else limit
         if reason := processor_reason(*used_seconds(host, *window_ns), share * steps, peak / threads):
-            yield f"processors: {part.said(reason)}"
+            yield f"processors: {part.labelled(reason)}"
 
 
 def _idle_watts(parts: Sequence[NodePart]) -> float | None:

@@ -60,7 +60,7 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     peaks = memories.memory(part.read.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
-    reason = part.why_silent or _with_cause(peaks.used.reason, part.said_by_tool("memory_used_bytes", "tool"))
+    reason = part.silence_reason or _with_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
     return replace(peaks, used=replace(peaks.used, reason=reason))
 
 
@@ -105,7 +105,7 @@ def _node_energy(
         return None
     traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
     uses = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
-    lacking = [part.said(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None]
+    lacking = [part.labelled(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None]
     reason = why_none or next(iter(lacking), None)
     windows = filter(None, (part.window_ns(plan.work.window) for part in parts))
     seconds = max((end - begin for begin, end in windows), default=0) / NANOSECONDS
@@ -146,8 +146,8 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
 
 def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     window_ns = part.window_ns(plan.work.window)
-    if window_ns is None or part.why_silent:
-        reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
+    if window_ns is None or part.silence_reason:
+        reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.silence_reason
         return energies.EnergyUse(reason=reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
@@ -156,7 +156,7 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     use = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if use.joules is not None:
         return use
-    causes = (part.said_by_tool(figure) for figure in ("energy_joules", "power_watts"))
+    causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
     return replace(use, reason=_with_cause(use.reason, "; ".join(dict.fromkeys(filter(None, causes)))))
 
 
@@ -165,14 +165,14 @@ def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
     loads = []
     for part in parts:
         window_ns = part.window_ns(plan.work.window)
-        if part.why_silent:
-            return Figure(value=None, unit="1", reason=part.said(part.why_silent))
+        if part.silence_reason:
+            return Figure(value=None, unit="1", reason=part.labelled(part.silence_reason))
         load: float | str = f"rank {part.ranks.start} lacks the window"
         if window_ns:
             load = mean_load(part.read.readings, part.indices, *window_ns)
         if isinstance(load, str):
-            reason = _with_cause(load, part.said_by_tool("utilisation")) or load
-            return Figure(value=None, unit="1", reason=part.said(reason))
+            reason = _with_cause(load, part.tool_reason("utilisation")) or load
+            return Figure(value=None, unit="1", reason=part.labelled(reason))
         loads.append(load)
     return Figure(value=sum(loads) / len(loads), unit="1")
 
@@ -200,9 +200,9 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
             warnings += [warning] if warning else []
         # about the window, or about the time before where the window is not known
         if later.is_noticeable:
-            warnings.append(part.said(host_sentence(later, "in the window")))
+            warnings.append(part.labelled(host_sentence(later, "in the window")))
         elif later.other_cores is None and earlier.is_noticeable:
-            warnings.append(part.said(host_sentence(earlier, "before the training")))
+            warnings.append(part.labelled(host_sentence(earlier, "before the training")))
     busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := during[k].other_cores) is None else cores)
     figures = OtherUse(
         devices=tuple(devices),
@@ -218,7 +218,7 @@ def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> 
     name, memory = part.device(index), plan.hardware.memory_bytes_per_device
     unread = f"device {name} could not be read before the training"
     if reading is None:
-        reason = part.why_silent or part.said_by_tool("tool") or "the vendor's tool gave no reading in time"
+        reason = part.silence_reason or part.tool_reason("tool") or "the vendor's tool gave no reading in time"
         use = DeviceUse(device=name, memory_used=_figure(None, "B", reason), load=None, in_use=None)
         return use, f"{unread}: {reason}"
     used, load = reading.memory_used_bytes, reading.utilisation
@@ -233,15 +233,15 @@ def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> 
 def _host_before(part: NodePart) -> HostUse:
     readings = [reading for reading in part.read.host if reading.before]
     if len(readings) < 2:
-        reason = part.why_silent or "there are no two readings from before the training"
+        reason = part.silence_reason or "there are no two readings from before the training"
         return HostUse(None, readings[0].cores if readings else None, reason)
     return host_use(readings, readings[0].time_ns, readings[-1].time_ns)
 
 
 def _host_in_window(plan: Plan, part: NodePart) -> HostUse:
     host, window_ns = part.read.host, part.window_ns(plan.work.window)
-    if part.why_silent or window_ns is None:
-        reason = part.why_silent or "the run ended before its window"
+    if part.silence_reason or window_ns is None:
+        reason = part.silence_reason or "the run ended before its window"
         return HostUse(None, host[-1].cores if host else None, reason)
     return host_use(host, *window_ns)
 
@@ -250,5 +250,5 @@ def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
     """Return the use of the busiest machine; unknown when it is unknown of one, which may be the busiest."""
     for part, use in zip(parts, uses, strict=True):
         if use.other_cores is None:
-            return Figure(value=None, unit="cores", reason=part.said(use.reason or "unknown"))
+            return Figure(value=None, unit="cores", reason=part.labelled(use.reason or "unknown"))
     return Figure(value=max(use.other_cores or 0.0 for use in uses), unit="cores")

@@ -130,8 +130,8 @@ def _time_of_day(part: NodePart, time_ns: int) -> str | None:
 
 
 def _host(part: NodePart, span: StepSpan) -> HostUse:
-    if part.why_silent:
-        return HostUse(None, None, part.said(part.why_silent))
+    if part.silence_reason:
+        return HostUse(None, None, part.labelled(part.silence_reason))
     return host_use(part.read.host, span.begin_ns, span.end_ns)
 
 

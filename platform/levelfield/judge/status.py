@@ -292,7 +292,7 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
     """Return one entry for each node; none for a run on the platform's machine alone."""
     if not raw.node_ends and (parts[0].name is None or not raw.node_facts):
         return ()
-    silent = {part.name for part in parts if part.why_silent}
+    silent = {part.name for part in parts if part.silence_reason}
     return tuple(_node(raw, node, f"node{node}" in silent) for node in range(plan.hardware.nodes))
 
 

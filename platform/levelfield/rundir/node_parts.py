@@ -47,16 +47,16 @@ class NodePart:
         """Return the name of a device among those of the whole run."""
         return index if self.name is None else f"{self.name}/{index}"
 
-    def said(self, sentence: str) -> str:
+    def labelled(self, sentence: str) -> str:
         """Return a sentence that names the node."""
         return sentence if self.name is None else f"{self.name}: {sentence}"
 
     @property
-    def why_silent(self) -> str | None:
+    def silence_reason(self) -> str | None:
         """Why nothing was read here; None where there is telemetry, and for the platform's machine."""
         return NO_TELEMETRY if self.name is not None and self.telemetry is None else None
 
-    def said_by_tool(self, *figures: str) -> str | None:
+    def tool_reason(self, *figures: str) -> str | None:
         """Return why the vendor's tool did not read the first of these figures that it has a reason for."""
         return next((self.read.reasons[name] for name in figures if self.read.reasons.get(name)), None)
 
