@@ -107,7 +107,7 @@ def own_places(words: tuple[str, ...]) -> Iterator[Path]:
 def commands() -> dict[tuple[str, ...], argparse.ArgumentParser]:
     """Every command with its parser, by its words; () is the run."""
     found: dict[tuple[str, ...], argparse.ArgumentParser] = {}
-    for words, each in command_line.listed().items():
+    for words, each in command_line.declared_commands().items():
         command = command_line._command(each)
         if command.execute is not None:
             found[() if words == command_line.RUN else words] = command_line._parser(words, command, ())

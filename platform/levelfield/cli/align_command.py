@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.named_runs import RUN_NAME, finished_run
-from levelfield.cli.options import chips_option, json_option, registry_of
+from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of, runs_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.result_words import reason_without_limits
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
+from levelfield.rundir.directory import finished_run
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from levelfield.catalog.registry import Registry
     from levelfield.measure.curves import LoggedCurve, TailComparison
+    from levelfield.specs.paths import RunPaths
+    from levelfield.specs.reference import Reference
     from levelfield.specs.result import Alignment
 
 ALIGN = """\
@@ -70,13 +71,19 @@ def _align_options(parser: argparse.ArgumentParser) -> None:
 
 def _align(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
-    found = _verdict(options)
-    print(found.to_json() if options.json else "\n".join(lines(found)))
-    return 0 if found.verdict in ("aligned", "consistent") else GateFailed.exit_code
+    registry, runs, name = registry_of(options), runs_of(options), options.reference
+    paths, reference, other = finished_run(runs, options.run), None, None
+    if name in registry.references:
+        reference = registry.reference(name)
+    elif name is not None:
+        other = finished_run(runs, name)
+    verdict = _verdict(registry, paths, reference, other)
+    print(verdict.to_json() if options.json else "\n".join(lines(verdict)))
+    return 0 if verdict.verdict in ("aligned", "consistent") else GateFailed.exit_code
 
 
-def _verdict(options: argparse.Namespace) -> Alignment:
-    """Return the verdict on the run against --reference, a run or a name, by default that of its case."""
+def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, other_run: RunPaths | None) -> Alignment:
+    """Return the verdict on a run against another run or a reference, by default that of its case."""
     from levelfield.catalog.lookup import reference_of
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
@@ -92,34 +99,30 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
 
-    registry, name = registry_of(options), options.reference
-    paths = finished_run(options, options.run)
     plan, result = read_plan(paths), collect(paths)
-    own, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
-    if name is None or name in registry.references:
-        verdict = training_verdict(plan, raw, identity, registry.reference(name) if name else own)
+    default, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
+    if other_run is None:
+        verdict = training_verdict(plan, raw, identity, reference or default)
     else:
-        other = reference_from(finished_run(options, name), "compared with, not promoted")
         # the noise of the case's reference also limits the difference of two runs
-        noise = own.noise if own and own.identity.work == identity.work else ()
-        reference = other.model_copy(update={"noise": noise})
-        verdict = against(training_of(plan.work, raw, identity), training_of_reference(reference), reference)
-    return under_status(
-        with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate), result.status
-    )
+        noise = default.noise if default and default.identity.work == identity.work else ()
+        other = reference_from(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
+        verdict = against(training_of(plan.work, raw, identity), training_of_reference(other), other)
+    verdict = with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate)
+    return under_status(verdict, result.status)
 
 
-def lines(found: Alignment) -> list[str]:
+def lines(verdict: Alignment) -> list[str]:
     """Return verdict, layers with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
-    rows = [(layer.name, padded((marks[layer.passed], layer.detail), (6,), " ")) for layer in found.layers]
-    rows += [("against", found.reference)] if found.reference else []
-    rows += [("limits", found.limits)] if found.limits else []
-    if found.flagperf_mean_error is not None:
-        figure = f"{found.flagperf_mean_error:.2e} (its rule: 2 %)"
+    rows = [(layer.name, padded((marks[layer.passed], layer.detail), (6,), " ")) for layer in verdict.layers]
+    rows += [("against", verdict.reference)] if verdict.reference else []
+    rows += [("limits", verdict.limits)] if verdict.limits else []
+    if verdict.flagperf_mean_error is not None:
+        figure = f"{verdict.flagperf_mean_error:.2e} (its rule: 2 %)"
         rows.append(("FlagPerf", f"mean relative difference from step 21: {figure}"))
-    said = wrapped(f"{found.verdict}: {reason_without_limits(found)}", WIDTH)
-    return [said, *(labelled(*row, WIDTH) for row in rows)]
+    first = wrapped(f"{verdict.verdict}: {reason_without_limits(verdict)}", WIDTH)
+    return [first, *(labelled(*row, WIDTH) for row in rows)]
 
 
 def _curves_options(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +151,12 @@ def _curves(options: argparse.Namespace) -> int:
     files, count = [*options.ours, *options.against], len(options.ours)
     curves = [read_curve(path, options.tag) for path in files]
     firsts = first_of_each_run(curves)
-    _refuse_shared(files, firsts, count)
+    for number, first in enumerate(firsts):
+        if number >= count > first:  # it would draw the two means together
+            raise UsageError(
+                f"{files[number]}: found the curve of {files[first]}, which stands on the other side; give each run on "
+                "one side only. Runs that share weights and tokens are compared by `align`"
+            )
     repeats = [
         f"{files[number]} has the curve of {files[first]}: they count as one run"
         for number, first in enumerate(firsts)
@@ -158,10 +166,16 @@ def _curves(options: argparse.Namespace) -> int:
     sides = [sorted({longest[firsts[n]] for n in side}) for side in (range(count), range(count, len(files)))]
     ours, theirs = ([curves[number] for number in side] for side in sides)
     names = [str(files[number]) for side in sides for number in side]
-    _check_end(files, curves, options.to_step)
-    until, until_theirs = ([_up_to(curve, options.to_step) for curve in side] for side in (ours, theirs))
-    comparison = compare_tails(until, until_theirs, options.margin, options.from_step, names)
-    is_restricted = options.from_step is not None or options.to_step is not None
+    tails, last = (ours, theirs), options.to_step
+    if last is not None:
+        for path, curve in zip(files, curves, strict=True):
+            if not min(curve) <= last:
+                raise UsageError(
+                    f"--to-step {last}: found {path} from step {min(curve)} on, expected a later --to-step"
+                )
+        tails = [_up_to(curve, last) for curve in ours], [_up_to(curve, last) for curve in theirs]
+    comparison = compare_tails(*tails, options.margin, options.from_step, names)
+    is_restricted = options.from_step is not None or last is not None
     usual = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
         more = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
@@ -171,52 +185,33 @@ def _curves(options: argparse.Namespace) -> int:
     return 0 if comparison.word == "within the margin" else GateFailed.exit_code
 
 
-def _check_end(files: list[Path], curves: Sequence[LoggedCurve], to_step: int | None) -> None:
-    for path, curve in zip(files, curves, strict=True):
-        if to_step is not None and not min(curve) <= to_step:
-            raise UsageError(f"--to-step {to_step}: found {path} from step {min(curve)} on, expected a later --to-step")
+def _up_to(curve: LoggedCurve, last: int) -> dict[int, float | None]:
+    return {step: loss for step, loss in curve.items() if step <= last}
 
 
-def _up_to(curve: LoggedCurve, to_step: int | None) -> LoggedCurve:
-    return {step: loss for step, loss in curve.items() if to_step is None or step <= to_step}
-
-
-def _curve_lines(found: TailComparison, usual: TailComparison | None, repeats: list[str], runs: str) -> list[str]:
+def _curve_lines(tail: TailComparison, usual: TailComparison | None, repeats: list[str], runs: str) -> list[str]:
     """Return word, reason and figures, in lines of at most 80 columns. usual: what the default tail gives."""
-    rows = [("", said) for said in repeats]
+    rows = [("", repeat) for repeat in repeats]
     if usual is not None:
         steps = f"steps {usual.steps[0]} to {usual.steps[1]}: " if usual.steps else ""
         rows.append(("default", f"{usual.word}: the default tail, {steps}{usual.reason}"))
     rows.append(("runs", runs))
-    if found.steps and found.difference is not None:
-        steps = f"steps {found.steps[0]} to {found.steps[1]}"
-        rows.append(("tail", f"{steps}; means differ by {found.difference:+.2%}"))
-    if found.spread is not None:
-        rows.append(("spread", f"{found.spread:.2%} between the runs of a side (standard deviation)"))
-    return [wrapped(f"{found.word}: {found.reason}", _CURVE_WIDTH), *(labelled(*row, _CURVE_WIDTH) for row in rows)]
-
-
-def _refuse_shared(files: list[Path], firsts: list[int], count: int) -> None:
-    """Raise UsageError where a run stands on both sides: it would draw the two means together."""
-    for number, first in enumerate(firsts):
-        if number >= count > first:
-            raise UsageError(
-                f"{files[number]}: found the curve of {files[first]}, which stands on the other side; give each run on "
-                "one side only. Runs that share weights and tokens are compared by `align`"
-            )
+    if tail.steps and tail.difference is not None:
+        steps = f"steps {tail.steps[0]} to {tail.steps[1]}"
+        rows.append(("tail", f"{steps}; means differ by {tail.difference:+.2%}"))
+    if tail.spread is not None:
+        rows.append(("spread", f"{tail.spread:.2%} between the runs of a side (standard deviation)"))
+    return [wrapped(f"{tail.word}: {tail.reason}", _CURVE_WIDTH), *(labelled(*row, _CURVE_WIDTH) for row in rows)]
 
 
 def _margin(text: str) -> float:
     """Return 0.01 for `1%` and for `0.01`."""
-    if not (found := _PERCENT.fullmatch(text.strip())):
+    if not (match := _PERCENT.fullmatch(text.strip())):
         raise argparse.ArgumentTypeError(f"found '{text}', expected a share such as 1% or 0.01")
-    value = float(found[1]) / (100 if found[2] else 1)
+    value = float(match[1]) / (100 if match[2] else 1)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"found {value:.0%}, expected more than 0 % and less than 100 %")
     return value
 
 
-COMMANDS = {
-    "align": Command(ALIGN, _align_options, _align),
-    "align curves": Command(CURVES, _curves_options, _curves),
-}
+COMMANDS = {"align": Command(ALIGN, _align_options, _align), "align curves": Command(CURVES, _curves_options, _curves)}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.cli.options import chips_option, json_option, registry_of
+from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
 
@@ -59,8 +59,8 @@ def _new(options: argparse.Namespace) -> int:
     if ignored:
         say(f"         left out by --ignore: {', '.join(ignored)}")
     if assumed := {key: value for key, value in published.assumed.items() if value is not None}:
-        listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
-        say(f"         not read from {options.config.name}, so transformers' defaults: {listed}")
+        values = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
+        say(f"         not read from {options.config.name}, so transformers' defaults: {values}")
     say("Next:")
     where = [f"--plugins {short_path(plugins)}"] if options.output else []
     say_command(f"{this_program()} case check {options.name}", *where)
@@ -77,12 +77,12 @@ def _check(options: argparse.Namespace) -> int:
         hardware = HARDWARE if options.hardware is None else read_hardware(options.hardware)
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
-    found = print_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
-    values = check_values(found)
+    findings = print_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
+    values = check_values(findings)
     if options.json:
         print(json_text({"case": case.name, **values}))
     else:
-        say_checked(case.name, found)
+        say_checked(case.name, findings)
     return 0 if values["passes"] else GateFailed.exit_code
 
 

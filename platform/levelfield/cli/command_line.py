@@ -48,31 +48,31 @@ class Command:
     trains: bool = False
 
 
-class Listed(NamedTuple):
-    """A command by its declaring line. readers: only of a first word."""
+class DeclaredCommand(NamedTuple):
+    """A command by its declaring line."""
 
     words: Words
-    readers: str | None
+    readers: str | None  # only of a first word
     summary: str
     module: str
 
 
-def listed() -> dict[Words, Listed]:
+Commands = dict[Words, DeclaredCommand]
+
+
+def declared_commands() -> Commands:
     """Return every command of the package by its words. No module is imported."""
-    found = {}
-    for folder in levelfield.cli.__path__:
-        for path in sorted(Path(folder).glob("*_command.py")):
-            found.update({each.words: each for each in _declared(path)})
-    return found
+    paths = (path for folder in levelfield.cli.__path__ for path in sorted(Path(folder).glob("*_command.py")))
+    return {command.words: command for path in paths for command in _declared(path)}
 
 
-def _declared(path: Path) -> Iterator[Listed]:
+def _declared(path: Path) -> Iterator[DeclaredCommand]:
     with path.open(encoding="utf-8") as file:
         for line in file:
-            found = _LINE.fullmatch(line.rstrip("\n"))
-            if found is None:
+            match = _LINE.fullmatch(line.rstrip("\n"))
+            if match is None:
                 return
-            yield Listed(tuple(found[1].split()), found[2], found[3].rstrip("."), path.stem)
+            yield DeclaredCommand(tuple(match[1].split()), match[2], match[3].rstrip("."), path.stem)
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -80,20 +80,23 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
 
     Raises UsageError for a command that is not there. Ends the process with 2 on other wrong usage, 0 after --help.
     """
-    known = listed()
-    words, before, rest = _split(arguments, known)
+    commands = declared_commands()
+    words, before, rest = _split(arguments, commands)
     if not words and "--version" in (*before, *rest):  # by itself, also where packages are missing
         print(f"levelfield {levelfield.__version__}")
         raise SystemExit(0)
     if not words:
         if not arguments or rest[:1] in (["-h"], ["--help"]):
-            print(overview(known))
+            print(overview(commands))
             raise SystemExit(0)
         if rest and not rest[0].startswith("-"):
-            raise UsageError(_unknown(rest[0], known))
+            raise UsageError(_unknown(rest[0], commands))
         words = RUN
-    command = _command(known[words]) if words in known else Command("")
-    below = _below(words, known)
+    command = Command("")
+    if words in commands:
+        module = importlib.import_module(f"levelfield.cli.{commands[words].module}")
+        command = module.COMMANDS[" ".join(words)]
+    below = _below(words, commands)
     if command.execute is None:
         if rest[:1] not in (["-h"], ["--help"]):
             raise UsageError(_not_below(words, rest, below))
@@ -103,7 +106,7 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
     return _parser(words, command, below).parse_args([*before, *rest])
 
 
-def _split(arguments: Sequence[str], known: dict[Words, Listed]) -> tuple[Words, list[str], list[str]]:
+def _split(arguments: Sequence[str], commands: Commands) -> tuple[Words, list[str], list[str]]:
     """Return the words of the command, the longest that match, the shared options among them, and all that follows."""
     words: Words = ()
     before: list[str] = []
@@ -114,7 +117,7 @@ def _split(arguments: Sequence[str], known: dict[Words, Listed]) -> tuple[Words,
             before += [rest.pop(0), rest.pop(0)]
         elif first in FLAGS or (first.startswith("--") and first.partition("=")[0] in VALUED and "=" in first):
             before.append(rest.pop(0))
-        elif any(row[:at] == words and row[at : at + 1] == (first,) for row in known):
+        elif any(row[:at] == words and row[at : at + 1] == (first,) for row in commands):
             words = (*words, rest.pop(0))
         else:
             break
@@ -133,55 +136,52 @@ def _refuse_blank(words: Words, arguments: Sequence[str]) -> None:
             )
 
 
-def _unknown(word: str, known: dict[Words, Listed]) -> str:
+def _unknown(word: str, commands: Commands) -> str:
     if ":" in word:
         return f"found '{word}', expected a command; a case string follows --case: `{PROGRAM} --case {word}`"
-    names = {words[-1]: " ".join(words) for words in known} | {words[0]: words[0] for words in known}
+    names = {words[-1]: " ".join(words) for words in commands} | {words[0]: words[0] for words in commands}
     near = difflib.get_close_matches(word, names, n=1)
-    meant = f"did you mean `{names[near[0]]}`?" if near else "`--help` lists the commands"
-    return f"unknown command '{word}'; {meant}"
+    hint = f"did you mean `{names[near[0]]}`?" if near else "`--help` lists the commands"
+    return f"unknown command '{word}'; {hint}"
 
 
-def _not_below(words: Words, rest: Sequence[str], below: Sequence[Listed]) -> str:
-    name, last = " ".join(words), [each.words[-1] for each in below]
+def _not_below(words: Words, rest: Sequence[str], below: Sequence[DeclaredCommand]) -> str:
+    name, last = " ".join(words), [command.words[-1] for command in below]
     if not rest or rest[0].startswith("-"):
         return f"`{name}`: found {rest[0] if rest else 'nothing'} after it, expected one of {', '.join(last)}"
     near = difflib.get_close_matches(rest[0], last, n=1)
-    meant = f"did you mean `{name} {near[0]}`?" if near else f"expected one of {', '.join(last)}"
-    return f"unknown command '{name} {rest[0]}'; {meant}"
+    hint = f"did you mean `{name} {near[0]}`?" if near else f"expected one of {', '.join(last)}"
+    return f"unknown command '{name} {rest[0]}'; {hint}"
 
 
-def _below(words: Words, known: dict[Words, Listed]) -> list[Listed]:
+def _below(words: Words, commands: Commands) -> list[DeclaredCommand]:
     """Return the commands whose words begin with these and have one more; those of the words' own module first."""
-    found = [each for each in known.values() if len(each.words) == len(words) + 1 and each.words[:-1] == words]
-    return sorted(found, key=lambda each: words in known and each.module != known[words].module)
+    below = [command for command in commands.values() if command.words[:-1] == words]
+    return sorted(below, key=lambda command: words in commands and command.module != commands[words].module)
 
 
-def _lines(rows: Sequence[Listed]) -> str:
+def _lines(commands: Sequence[DeclaredCommand]) -> str:
     """Return commands with their summaries, in lines of at most 80 columns."""
-    width = max(len(" ".join(each.words)) for each in rows) + 4
-    lines = [labelled(f"  {' '.join(each.words)}", each.summary, width) for each in rows]
+    names = [" ".join(command.words) for command in commands]
+    width = max(map(len, names)) + 4
+    rows = zip(names, commands, strict=True)
+    lines = [labelled(f"  {name}", command.summary, width) for name, command in rows]
     return "\n".join(["commands (each has --help):", *lines])
-
-
-def _command(found: Listed) -> Command:
-    commands: dict[str, Command] = importlib.import_module(f"levelfield.cli.{found.module}").COMMANDS
-    return commands[" ".join(found.words)]
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest option to one that it does not have."""
 
     def error(self, message: str) -> NoReturn:
-        _, colon, given = message.partition("unrecognized arguments: ")
-        if colon and given.startswith("--"):
-            option = given.split()[0].partition("=")[0]
+        _, colon, rest = message.partition("unrecognized arguments: ")
+        if colon and rest.startswith("--"):
+            option = rest.split()[0].partition("=")[0]
             near = difflib.get_close_matches(option, self._option_string_actions, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
         super().error(message)
 
 
-def _parser(words: Words, command: Command, below: Sequence[Listed]) -> argparse.ArgumentParser:
+def _parser(words: Words, command: Command, below: Sequence[DeclaredCommand]) -> argparse.ArgumentParser:
     name = PROGRAM if words == RUN else f"{PROGRAM} {' '.join(words)}"
     parser = _Parser(
         prog=name,
@@ -225,11 +225,11 @@ exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 4 a check failed, 5 a fault of the platform, 130 interrupted"""
 
 
-def overview(known: dict[Words, Listed]) -> str:
+def overview(commands: Commands) -> str:
     """Return the first help: the commands by their readers, in one screen."""
-    first = [each for each in known.values() if len(each.words) == 1 and each.readers]
+    first = [command for command in commands.values() if len(command.words) == 1 and command.readers]
     lines = [_HEAD]
-    for readers in dict.fromkeys([*READERS, *(str(each.readers) for each in first)]):
-        rows = [labelled(f"  {each.words[0]}", each.summary, 14) for each in first if each.readers == readers]
+    for readers in dict.fromkeys([*READERS, *(str(command.readers) for command in first)]):
+        rows = [labelled(f"  {row.words[0]}", row.summary, 14) for row in first if row.readers == readers]
         lines += [f"{readers}:", *rows] if rows else []
     return "\n".join([*lines, "", _TAIL])

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import print_compared
 from levelfield.cli.options import format_options, registry_of, runs_of, writing
 from levelfield.cli.store_options import prices_of, prices_option, store_option
+from levelfield.cli.terminal import print_compared
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.directory import write_atomically
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.compare.matrix import Dimension
+    from levelfield.compare.ratio_requirements import RatioRequirement
     from levelfield.report.sheets import Sheet
+    from levelfield.specs.prices import Prices
+    from levelfield.specs.record import RunRecord
     from levelfield.studies.compared_runs import RunPlaces
 
     Shown = tuple[list[Sheet], dict[str, Any], bool]
@@ -86,24 +91,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print a comparison. Return 4 for sides that are not comparable, and for a requirement that is not met; else 0."""
+    from levelfield.compare.ratio_requirements import parse_requirement
+    from levelfield.pages.page_rendering import comparison_page
     from levelfield.studies.compared_runs import RunPlaces
 
     _refuse_together(options)
-    with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
-        sheets, values, is_good = (_matrix if options.matrix else _compared)(options, places)
+    registry = registry_of(options)
+    with RunPlaces(runs_of(options), options.store, registry) as places:
+        if options.matrix:
+            title = f"Matrix by {options.matrix}"
+            cases, frameworks = _columns(registry, options.case, options.suite)
+            sheets, values, is_good = _matrix(options.matrix, cases, frameworks, places)
+        elif options.scaling:
+            title = "Scaling"
+            sheets, values, is_good = _scaling([places.runs(side, options.repeats) for side in options.side])
+        else:
+            title, prices = "Comparison", prices_of(options.prices, registry)
+            required = [parse_requirement(text, prices is not None) for text in options.require]
+            sides = [places.runs(side, options.repeats) for side in options.side]
+            sheets, values, is_good = _compared(sides, required, options.across == "precision", prices, places)
     if options.html:
-        _write_page(options, sheets)
+        text = comparison_page(title, sheets, datetime.now(timezone.utc))
+        with writing(options.html, "--html "):
+            write_atomically(options.html, text, through_link=True)
     print_compared(options.format, sheets, values)
     return 0 if is_good else GateFailed.exit_code
-
-
-def _write_page(options: argparse.Namespace, sheets: Sequence[Sheet]) -> None:
-    from levelfield.pages.page_rendering import comparison_page
-
-    title = f"Matrix by {options.matrix}" if options.matrix else "Scaling" if options.scaling else "Comparison"
-    text = comparison_page(title, sheets, datetime.now(timezone.utc))
-    with writing(options.html, "--html "):
-        write_atomically(options.html, text, through_link=True)
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
@@ -122,28 +134,35 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError("compare: found no side, expected at least 2: compare A B")
 
 
-def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
+def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Shown:
+    from levelfield.compare import scaling
+
+    rows = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
+    return list(scaling.sheets(rows)), scaling.as_values(rows), not rows.unequal
+
+
+def _compared(
+    runs: Sequence[Sequence[RunRecord]],
+    required: Sequence[RatioRequirement],
+    across_precisions: bool,
+    prices: Prices | None,
+    places: RunPlaces,
+) -> Shown:
     """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
-    from levelfield.compare import comparison, scaling
-    from levelfield.compare.ratio_requirements import judge_requirements, parse_requirement, requirement_sheet
+    from levelfield.compare import comparison
+    from levelfield.compare.ratio_requirements import judge_requirements, requirement_sheet
     from levelfield.compare.ratios import LEAST_RUNS
     from levelfield.compare.sides import side_of
 
-    if options.scaling:
-        runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
-        found = scaling.scaling(list(runs.values()))
-        return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
-    required = [parse_requirement(text, bool(options.prices)) for text in options.require]
-    sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
+    sides = [side_of(_name(number), records) for number, records in enumerate(runs)]
     few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    histories, prices = places.histories(few) if few else {}, prices_of(options)
-    compared = comparison.compare(sides, histories, options.across == "precision", prices)
+    compared = comparison.compare(sides, places.histories(few) if few else {}, across_precisions, prices)
     sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)
     if not required:
         return sheets, values, compared.comparability.holds
     findings = judge_requirements(required, compared)
     values["requirements"] = list(map(asdict, findings))
-    return [*sheets, requirement_sheet(findings)], values, all(found.word == "met" for found in findings)
+    return [*sheets, requirement_sheet(findings)], values, all(finding.word == "met" for finding in findings)
 
 
 def _name(number: int) -> str:
@@ -151,26 +170,24 @@ def _name(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
 
 
-def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
+def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunPlaces) -> Shown:
     from levelfield.compare import matrix
 
-    cases, frameworks = _wanted(options)
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
-    columns = frameworks if options.matrix == "framework" else ()
-    found = matrix.matrix(records, options.matrix, columns, cases or (), places.histories(records))
-    return list(matrix.sheets(found)), matrix.as_values(found), True
+    columns = frameworks if axis == "framework" else ()
+    table = matrix.matrix(records, axis, columns, cases or (), places.histories(records))
+    return list(matrix.sheets(table)), matrix.as_values(table), True
 
 
-def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
+def _columns(registry: Registry, case: str | None, suite: str | None) -> tuple[list[str] | None, list[str]]:
     """Return the cases and frameworks of --case or of --suite; None for every case."""
     from levelfield.specs.selector import parse_selector
 
-    registry = registry_of(options)
-    if options.case:
-        return [registry.spelled(options.case)], []
-    if not options.suite:
+    if case:
+        return [registry.spelled(case)], []
+    if not suite:
         return None, []
-    entries = [parse_selector(entry.case) for entry in registry.suite(options.suite).entries]
+    entries = [parse_selector(entry.case) for entry in registry.suite(suite).entries]
     cases = dict.fromkeys(registry.spelled(entry.case) for entry in entries)
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
 

@@ -48,7 +48,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         print(json_text(contents))
     else:
         alone = [_text(plan, runs) for plan in plans if plan.entry is None]
-        suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
+        suites = ["\n".join(tables.planned(suite)) for suite in tables.by_suite(plans)]
         print("\n\n".join([*alone, *suites]))
     return 0
 
@@ -69,22 +69,22 @@ def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
 
 def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
-    found = lookup.find(registry, plan.selector)
-    question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
+    selection = lookup.find(registry, plan.selector)
+    question = question_of(Place(selection, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
-        raise UsageError(f"--explain: {_why_unpredicted(found, plan)}")
-    _, assumed = with_assumed_rates(found.chip, plan.work.training.precision, plan.world_size)
+        raise UsageError(f"--explain: {_why_unpredicted(selection, plan)}")
+    _, assumed = with_assumed_rates(selection.chip, plan.work.training.precision, plan.world_size)
     if assumed:
-        yield wrapped(f"assumed, as not public of {found.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
+        yield wrapped(f"assumed, as not public of {selection.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
     yield from explained(question, predict(question, plan.tuning), assumed=bool(assumed))
 
 
-def _why_unpredicted(found: Selection, plan: Plan) -> str:
+def _why_unpredicted(selection: Selection, plan: Plan) -> str:
     chip, framework = plan.hardware.chip.name, plan.implementation.framework
     if plan.hardware.is_host:
         return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
-    if found.constants is None:
+    if selection.constants is None:
         return f"configs/planner has no constants of {framework}; add {framework}.yaml to a folder of --plugins"
     return f"the memory of {chip} is not known; add memory_bytes to its vendor.yaml or to your --chips file"
 
@@ -110,32 +110,34 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
     for name, value in {**plan.tuning.values, "environment": plan.tuning.environment}.items():
         origin = plan.origins.get(name, "default")
         if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].of_framework:
-            yield LABELS.get(name, name), f"{_said(value)}  ({origin})"
+            yield LABELS.get(name, name), f"{_value_text(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
     yield "", ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield "peak", f"{plan.peak.dtype} {peak}: {plan.peak.source}"
-    yield from _listed("", _age_of_peak(plan))
+    yield from _indented("", _age_of_peak(plan))
     if plan.certificate:
         yield "certificate", _certificate(plan.certificate)
     yield "environment", _place(plan)
     if plan.environment.lacking:
         lines = [line.strip() for line in plan.environment.lacking.splitlines()]
-        yield from _listed("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
-    yield from _listed("", plan.environment.left_out)
+        yield from _indented("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
+    yield from _indented("", plan.environment.left_out)
     if plan.preflight is not None:
         yield from _preflight(plan, plan.preflight, paths)
     yield "run", str(paths.root)
     yield "files", "plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "", "outcome.json status.json result.json report.md"
-    yield from _listed("differs", plan.deviations)
-    yield from _listed("notice", plan.notices)
+    yield from _indented("differs", plan.deviations)
+    yield from _indented("notice", plan.notices)
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
-            yield from _listed("", [f"allowed: {what}" for what in (plan.container.allowed if plan.container else ())])
+            yield from _indented(
+                "", [f"allowed: {what}" for what in (plan.container.allowed if plan.container else ())]
+            )
         yield from _ranks(node.processes, request.nodes[0].processes[0])
     yield "", f"removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
@@ -154,8 +156,8 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Lab
         values = [process.environment.get(variable, "") for process in others]
         if any(value != first.environment.get(variable) for value in values):
             different = [shlex.quote(value) for value in dict.fromkeys(values)]
-            shown = different if len(different) < 3 else [different[0], "...", different[-1]]
-            yield "", f"{variable}={' '.join(shown)}"
+            ends = different if len(different) < 3 else [different[0], "...", different[-1]]
+            yield "", f"{variable}={' '.join(ends)}"
     if other := next((process.argv for process in others if process.argv != first.argv), None):
         yield "", shlex.join(other)
 
@@ -171,13 +173,13 @@ def _preflight(plan: Plan, chosen: PreflightPlan, paths: RunPaths) -> Iterator[L
 
 def _submissions(request: Request) -> Iterator[str]:
     """Return what a launcher gives to its engine: files, command and standard input. --json has its very bytes."""
-    for each in request.submissions:
-        for name, text in each.files.items():
+    for submission in request.submissions:
+        for name, text in submission.files.items():
             yield f"file {name}:"
             yield from text.splitlines()
-        yield f"submit {each.name}: {shlex.join(each.argv)}"
-        if each.stdin is not None:
-            yield from _standard_input(each.stdin)
+        yield f"submit {submission.name}: {shlex.join(submission.argv)}"
+        if submission.stdin is not None:
+            yield from _standard_input(submission.stdin)
 
 
 def _standard_input(text: str) -> Iterator[str]:
@@ -188,9 +190,9 @@ def _standard_input(text: str) -> Iterator[str]:
     except (ValueError, AttributeError):
         yield f"standard input: {text.rstrip()}"
         return
-    shown = {**content, "files": {name: SHOWN_BELOW for name in files}} if files else content
+    outline = {**content, "files": {name: SHOWN_BELOW for name in files}} if files else content
     yield "standard input, sent as JSON in one line:"
-    yield from json_text(shown).splitlines()
+    yield from json_text(outline).splitlines()
     for name, file in files.items():
         yield f"its file {name}:"
         yield from file.splitlines()
@@ -202,9 +204,9 @@ def _age_of_peak(plan: Plan) -> Iterator[str]:
         return
     if peak.measurement:
         yield f"measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
-    why = why_again(peak.measurement, now)
-    if why and peak.tflops == peak.measured_tflops:
-        yield f"the run measures it again: {why}"
+    reason = why_again(peak.measurement, now)
+    if reason and peak.tflops == peak.measured_tflops:
+        yield f"the run measures it again: {reason}"
 
 
 def _age(age: timedelta) -> str:
@@ -212,7 +214,7 @@ def _age(age: timedelta) -> str:
     return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
-def _listed(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
+def _indented(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
     """Return the texts below each other, the first with the label."""
     yield from (("" if place else label, text) for place, text in enumerate(texts))
 
@@ -224,8 +226,8 @@ def _predicted(plan: Plan) -> Iterator[LabelledText]:
         rate = "no rate"
         if row.tokens_per_second is not None:
             rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
-        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recomputation}{chunks}"
-        yield f"next best {number}" if number else "predicted", said
+        figures = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recomputation}{chunks}"
+        yield f"next best {number}" if number else "predicted", figures
 
 
 def _certificate(used: CertificateUsed) -> str:
@@ -268,7 +270,7 @@ def _variables(environment: dict[str, str]) -> Iterator[LabelledText]:
     yield from (("", f"{name}={shlex.quote(value)}") for name, value in sorted(environment.items()))
 
 
-def _said(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
     if value is None:

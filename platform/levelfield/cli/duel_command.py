@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import print_compared
 from levelfield.cli.options import (
     chips_option,
     format_options,
@@ -21,10 +22,12 @@ from levelfield.cli.options import (
     scale_option,
 )
 from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import Terminal, print_compared
 from levelfield.errors import UsageError
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.plan.request import UserRequest
     from levelfield.run.scheduler import Job
     from levelfield.series.pairs import Looks
     from levelfield.specs.record import RunRecord
@@ -85,19 +88,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the duel and print what it shows. Return the exit code of what stopped it, else 0."""
+    from levelfield.plan.request import UserRequest
     from levelfield.studies import duels
 
-    prices, looks = prices_of(options), duels.looks_of(options.repeat, options.least)
-    found = duels.duel(_names(options), looks, _starting(options, looks))
-    print_compared(options.format, duels.duel_sheets(found, prices), duels.duel_values(found, prices))
-    return found.exit_code
+    registry, looks = registry_of(options), duels.looks_of(options.repeat, options.least)
+    prices = prices_of(options.prices, registry)
+    names = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
+    request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python)
+    arms = _planned(registry, options.case, (options.a, options.b), request)
+    is_quiet = options.quiet or options.format == "json"
+    terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
+    duel = duels.duel(names, looks, _starting(registry, runs_of(options), arms, names, looks, terminal))
+    print_compared(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
+    return duel.exit_code
 
 
-def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int], RunRecord]:
-    """Return what runs an arm and returns its record, with the progress of the duel on the terminal.
-
-    Everything is planned here, so that a wrong case ends the command before the first run.
-    """
+def _starting(
+    registry: Registry,
+    runs: Path,
+    arms: Mapping[str, Sequence[Job]],
+    names: Sequence[str],
+    looks: Looks,
+    terminal: Terminal,
+) -> Callable[[str, int], RunRecord]:
+    """Return what runs an arm and returns its record, with the progress of the duel on the terminal."""
     from levelfield.catalog.lookup import reference_of
     from levelfield.run import certificate_maker, scheduler
     from levelfield.run.turns import PairProgress
@@ -105,12 +119,9 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
     from levelfield.studies.compared_runs import FolderRuns
     from levelfield.studies.duels import FIGURE
 
-    registry, runs = registry_of(options), runs_of(options)
-    arms = _planned(options, looks)
-    terminal = Terminal(quiet=options.quiet or options.format == "json", recorded=intake(options))
     listener, folder = terminal.listener(), FolderRuns(runs)
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
-    words = {arm: f"{arm.upper()} ({case})" for arm, case in zip("ab", _names(options), strict=True)}
+    words = {arm: f"{arm.upper()} ({name})" for arm, name in zip("ab", names, strict=True)}
     progress = PairProgress(FIGURE, terminal.say, looks.fewest, looks.most, words)
     keep = progress.keeping(lambda arm, paths: folder.record(str(paths.root)))
 
@@ -126,11 +137,6 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
     return start
 
 
-def _names(options: argparse.Namespace) -> list[str]:
-    """Return what each side is called: its case, and its own options."""
-    return [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
-
-
 def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
     """Return the free fields that a side's options choose, and whether it takes the defaults alone."""
     from levelfield.cli.run_entries import choice_of
@@ -138,30 +144,33 @@ def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
     parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
     free_options(parser)
     try:
-        found, rest = parser.parse_known_args(shlex.split(text))
+        choices, rest = parser.parse_known_args(shlex.split(text))
     except (argparse.ArgumentError, ValueError) as error:
         raise UsageError(f"{option}: {error}") from None
     if rest:
-        known = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
-        raise UsageError(f"{option}: found {' '.join(rest)}, expected free options of a run: {known}")
-    return choice_of(found), found.base
+        names = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
+        raise UsageError(f"{option}: found {' '.join(rest)}, expected free options of a run: {names}")
+    return choice_of(choices), choices.base
 
 
-def _planned(options: argparse.Namespace, looks: Looks) -> dict[str, list[Job]]:
-    """Return the planned runs of both arms. Raises GateFailed where their work differs."""
-    from levelfield.plan.request import UserRequest
+def _planned(
+    registry: Registry, cases: Sequence[str], options: Sequence[str], request: UserRequest
+) -> dict[str, list[Job]]:
+    """Return the planned runs of both arms, so that a wrong case ends the command before the first run.
+
+    Raises GateFailed where their work differs.
+    """
     from levelfield.run import scheduler
     from levelfield.store.run_record import series_of
     from levelfield.studies.duels import refuse_other_work
 
-    registry, arms = registry_of(options), []
-    for side, case in zip("ab", options.case, strict=True):
-        choice, base = _chosen(f"--{side}", getattr(options, side))
-        request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python, choice=choice, base=base)
-        arms.append(list(scheduler.jobs(registry, scheduler.entries(registry, [case], [], request), None)))
-    a, b = arms
-    refuse_other_work(series_of(a[0].plan), series_of(b[0].plan))
-    return {"a": a, "b": b}
+    arms = {}
+    for side, case, text in zip("ab", cases, options, strict=True):
+        choice, base = _chosen(f"--{side}", text)
+        entries = scheduler.entries(registry, [case], [], replace(request, choice=choice, base=base))
+        arms[side] = list(scheduler.jobs(registry, entries, None))
+    refuse_other_work(series_of(arms["a"][0].plan), series_of(arms["b"][0].plan))
+    return arms
 
 
 COMMANDS = {"compare duel": Command(_HELP, arguments, execute, trains=True)}

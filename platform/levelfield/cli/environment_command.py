@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import short_path
 from levelfield.cli.options import registry_of
 from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
 from levelfield.report.words import gib
@@ -99,25 +98,26 @@ def _make(options: argparse.Namespace) -> int:
     """Make what is not made, and print the Python of each. Return 0."""
     from levelfield.run.runtimes.environments import environment_in_use
 
-    registry = registry_of(options)
-    plans = [_environment(registry, name, options) for name in options.framework]
+    registry, uses = registry_of(options), tuple(options.uses)
+    driver = None if options.any_driver else registry.machine.driver(options.vendor)
+    plans = [_environment(registry, name, options.vendor, uses, driver) for name in options.framework]
     for plan in plans:
         with environment_in_use(plan, Terminal().say):
             print(short_path(Path(plan.python)))
     return 0
 
 
-def _environment(registry: Registry, name: str, options: argparse.Namespace) -> EnvironmentPlan:
+def _environment(
+    registry: Registry, name: str, vendor: str, uses: tuple[str, ...], driver: str | None
+) -> EnvironmentPlan:
     """Return the environment. Raises NotHere, before any download, with what this machine lacks for it."""
     from levelfield.plan.environment import environment_of
 
     file, _folder = registry.labelled(name)
-    kind = registry.vendor_file(options.vendor).device_kind
+    kind = registry.vendor_file(vendor).device_kind
     if kind not in file.requirements:
         raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there is no environment to make")
-    driver = None if options.any_driver else registry.machine.driver(options.vendor)
-    stages = file.requirements[kind].stages(tuple(options.uses))
-    return environment_of(file, kind, stages, None, "process", driver=driver)
+    return environment_of(file, kind, file.requirements[kind].stages(uses), None, "process", driver=driver)
 
 
 def _fetch(options: argparse.Namespace) -> int:
@@ -165,33 +165,36 @@ def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> t
     return python, stages
 
 
-def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
+def _recipe(
+    registry: Registry, framework: str, vendor_name: str, base: str | None, base_has_framework: bool
+) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
     from levelfield.specs.requirements import Stages
 
-    registry = registry_of(options)
     implementation, folder = registry.labelled(framework)
-    vendor = registry.vendor_file(options.vendor)
+    vendor = registry.vendor_file(vendor_name)
     needs = implementation.requirements.get(vendor.device_kind)
-    stages, given = needs.stages() if needs else Stages(), options.base_image or os.environ.get("LEVELFIELD_BASE_IMAGE")
-    return image_plan(implementation, folder, vendor, stages, given, options.base_has_framework)
+    stages = needs.stages() if needs else Stages()
+    base = base or os.environ.get("LEVELFIELD_BASE_IMAGE")
+    return image_plan(implementation, folder, vendor, stages, base, base_has_framework)
 
 
-def _ready(options: argparse.Namespace, framework: str) -> Built:
+def _ready(recipe: ImagePlan, offline: bool) -> Built:
     from levelfield.run.runtimes import images
     from levelfield.run.runtimes.engine import engine_ready
     from levelfield.specs.plan import ContainerPlan
     from levelfield.specs.vendor import ContainerOptions
 
-    recipe = _recipe(options, framework)
-    plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)
+    plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=offline)
     with engine_ready() as client:
         return images.ready(client, plan, Terminal().say)
 
 
 def _build(options: argparse.Namespace) -> int:
+    registry = registry_of(options)
     for framework in options.framework:
-        built = _ready(options, framework)
+        recipe = _recipe(registry, framework, options.vendor, options.base_image, options.base_has_framework)
+        built = _ready(recipe, options.offline)
         print(f"{built.tag}  {'built' if built.fresh else 'exists'}  {built.id}")
     return 0
 
@@ -201,28 +204,26 @@ def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes.engine import engine_ready
     from levelfield.run.runtimes.wheels import verify, wheels_of
 
+    output, base = options.output, options.base_image
+    recipe = _recipe(registry_of(options), options.framework, options.vendor, base, options.base_has_framework)
     if options.context:
-        recipe = _recipe(options, options.framework)
         wheels = wheels_of(recipe, options.offline, Terminal().say)
         verify(wheels)
-        with images.context(recipe, wheels) as tar, replacing(options.output, "b", through_link=True) as file:
+        with images.context(recipe, wheels) as tar, replacing(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
-        print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
+        print(f"{output}: the build context; build it: `docker build -t NAME - < {output}`")
         return 0
-    built = _ready(options, options.framework)
+    built = _ready(recipe, options.offline)
     with engine_ready() as client:
-        images.export(client, built.tag, options.output)
-    print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")
+        images.export(client, built.tag, output)
+    print(f"{output}: {built.tag}; load it: `docker load -i {output}`")
     return 0
 
 
 def _make_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
-    parser.add_argument(
-        "--any-driver",
-        action="store_true",
-        help="whatever driver is here, if any: for a machine without devices",
-    )
+    option = parser.add_argument
+    option("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
+    option("--any-driver", action="store_true", help="whatever driver is here, if any: for a machine without devices")
     _device_options(parser)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.named_runs import RUN_NAME, NamedRuns
-from levelfield.cli.options import json_option, registry_of, writing
+from levelfield.cli.named_runs import NamedRuns
+from levelfield.cli.options import RUN_NAME, json_option, registry_of, runs_of, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular_text
@@ -88,11 +88,11 @@ def _collect_options(parser: argparse.ArgumentParser) -> None:
 
 def _collect(options: argparse.Namespace) -> int:
     """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
-    named = NamedRuns(options)
-    for paths in named.over():
-        with named.kept_error():
+    selected = NamedRuns(runs_of(options), options.run)
+    for paths in selected.over():
+        with selected.errors_stored():
             _check(paths) if options.check else _write(paths)
-    named.raise_error()
+    selected.raise_error()
     return 0
 
 
@@ -138,13 +138,13 @@ def _bundle(options: argparse.Namespace) -> int:
     path, key = options.output, options.sign
     if path.exists():
         raise UsageError(f"--output {path}: exists; name a new file")
-    named = NamedRuns(options)
-    runs = list(named.over())
-    named.raise_error()
+    selected = NamedRuns(runs_of(options), options.run)
+    runs = list(selected.over())
+    selected.raise_error()
     with Terminal().bytes_progress(f"packing {len(runs)} run(s)") as progress:
-        found = packed(runs, progress)
-    manifest = dump(found.manifest).encode()
-    content = archive(members_of(manifest, found.runs, signature_of(manifest, key) if key else None))
+        bundle = packed(runs, progress)
+    manifest = dump(bundle.manifest).encode()
+    content = archive(members_of(manifest, bundle.runs, signature_of(manifest, key) if key else None))
     for run in verified(bundle_of(content, str(path)), registry_of(options)):  # before others see it refused
         for wrong in run.contradictions[:1]:
             raise UsageError(
@@ -153,18 +153,18 @@ def _bundle(options: argparse.Namespace) -> int:
             )
     with writing(path):
         write_new(path, content)
-    print("\n".join(labelled(*row, 11) for row in _packed_rows(found, path, len(content), key)))
+    print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0
 
 
-def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
-    manifest, times = found.manifest, Counter[str]()
-    yield "bundle", f"{path}: {len(found.runs)} run(s), {size:,} bytes"
+def _packed_rows(bundle: Packed, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
+    manifest, times = bundle.manifest, Counter[str]()
+    yield "bundle", f"{path}: {len(bundle.runs)} run(s), {size:,} bytes"
     for name, run in manifest.runs.items():
         redacted = sum(not entry.is_whole for entry in run.files.values())
         yield "run", f"{name}: {run.seal.word}, {len(run.files)} files, {redacted} of them redacted"
-    for each in manifest.replacements:
-        times[each.kind] += each.times
+    for replacement in manifest.replacements:
+        times[replacement.kind] += replacement.times
     replaced = ", ".join(f"{kind} {count}x" for kind, count in sorted(times.items()))
     yield "replaced", f"{replaced or 'nothing'}; {manifest.kept} name(s) kept that are also words"
     yield "signed", f"with {key}" if key else "no; --sign KEY does"
@@ -181,13 +181,19 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     """Return 0 when everything follows, else 4. Raises DocumentError for a file that is no bundle."""
+    from levelfield.evidence.bundle_archive import signer_of
     from levelfield.evidence.bundle_reader import read_bundle
     from levelfield.evidence.verification import SCHEMA, verified
 
     if options.signer and not options.allowed_signers:
         raise UsageError("--signer names one of the allowed signers: give --allowed-signers FILE too")
     bundle = read_bundle(options.bundle)
-    signer = _signer(bundle, options)
+    if options.allowed_signers and bundle.signature is None:
+        raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
+    signer = None
+    if options.allowed_signers and bundle.signature is not None:
+        key = signer_of(bundle.signed, bundle.signature, options.allowed_signers, options.signer)
+        signer = f"{key.name}: {key.key}"
     runs: list[VerifiedRun] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
         for run in verified(bundle, registry_of(options)):
@@ -202,24 +208,12 @@ def _verify(options: argparse.Namespace) -> int:
             "signed": bundle.signature is not None,
             "signer": signer,
             "runs": [run.as_json() for run in runs],
-            "replacements": [each.model_dump(mode="json") for each in manifest.replacements],
+            "replacements": [replacement.model_dump(mode="json") for replacement in manifest.replacements],
         }
         print(json_text(content))
     else:
         print("\n".join(labelled(*row, 9) for row in _verified_rows(options.bundle, bundle, signer, runs)))
     return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
-
-
-def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:
-    """Return who signed, where --allowed-signers is given. Raises GateFailed for a signature that does not hold."""
-    from levelfield.evidence.bundle_archive import signer_of
-
-    if not options.allowed_signers:
-        return None
-    if bundle.signature is None:
-        raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
-    found = signer_of(bundle.signed, bundle.signature, options.allowed_signers, options.signer)
-    return f"{found.name}: {found.key}"
 
 
 def _verified_rows(
@@ -231,17 +225,17 @@ def _verified_rows(
     yield "signed", signer or unchecked
     for run in runs:
         yield "run", f"{run.name}: {run.word}"
-        yield from (("", said) for said in _of_run(run))
+        yield from (("", line) for line in _run_lines(run))
     wrong = sum(run.word != "follows" for run in runs)
     follow = "every figure and verdict follows from the raw files; not that these are true (docs/evidence.md)"
     yield "shown", f"{wrong} of {len(runs)} run(s) do not follow from their raw files" if wrong else follow
 
 
-def _of_run(run: VerifiedRun) -> Iterator[str]:
+def _run_lines(run: VerifiedRun) -> Iterator[str]:
     yield f"{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
     yield f"code: {run.code}"
-    for each in run.contradictions[:_SHOWN]:
-        yield f"{each.field}: stated {each.stated}, recomputed {each.recomputed}"
+    for wrong in run.contradictions[:_SHOWN]:
+        yield f"{wrong.field}: stated {wrong.stated}, recomputed {wrong.recomputed}"
     if (more := len(run.contradictions) - _SHOWN) > 0:
         yield f"and {more} more (--json)"
     if run.redacted:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.cli.options import json_option, python_option
+from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
 from levelfield.specs.readable_json import json_text
@@ -57,8 +57,7 @@ def _new(options: argparse.Namespace) -> int:
     else:
         folder = new_folder("framework", name, place, registry)
         say(f"created  {short_path(folder)}, a training that works. Next:")
-    here = place.absolute() == checkout().absolute()
-    where = () if here else (f"--plugins {short_path(place.absolute())}",)
+    where = () if place.absolute() == checkout().absolute() else (f"--plugins {short_path(place.absolute())}",)
     say_command(f"{this_program()} framework check {name}", *where, "--fast")
     say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
     say("         and then docs/writing-a-framework.md, step by step")
@@ -73,18 +72,18 @@ def _check(options: argparse.Namespace) -> int:
     progress = _progress if sys.stderr.isatty() or options.verbose else silent
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
     try:
-        found = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
+        findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         written = None if options.fast else write_tested(subject)
     finally:
         subject.close()
-    values = check_values(found)
+    values = check_values(findings)
     if options.json:
-        said = {"framework": options.name, "device": options.device, **values}
-        print(json_text({**said, "tested": str(written) if written else None}))
+        content = {"framework": options.name, "device": options.device, **values}
+        print(json_text({**content, "tested": str(written) if written else None}))
     else:
         if written:
             say(f"wrote    {short_path(written)}")
-        say_checked(options.name, found)
+        say_checked(options.name, findings)
     return 0 if values["passes"] else GateFailed.exit_code
 
 

@@ -25,9 +25,8 @@ from levelfield.specs.short_names import short_digest
 from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from levelfield.nights.baselines import AcceptedLevels
     from levelfield.specs.record import Point, StoreEvent
     from levelfield.store.database import Store
 
@@ -134,24 +133,25 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
 
     until = None if kind == "note" else _day(options.until)
-    with opened_store(options) as store:
-        found = one_series(store, options.series)
+    with opened_store(options.store) as store:
+        series = one_series(store, options.series)
         others: list[StoreEvent] = []
-        who, at, points = options.who or user_name(), utc_now(), store.points([found.digest])[found.digest]
+        who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
         if kind == "level":
-            (evidence,) = level_evidence(store, [found.digest], at)
+            (evidence,) = level_evidence(store, [series.digest], at)
             evidence = replace(evidence, runs=tuple(options.run))
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif kind == "step":
-            event = baselines.accepted_step(found.digest, points, who, options.why, at, until)
+            event = baselines.accepted_step(series.digest, points, who, options.why, at, until)
             others = baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
         else:
-            event = baselines.note(found.digest, who, options.why, at)
-        for each in (event, *others):
-            store.add_event(each)
-        kept = [*_waits(points), *_kept_build(store, event)] if event.kind == "baseline" else []
-    more = [*kept, *([f"and the same change in {len(others)} other series"] if others else [])]
-    print("\n".join([found.series.label, *event_lines([event]), *more]))
+            event = baselines.note(series.digest, who, options.why, at)
+        for new in (event, *others):
+            store.add_event(new)
+        lines = [*_waits(points), _kept_build(store, event)] if event.kind == "baseline" else []
+    if others:
+        lines.append(f"and the same change in {len(others)} other series")
+    print("\n".join([series.series.label, *event_lines([event]), *lines]))
     return 0
 
 
@@ -170,52 +170,44 @@ def _accept_all(options: argparse.Namespace) -> int:
     """Accept the series of a night. Return 0, and 2 where none could be accepted."""
     from levelfield.nights import baselines
     from levelfield.nights.gate import compared
+    from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.series.findings import FAILURES
     from levelfield.series.level import FEWEST
 
-    until, who, at = _day(options.until), options.who or user_name(), utc_now()
-    with opened_store(options) as store:
-        given = gate_input(store, chosen_night(store, options.night), None)
-        night = sorted(given.tonights, key=given.label)
-        runs = {point.run_id: series for series in night for point in given.tonight(series)}
-        failed = [f for f in compared(given, given.stored_pairs).findings if f.word in FAILURES and not options.worse]
+    until, who, at, lines = _day(options.until), options.who or user_name(), utc_now(), list[str]()
+    with opened_store(options.store) as store:
+        night = gate_input(store, chosen_night(store, options.night), None)
+        tonights = sorted(night.tonights, key=night.label)
+        runs = {point.run_id: series for series in tonights for point in night.tonight(series)}
+        failed = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
         worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
-        found = baselines.accepted_baselines(level_evidence(store, night, at), worse, who, options.why, at, until)
-        for event in () if options.dry_run else found.events:
-            store.add_event(event)
-        kept = [] if options.dry_run else _kept_builds(store, found.events)
-        young = [given.label(event.series or "") for event in found.events if _waits(given.points[event.series or ""])]
-        kept += [wrapped(f"compared once there are {FEWEST} nights: {', '.join(young)}", 2)] if young else []
-    _print_accepted(options, given.label, found, kept)
-    return 0 if found.events else UsageError.exit_code
-
-
-def _kept_builds(store: Store, events: Sequence[StoreEvent]) -> list[str]:
-    """Keep each build once: a night has one for many series."""
-    return list(dict.fromkeys(line for event in events for line in _kept_build(store, event)))
-
-
-def _print_accepted(
-    options: argparse.Namespace, label: Callable[[str], str], found: AcceptedLevels, kept: Sequence[str]
-) -> None:
-    from levelfield.nights.series_history import event_lines
-
+        accepted = baselines.accepted_baselines(level_evidence(store, tonights, at), worse, who, options.why, at, until)
+        if not options.dry_run:
+            for event in accepted.events:
+                store.add_event(event)
+            # A night has one build for many series.
+            lines += dict.fromkeys(_kept_build(store, event) for event in accepted.events)
+        names = [event.series or "" for event in accepted.events]
+        if young := [night.label(name) for name in names if _waits(night.points[name])]:
+            lines.append(wrapped(f"compared once there are {FEWEST} nights: {', '.join(young)}", 2))
+    code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
     if options.json:
-        refused = [{"series": series, "label": label(series), "why": why} for series, why in found.refused.items()]
-        events = [event.model_dump(mode="json") for event in found.events]
+        rows = [{"series": name, "label": night.label(name), "why": reason} for name, reason in refused]
+        events = [event.model_dump(mode="json") for event in accepted.events]
         head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
-        print(json_text({**head, "accepted": events, "refused": refused}))
-        return
-    for event in found.events:
-        print("\n".join([label(event.series or ""), *event_lines([event])]))
-    for series, why in found.refused.items():
-        print("\n".join([label(series), wrapped(f"  not accepted: {why}", 4)]))
-    words = "would be accepted" if options.dry_run else "accepted"
-    print("\n".join([*kept, f"{len(found.events)} {words}, {len(found.refused)} not"]))
+        print(json_text({**head, "accepted": events, "refused": rows}))
+        return code
+    for name, event in zip(names, accepted.events, strict=True):
+        print("\n".join([night.label(name), *event_lines([event])]))
+    for name, reason in refused:
+        print("\n".join([night.label(name), wrapped(f"  not accepted: {reason}", 4)]))
+    verb = "would be accepted" if options.dry_run else "accepted"
+    print("\n".join([*lines, f"{len(accepted.events)} {verb}, {len(refused)} not"]))
+    return code
 
 
-def _kept_build(store: Store, event: StoreEvent) -> list[str]:
+def _kept_build(store: Store, event: StoreEvent) -> str:
     """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit.
 
     It is the newest one of the evidence that a commit holds, as in pairs.
@@ -223,21 +215,21 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
     from levelfield.run.builds import build_of
 
     subjects = (store.record(run).subject for run in reversed(event.runs))
-    subject = next((each for each in subjects if each.has_commit), None)
-    if subject is None or subject.commit is None:
-        return ["no pairs can run this build: it had files that no commit has"]
+    commit = next((subject.commit for subject in subjects if subject.has_commit), None)
+    if commit is None:
+        return "no pairs can run this build: it had files that no commit has"
     try:
-        build = build_of(subject.commit, say=lambda text: None)
+        build = build_of(commit, say=lambda text: None)
     except RunFailed as error:
-        return [wrapped(f"no pairs can run this build: {error}", 2)]
-    return [f"the build {build} is kept for pairs"]
+        return wrapped(f"no pairs can run this build: {error}", 2)
+    return f"the build {build} is kept for pairs"
 
 
 def _list(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
 
-    with opened_store(options, read_only=True) as store:
+    with opened_store(options.store, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
         events = [event for event in store.events(chosen) if event.series]
         labels = {s.digest: s.series.label for s in store.series()}
@@ -273,8 +265,8 @@ def _waits(points: Sequence[Point]) -> list[str]:
     nights = len({night_of(point) for point in in_history(points)})
     if nights >= FEWEST:
         return []
-    said = f"nights are compared with it once there are {FEWEST}, to know how they scatter: {nights} so far"
-    return [wrapped(said, 2)]
+    so_far = f"nights are compared with it once there are {FEWEST}, to know how they scatter: {nights} so far"
+    return [wrapped(so_far, 2)]
 
 
 def _history(options: argparse.Namespace) -> int:
@@ -283,23 +275,23 @@ def _history(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import history_input, named_series
 
     rows, lines = [], []
-    with opened_store(options, read_only=True) as store:
-        found, when = named_series(store, options.series), utc_now()
-        given = history_input(store, found)
-        for stored in found:
-            histories = figure_histories(given, stored.digest, when)
-            events = [event for event in given.events if event.series == stored.digest]
+    with opened_store(options.store, read_only=True) as store:
+        matches, when = named_series(store, options.series), utc_now()
+        history = history_input(store, matches)
+        for stored in matches:
+            histories = figure_histories(history, stored.digest, when)
+            events = [event for event in history.events if event.series == stored.digest]
             rows.append(
                 {
                     "schema": "levelfield.history/1",
                     "series": stored.digest,
                     "label": stored.series.label,
-                    "figures": [asdict(history) for history in histories],
+                    "figures": list(map(asdict, histories)),
                     "events": [event.model_dump(mode="json") for event in events],
                 }
             )
             lines += [wrapped(f"{stored.series.label}  ({short_digest(stored.digest)})", 2)]
-            lines += [line for history in histories for line in history_lines(history, options.chart)]
+            lines += [line for figure in histories for line in history_lines(figure, options.chart)]
             lines += (["events", *event_lines(events)] if events else []) + [""]
     print(json_text(rows) if options.json else "\n".join(lines[:-1]))
     return 0

@@ -66,25 +66,25 @@ def main(arguments: Sequence[str], training: Callable[[], AbstractContextManager
             return _fail(_LIMITED.format("no thread can be started"), UsageError.exit_code)
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        if said := _of_surroundings(error):
-            return _fail(said, UsageError.exit_code)
+        if message := _surroundings_fault(error):
+            return _fail(message, UsageError.exit_code)
         if os.environ.get("LEVELFIELD_DEBUG"):
             raise
-        detail = f"{type(error).__name__}: {error}"
-        said = f"a fault of the platform itself: {detail}. run again with LEVELFIELD_DEBUG=1 and report the traceback"
-        return _fail(said, PLATFORM_FAULT)
+        do = "run again with LEVELFIELD_DEBUG=1 and report the traceback"
+        message = f"a fault of the platform itself: {type(error).__name__}: {error}. {do}"
+        return _fail(message, PLATFORM_FAULT)
 
 
-def _of_surroundings(error: Exception) -> str | None:
+def _surroundings_fault(error: Exception) -> str | None:
     """Return what is wrong with this machine, its files or its packages; None for a fault of the platform itself."""
     if isinstance(error, OSError):
-        gone = "" if _has_folder() else ". The current folder was removed: go to another one"
+        removed = "" if _has_folder() else ". The current folder was removed: go to another one"
         place = Path(os.fsdecode(error.filename or ""))
-        said = f"{error.filename or 'this machine'}: {error.strerror or error}{room_left(error, place)}"
-        return f"{said}; the measurements so far are kept{gone}"
+        message = f"{error.filename or 'this machine'}: {error.strerror or error}{room_left(error, place)}"
+        return f"{message}; the measurements so far are kept{removed}"
     if isinstance(error, UnicodeEncodeError):
-        shown = error.object[max(0, error.start - 40) : error.end + 40]
-        return f"found {shown!a}, in which a byte is not UTF-8; give the file or the variable another name or value"
+        part = error.object[max(0, error.start - 40) : error.end + 40]
+        return f"found {part!a}, in which a byte is not UTF-8; give the file or the variable another name or value"
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         return _LIMITED.format(error or "MemoryError")
     return package_fault(error)
@@ -119,10 +119,10 @@ def package_fault(error: Exception) -> str | None:
     name, file = _package_of(error)
     if name is None:
         return None
-    said = f"the package '{name}'{f' ({file})' if file else ''} cannot be used: {type(error).__name__}: {error}"
-    if folder := _given(file):
-        return f"{said}. PYTHONPATH names {folder}, in which it is: leave that out"
-    return f"{said}. {installer.renewed()}"
+    message = f"the package '{name}'{f' ({file})' if file else ''} cannot be used: {type(error).__name__}: {error}"
+    if folder := _python_path(file):
+        return f"{message}. PYTHONPATH names {folder}, in which it is: leave that out"
+    return f"{message}. {installer.renewed()}"
 
 
 def _package_of(error: Exception) -> tuple[str | None, str | None]:
@@ -146,7 +146,7 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _given(file: str | None) -> str | None:
+def _python_path(file: str | None) -> str | None:
     """Return the folder of PYTHONPATH that holds a file; None where none does."""
     folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return next((folder for folder in folders if file and Path(file).is_relative_to(folder)), None)

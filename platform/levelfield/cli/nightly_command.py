@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -29,11 +28,7 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import GATED_BY_OPTION
 
 if TYPE_CHECKING:
-    from levelfield.nights.bisection import FirstBad
-    from levelfield.nights.gate import GateReport
-    from levelfield.nights.gate_input import GateInput
-    from levelfield.nights.night_session import NightSession
-    from levelfield.series.findings import Finding, FindingPage
+    from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import Side
 
 NIGHTLY = """\
@@ -101,31 +96,28 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
-    parser.add_argument("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
-    parser.add_argument("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
+    option = parser.add_argument
+    option("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
+    option("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
+    option("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
     store_option(parser)
     container_options(parser)
     python_option(parser, "train with this Python")
     chips_option(parser)
-    parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
-    parser.add_argument(
-        "--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)"
-    )
-    parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
-    parser.add_argument(
+    option("--no-control", action="store_true", help="do not measure first whether the machine is in line")
+    option("--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)")
+    option("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
+    option(
         "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
     )
-    parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
+    option("--html", type=Path, metavar="DIR", help="write the pages there")
     _page_url(parser)
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
-    parser.add_argument(
-        "--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--progress", action="store_true", help="print what is done also without a terminal")
-    parser.add_argument("--quiet", action="store_true", help="print nothing before the end")
+    option("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
+    option("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
+    option("--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)")
+    option("--json", action="store_true", help="print the findings as JSON")
+    option("--progress", action="store_true", help="print what is done also without a terminal")
+    option("--quiet", action="store_true", help="print nothing before the end")
     _strictness(parser)
 
 
@@ -140,10 +132,10 @@ def _page_url(parser: argparse.ArgumentParser) -> None:
 
 def _duration(text: str) -> float:
     """Return the seconds of `90m`, `3h`, `45s` or `3600`. Raises ArgumentTypeError."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"found '{text}', expected a time such as 90m or 3h")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _count(text: str) -> int:
@@ -154,12 +146,12 @@ def _count(text: str) -> int:
 
 def _night(text: str) -> str:
     """Return the name. Nights are in the order of their names, so one without a date would hide all later ones."""
-    named = _NIGHT.fullmatch(text)
+    match = _NIGHT.fullmatch(text)
     try:
-        date.fromisoformat(named[1] if named else "")
+        date.fromisoformat(match[1] if match else "")
     except ValueError:
-        wanted = "a date, such as 2026-11-22 or 2026-11-22.b"
-        raise argparse.ArgumentTypeError(f"found '{text}', expected {wanted}") from None
+        expected = "expected a date, such as 2026-11-22 or 2026-11-22.b"
+        raise argparse.ArgumentTypeError(f"found '{text}', {expected}") from None
     return text
 
 
@@ -172,20 +164,24 @@ def _run(options: argparse.Namespace) -> int:
     from levelfield.series.finding_forms import written
     from levelfield.series.findings import FindingPage
 
-    asked = NightRequest(
+    image = base_image(options.base_image, options.runtime)
+    night = options.night or datetime.now(timezone.utc).date().isoformat()
+    request = NightRequest(
         suite=options.suite,
-        night=options.night or datetime.now(timezone.utc).date().isoformat(),
+        night=night,
         runs=runs_of(options),
         store=options.store,
-        request=UserRequest(runtime=options.runtime, base_image=base_image(options), python=options.python),
+        request=UserRequest(runtime=options.runtime, base_image=image, python=options.python),
         plugins=tuple(options.plugins),
         budget=options.budget,
         has_control=not options.no_control,
         has_pairs=not options.no_confirm,
         most_pairs=options.pairs,
     )
-    night, output, url = asked.night, _output(options), webhook_url(options.webhook_file)
-    with NightSession.opened(asked, registry_of(options), output) as session:
+    # A terminal for people who watch, else one for those who read the end in the morning.
+    is_watched = options.progress or (sys.stderr.isatty() and not (options.quiet or options.json))
+    output, url = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
+    with NightSession.opened(request, registry_of(options), output) as session:
         try:
             report = session.judged() if session.run_entries() else None
         except KeyboardInterrupt:  # between two runs of pairs
@@ -193,64 +189,45 @@ def _run(options: argparse.Namespace) -> int:
         if report is None:
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
             return INTERRUPTED
-        found = night_tickets(session, report, options.page_url, options.bisect_budget)
+        tickets = night_tickets(session, report, options.page_url, options.bisect_budget)
+        index = str(options.html / "index.html") if options.html else None
         page = FindingPage(
-            report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options),
-            session.suite, str(options.html / "index.html") if options.html else None, getattr(output, "notes", ()),
+            report.first_line, night, report.findings, options.strict, options.advisory, tickets,
+            _link(options.page_url), session.suite, index, getattr(output, "notes", ()),
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
         print(written(page, "json" if options.json else "text"), end="", flush=True)
-        problems = list(_unwritten(options, session, report, page))
+        problems = list(_unwritten(page, {"markdown": options.markdown, "junit": options.junit}))
+        if options.html:
+            try:
+                session.write_pages(options.html, report)
+            except UsageError as error:
+                problems.append(str(error))
     for problem in problems:
         print(wrapped(f"levelfield: error: {problem}", 12), file=sys.stderr)
-    if url and (why := delivered(url, written(page, "webhook"))):
-        print(wrapped(f"levelfield: the webhook did not take the night: {why}", 12), file=sys.stderr)
+    if url and (reason := delivered(url, written(page, "webhook"))):
+        print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
 
 
-def _unwritten(
-    options: argparse.Namespace, session: NightSession, report: GateReport, page: FindingPage
-) -> Iterator[str]:
-    """Write the files and pages of a night. Yield why one cannot be; the others are written all the same."""
+def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
+    """Write the files of a night by their form. Yield why one cannot be; the others are written all the same."""
     from levelfield.series.finding_forms import written
 
-    for form, path in (("markdown", options.markdown), ("junit", options.junit)):
-        if path:
-            try:
-                with _named(path):
-                    write_atomically(path, written(page, form), through_link=True)
-            except UsageError as error:
-                yield str(error)
-    if options.html:
+    for form, path in files.items():
         try:
-            session.write_pages(options.html, report)
-        except UsageError as error:
-            yield str(error)
-
-
-def _output(options: argparse.Namespace) -> Terminal:
-    """Return a terminal for people who watch, else one for those who read the end in the morning."""
-    if options.progress:
-        return Terminal()
-    return Terminal() if sys.stderr.isatty() and not (options.quiet or options.json) else NoteTaker()
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn an error of a file that the user named into UsageError. The night's results are stored by then."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}; the night is stored, `nightly gate --output` writes it"
-        ) from None
+            if path:
+                write_atomically(path, written(page, form), through_link=True)
+        except OSError as error:
+            wrong = f"{path}: cannot be written: {error.strerror}"
+            yield f"{wrong}; the night is stored, `nightly gate --output` writes it"
 
 
 def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
-    says = f"{', '.join(FORMATS)} (default: text)"
-    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=says)
+    forms = f"{', '.join(FORMATS)} (default: text)"
+    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=forms)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
     _page_url(parser)
     _strictness(parser)
@@ -259,29 +236,23 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
 
 def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
-    from levelfield.nights.gate import compared
+    from levelfield.nights.gate import compared, new_findings
     from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.nights.tickets import NightTickets
     from levelfield.series.finding_forms import written
     from levelfield.series.findings import FindingPage, with_explanations
 
-    with opened_store(options) as store:
-        given = gate_input(store, chosen_night(store, options.night), options.suite)
-        found = compared(given, given.stored_pairs)
-        found = replace(found, findings=with_explanations(found.findings, given.past))
-        for finding in _new(found.findings, given):
-            store.add_finding(found.night, finding.model_dump(mode="json"))
-        tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)
+    with opened_store(options.store) as store:
+        night = gate_input(store, chosen_night(store, options.night), options.suite)
+        report = compared(night, night.stored_pairs)
+        report = replace(report, findings=with_explanations(report.findings, night.past))
+        for finding in new_findings(report.findings, night):
+            store.add_finding(report.night, finding.model_dump(mode="json"))
+        tickets = NightTickets(store, night, runs_of(options), options.page_url).all(report.findings)
     page = FindingPage(
-        found.first_line,
-        found.night,
-        found.findings,
-        options.strict,
-        options.advisory,
-        tickets,
-        _link(options),
-        options.suite,
-    )
+        report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
+        _link(options.page_url), options.suite,
+    )  # fmt: skip
     if options.output:
         write_atomically(options.output, written(page, options.format), through_link=True)
         print(page.first_line, file=sys.stderr)
@@ -290,32 +261,17 @@ def _gate(options: argparse.Namespace) -> int:
     return page.exit_code
 
 
-def _link(options: argparse.Namespace) -> str | None:
-    return f"{options.page_url.rstrip('/')}/index.html" if options.page_url else None
-
-
-def _new(findings: Sequence[Finding], given: GateInput) -> list[Finding]:
-    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word, or ends
-    a regression."""
-    last = {(f.night, f.series, f.figure, f.label): f for f in given.past}
-    found = []
-    for finding in findings:
-        before = last.get((finding.night, finding.series, finding.figure, finding.label))
-        is_plain = finding.word == "no change" and not finding.pairs
-        is_end = (finding.series, finding.figure) in given.named_regressions
-        if finding != before and (before is not None or not is_plain or is_end):
-            found.append(finding)
-    return found
+def _link(page_url: str | None) -> str | None:
+    return f"{page_url.rstrip('/')}/index.html" if page_url else None
 
 
 def _bisect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("good", metavar="GOOD", help="a good commit")
-    parser.add_argument("bad", metavar="BAD", help="a bad one after it")
-    parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
-    parser.add_argument(
-        "--figure", choices=tuple(GATED_BY_OPTION), default="speed", help="what got worse (default: speed)"
-    )
-    parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
+    option = parser.add_argument
+    option("good", metavar="GOOD", help="a good commit")
+    option("bad", metavar="BAD", help="a bad one after it")
+    option("--case", required=True, metavar="STRING", help="the case string to run")
+    option("--figure", choices=tuple(GATED_BY_OPTION), default="speed", help="what got worse (default: speed)")
+    option("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     container_options(parser)
     python_option(parser, "train every build with this Python")
     chips_option(parser)
@@ -334,42 +290,36 @@ def _bisect(options: argparse.Namespace) -> int:
         commits = commits_between(options.good, options.bad)
     except RunFailed as error:
         raise UsageError(f"nightly {error}") from None
-    terminal = Terminal(quiet=options.quiet or options.json)
+    terminal, image = Terminal(quiet=options.quiet or options.json), base_image(options.base_image, options.runtime)
     request = UserRequest(
-        scale=options.scale, runtime=options.runtime, base_image=base_image(options), python=options.python, repeat=1
+        scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeat=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
-    good = build_of(commits[0], say=terminal.say)
-    figure = GATED_BY_OPTION[options.figure]
+    good, figure = build_of(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
     def answer(commit: str) -> Side:
         build = build_of(commit, say=terminal.say)
         terminal.say(f"trying {build}")
-        found = trials.answer(build)
-        terminal.say(f"{build} is {found}")
-        return found
+        side = trials.answer(build)
+        terminal.say(f"{build} is {side}")
+        return side
 
-    found = first_bad(commits, answer)
-    _print_bisected([commit[:12] for commit in commits], found, options.json)
-    if not options.json:
-        (last,), _ = commit_log(commits[found.good], commits[found.bad], 1)
-        print(labelled("it says", f"{last.subject} ({last.author})", 11))
-    return 0
-
-
-def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:
-    undecided = [names[place] for place in found.undecided]
-    if as_json:
-        trials = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
-        content = {"last_good": names[found.good], "first_bad": names[found.bad], "undecided": undecided}
-        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": trials}))
-        return
-    print(f"first bad  {names[found.bad]}")
-    print(f"last good  {names[found.good]}")
+    bad = first_bad(commits, answer)
+    names = [commit[:12] for commit in commits]
+    undecided = [names[place] for place in bad.undecided]
+    if options.json:
+        answers = [{"build": names[trial.place], "answer": trial.answer} for trial in bad.trials]
+        content = {"last_good": names[bad.good], "first_bad": names[bad.bad], "undecided": undecided}
+        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": answers}))
+        return 0
+    print(f"first bad  {names[bad.bad]}\nlast good  {names[bad.good]}")
     if undecided:
         print(labelled("undecided", ", ".join(undecided), 11))
-    print(f"tried      {len(found.trials)} of {len(names)} builds")
+    print(f"tried      {len(bad.trials)} of {len(names)} builds")
+    (last,), _ = commit_log(commits[bad.good], commits[bad.bad], 1)
+    print(labelled("it says", f"{last.subject} ({last.author})", 11))
+    return 0
 
 
 COMMANDS = {

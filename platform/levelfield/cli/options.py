@@ -20,6 +20,7 @@ from levelfield.specs.free_fields import FREE_FIELDS, option
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
 
+RUN_NAME = "a path, a run id, a part of an id, or latest"
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
 _HERE = "train with this Python; default: an environment that Levelfield makes"
 
@@ -29,19 +30,16 @@ def json_option(parser: Options, more: str = "") -> None:
 
 
 def format_options(
-    parser: Options,
-    formats: tuple[str, ...] = ("table", "markdown", "json"),
-    says: str | None = None,
-    says_of_json: str = "as --format json",
+    parser: Options, formats: tuple[str, ...] = ("table", "markdown", "json"), says: str | None = None
 ) -> None:
     """Add --format, a table by default, and --json for `--format json`."""
     help_text = says or ", ".join(formats)
     parser.add_argument("--format", choices=formats, default="table", metavar="FORMAT", help=help_text)
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help=says_of_json)
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
 
 
-def quiet_option(parser: Options, shown: str = "result") -> None:
-    parser.add_argument("--quiet", action="store_true", help=f"print only the {shown}")
+def quiet_option(parser: Options, what: str = "result") -> None:
+    parser.add_argument("--quiet", action="store_true", help=f"print only the {what}")
 
 
 def chips_option(parser: Options) -> None:
@@ -114,5 +112,5 @@ def writing(path: Path, option: str = "--output ") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
-        raise UsageError(said) from None
+        message = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
+        raise UsageError(message) from None

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.named_runs import RUN_NAME
 from levelfield.cli.options import (
+    RUN_NAME,
     chips_option,
     json_option,
     python_option,
@@ -21,7 +23,7 @@ from levelfield.cli.options import (
     runs_of,
     scale_option,
 )
-from levelfield.cli.store_options import intake, prices_option, recording_options
+from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.result_words import status
@@ -30,6 +32,8 @@ from levelfield.report.words import GIB, NONE, wrapped
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
+    from levelfield.specs.prices import Prices
+    from levelfield.studies.chip_planner import PlanRequest
     from levelfield.studies.variations import PredictedRun
 
 PLAN = """\
@@ -65,6 +69,9 @@ examples:
   run_benchmarks.py plan sweep llama3_8b:megatron --top 3
 """
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")  # no case has nvfp4: it is predicted only
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
+_THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+MOST_TOKENS = 1e18
 KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 
 
@@ -102,14 +109,14 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     chips_option(parser)
     option("--tokens", metavar="N", help="also what a training on so many takes, such as 300B or 1.5T")
     prices_option(parser)
-    asked = parser.add_argument_group("only these rows").add_argument
-    asked("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
-    asked("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
-    asked("--recompute", choices=("none", "selective", "full"), help="what is computed again")
-    asked(
+    only = parser.add_argument_group("only these rows").add_argument
+    only("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
+    only("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
+    only("--recompute", choices=("none", "selective", "full"), help="what is computed again")
+    only(
         "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
     )
-    asked("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
+    only("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
     program("--program", metavar="NAME", help="others' code, a name of `show programs`")
@@ -124,25 +131,91 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits."""
-    from levelfield.cli.plan_question import ChipPlanner, named_chips
-    from levelfield.cli.plan_tables import print_explained, print_plan
+    from levelfield.catalog.chip_names import find_chips
+    from levelfield.cli.chip_plans import print_chips
+    from levelfield.cli.plan_tables import plan_content, plan_lines, print_explained
+    from levelfield.studies.chip_planner import ChipPlanner
 
-    registry, chips = named_chips(options)
+    choices = _with_case_string(options)
+    registry = registry_of(options)
+    chips = find_chips(registry, choices["chip"])
+    if len(chips) > 1:
+        one_chip = {"explain": options.explain, "calibrate": options.calibrate, "beyond": options.beyond or None}
+        for name in (name for name, value in one_chip.items() if value is not None):
+            raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
+    if options.top < 1:
+        raise UsageError(f"--top: found {options.top}, expected 1 or more")
+    request = _plan_request(choices, runs_of(options), prices_of(options.prices, registry))
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
     try:
         if len(chips) > 1:
-            from levelfield.cli.chip_plans import print_chips
-
-            print_chips(options, registry, chips)
+            print_chips(request, registry, chips, options.json)
             return 0
-        plan = ChipPlanner(options, registry, *chips[0]).plan()
+        plan = ChipPlanner(request, registry, *chips[0], Terminal(quiet=options.json).say).plan()
     finally:
         gc.enable()
-    if options.explain is None:
-        print_plan(plan, options)
+    if options.explain is not None:
+        print_explained(plan, options.explain, options.json)
+    elif options.json:
+        print(json_text(plan_content(plan, plan.ranking.rows[: options.top])))
     else:
-        print_explained(plan, options)
+        print("\n".join(plan_lines(plan, options.top)))
     return 0
+
+
+def _with_case_string(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options with the parts of a case string. Raises UsageError for a part that an option repeats."""
+    from levelfield.specs.selector import labelled, parse_selector
+
+    choices = dict(vars(options))
+    if ":" in options.case:
+        selector = parse_selector(options.case)
+        parts = {
+            "framework": labelled(selector.framework, selector.version),
+            "chip": selector.target,
+            "layout": selector.layout,
+            "nodes": selector.nodes if options.case.count(":") > 2 else None,
+            "devices": selector.devices,
+        }
+        parts = {name: value for name, value in parts.items() if value is not None}
+        for name in (name for name in parts if choices[name] is not None):
+            raise UsageError(f"--{name}: found it in '{options.case}' too; leave one of the two out")
+        choices |= {**parts, "case": selector.case}
+    if choices["chip"] is None:
+        case = choices["case"]
+        raise UsageError(f"plan {case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
+    return choices
+
+
+def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None) -> PlanRequest:
+    from levelfield.predict.layout_search import Wanted
+    from levelfield.specs.layout import parse_layout
+    from levelfield.studies.chip_planner import PlanRequest
+
+    wanted = Wanted(
+        layout=parse_layout(choices["layout"]).layout if choices["layout"] else None,
+        **{name: choices[name] for name in ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")},
+    )
+    same = ("case", "scale", "nodes", "devices", "network", "precision", "beyond", "program", "attention")
+    return PlanRequest(
+        **{name: choices[name] for name in (*same, "tensor_overlap", "calibrate")},
+        framework=choices["framework"] or "torch",
+        wanted=wanted,
+        runs=runs,
+        tokens=_tokens(choices["tokens"]),
+        prices=prices,
+    )
+
+
+def _tokens(text: str | None) -> float | None:
+    """Return the number of tokens that `300B` or `1.5T` stands for. Raises UsageError."""
+    if text is None:
+        return None
+    match = _TOKENS.fullmatch(text.strip())
+    tokens = float(match[1]) * _THOUSANDS[match[2].upper()] if match else 0.0
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"--tokens: found '{text[:40]}', expected 1 to 1e18 tokens, such as 300B, 1.5T or 2e12")
+    return tokens
 
 
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
@@ -170,23 +243,23 @@ def _sweep(options: argparse.Namespace) -> int:
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
-    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
+    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options.store, options.no_store))
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
         raise UsageError(
             f"sweep {options.case}: found a layout or several nodes; leave both out, sweep chooses layouts on one node"
         )
-    found = lookup.find(registry, selector)
+    selection = lookup.find(registry, selector)
     request = UserRequest(scale=options.scale, python=options.python)
-    chosen, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
-    devices = selector.devices or found.default_devices
-    question = question_here(registry, found, chosen.work, devices, terminal.say)
+    chosen, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
+    devices = selector.devices or selection.default_devices
+    question = question_here(registry, selection, chosen.work, devices, terminal.say)
     rows = distinct(answer(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [PredictedRun(row) for row in rows]
     if not options.dry_run:
-        work = entries_of(rows, selector, found.vendor.name, devices, request, chosen.scale)
+        work = entries_of(rows, selector, selection.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs_of(options), terminal, registry)
         pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
@@ -203,10 +276,10 @@ def _sweep_lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
     widths = (21, -5, 8, -10, -9, -5, -6, -6)
     yield padded(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
     for pair in pairs:
-        row, rate, memory = pair.row, pair.measured_rate, pair.measured_memory
+        row, rate, off, memory = pair.row, pair.measured_rate, pair.rate_difference, pair.measured_memory
         measured = (
             f"{rate:,.0f}" if rate else NONE,
-            f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE,
+            NONE if off is None else f"{off:+.0%}",
             f"{row.memory.total / GIB:.2f}",
             f"{memory / GIB:.2f}" if memory else NONE,
         )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
-from levelfield.cli.plan_question import AnsweredPlan
 from levelfield.errors import UsageError
-from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
-from levelfield.measure.flops import flops_per_token
+from levelfield.measure.cost import TrainingBill
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
@@ -17,42 +14,36 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_
 from levelfield.predict.machines import ASSUMED
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
-from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, speed_interval
+from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.vendor import HOST_SHARE
+from levelfield.studies.chip_planner import AnsweredPlan
 
 _WIDTHS = (-3, 26, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
 _MOST_NUMBERS = 12  # of a list in a sentence
 
 
-def print_plan(plan: AnsweredPlan, options: argparse.Namespace) -> None:
-    if options.json:
-        print(json_text(plan_content(plan, plan.ranking.rows[: options.top])))
-    else:
-        print("\n".join(_lines(plan, options)))
-
-
-def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
-    question, ranking, beyond = plan.question, plan.ranking, options.beyond
+def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
+    """Yield what is planned, its first rows, and what the figures mean."""
+    request, question, ranking, beyond = plan.request, plan.question, plan.ranking, plan.request.beyond
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
-    yield f"{options.case} ({options.scale}) by {options.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
+    yield f"{request.case} ({request.scale}) by {request.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
     yield f"{plan.chip.name}, {capacity}; predicted, not measured"
     count = parameters(question.work.model, question.work.training.sequence_length)
     yield parameters_in_words(count.total, count.active)
     yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
     if ranking.rows:
-        rows = ranking.rows[: options.top]
+        rows = ranking.rows[:top]
         numbered = [(number, row, _speed_cells(plan, row)) for number, row in enumerate(rows, 1)]
         yield from (*_table(plan, "row", numbered, (" MFU,", "palm"), (-5, 5)), "")
         yield from _training(plan, rows)
-        yield from _breakdown(plan, ranking.rows[0]) if options.layout else ()
+        yield from _breakdown(plan, ranking.rows[0]) if request.wanted.layout else ()
     else:
         yield from (wrapped(nothing_fits(plan), 2), "")
-        if plan.tokens is not None:
-            cost = " and no cost" if plan.prices else ""
-            yield from (f"a training on {plan.tokens:,.0f} tokens has no time{cost} here, as no layout runs it", "")
-        beyond = max(beyond, 1 if options.layout else 0)
+        if request.tokens is not None:
+            cost = " and no cost" if request.prices else ""
+            yield from (f"a training on {request.tokens:,.0f} tokens has no time{cost} here, as no layout runs it", "")
+        beyond = max(beyond, 1 if request.wanted.layout else 0)
     yield from _beyond(plan, beyond)
     yield from _not_offered(plan)
     if ranking.rows:
@@ -76,28 +67,16 @@ def _table(
     widths = (*_WIDTHS, *widths)
     yield padded((numbers, "layout", "micro", "chunks", "again", "GiB", speed, *further), widths, " ")
     for number, row, cells in rows:
-        tuning, rate = row.tuning, _speed(plan, row)
+        tuning = row.tuning
         choices = row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation
-        figures = f"{row.memory.total / GIB:.1f}", f"{rate:.0%}" if plan.assumes_rates else f"{rate:,.0f}"
-        yield padded((number, *choices, *figures, *cells), widths, " ")
-
-
-def _speed(plan: AnsweredPlan, row: LayoutEstimate) -> float:
-    """Return the tokens/s of a device; with assumed rates the share of the first row's, and no speed."""
-    if not plan.assumes_rates:
-        return row.tokens_per_second
-    first = next(iter(plan.ranking.rows or plan.ranking.beyond), row)
-    return row.tokens_per_second / first.tokens_per_second
+        rate = f"{plan.speed_share(row):.0%}" if plan.assumes_rates else f"{row.tokens_per_second:,.0f}"
+        yield padded((number, *choices, f"{row.memory.total / GIB:.1f}", rate, *cells), widths, " ")
 
 
 def _speed_cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, str]:
     """Return the MFU, and whether little memory is left free."""
-    work, peak = plan.question.work, plan.chip.peaks.get(plan.precision)
-    tight = "tight" if is_tight(plan.question, row.memory.total) else ""
-    if peak is None or plan.assumes_rates:
-        return NONE, tight
-    flops = flops_per_token("palm", work.model, work.training.sequence_length)
-    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}", tight
+    mfu = plan.mfu(row)
+    return NONE if mfu is None else f"{mfu:.1%}", "tight" if is_tight(plan.question, row.memory.total) else ""
 
 
 def _legend(plan: AnsweredPlan) -> str:
@@ -128,14 +107,15 @@ def _no_run_on(plan: AnsweredPlan) -> str:
 
 def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
     """Yield what a training on --tokens takes by each row."""
-    if plan.tokens is None:
+    prices = plan.request.prices
+    if plan.request.tokens is None:
         return
-    yield f"a training on {plan.tokens:,.0f} tokens"
+    yield f"a training on {plan.request.tokens:,.0f} tokens"
     if plan.assumes_rates:
         yield wrapped(f"  has no time and no cost here: the speed of {plan.chip.name} is not known", 2)
     else:
-        columns = ("row", "days", "device-hours", "MWh", *([plan.prices.currency] if plan.prices else []))
-        bills = [planned_bill(plan, row) for row in rows]
+        columns = ("row", "days", "device-hours", "MWh", *([prices.currency] if prices else []))
+        bills = [plan.bill(row) for row in rows]
         cells = ((number, *bill_cells(bill)) for number, bill in enumerate(bills, 1))
         for row in (columns, *cells):
             yield padded(row[: len(columns)], (-3, -12, -16, -14, -16), " ")
@@ -144,54 +124,22 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
     yield ""
 
 
-def planned_bill(plan: AnsweredPlan, row: LayoutEstimate, share: float = 1.0) -> TrainingBill:
-    """Return what the training on --tokens takes. share: its speed, over the row's."""
-    assert plan.tokens is not None
-    chip, devices = plan.chip, plan.question.devices
-    rate = share * row.tokens_per_second * devices
-    use = PaidUse(
-        chip.name,
-        is_host_share=chip.device_is == HOST_SHARE,
-        nodes=plan.devices.nodes,
-        devices=devices,
-        tokens_per_second=rate,
-        joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
-        no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
-    )
-    return training_bill(use, plan.tokens, plan.prices)
-
-
 def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
     """Return days, device-hours, MWh and cost."""
     hours = f"{bill.device_hours:,.0f}"
     return significant(bill.days), hours, significant(bill.megawatt_hours), significant(bill.cost)
 
 
-def bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
-    """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without."""
-    if plan.tokens is None or _interval(plan, row) is None:
-        return None
-    low, high = SPEED_INTERVAL
-    return planned_bill(plan, row, high), planned_bill(plan, row, low)
-
-
-def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
-    """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
-    rates, other makers' chips."""
-    shares = speed_interval(plan.vendor, plan.question.on_host, plan.question.work.model.experts is not None)
-    return [share * row.tokens_per_second for share in shares] if shares and not plan.assumes_rates else None
-
-
 def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     """Return between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
     row = plan.ranking.rows.roomy_first()[0]
-    if (ends := bills_at_ends(plan, row)) is None:
+    if (ends := plan.bills_at_ends(row)) is None:
         near = "no published run near to this one says how far it may be off"
         return f"no interval: {near if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
     figures: dict[str, list[float | None]] = {
         "days": [end.days for end in ends],
         "MWh": [end.megawatt_hours for end in ends],
-        plan.prices.currency if plan.prices else "": [end.cost for end in ends],
+        plan.request.prices.currency if plan.request.prices else "": [end.cost for end in ends],
     }
     between = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in figures.items() if all(both))
     low, high = SPEED_INTERVAL
@@ -203,15 +151,15 @@ def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     """Yield what the figures of a training hold and where they are from."""
     from levelfield.report.costs import described  # it imports numpy, which no other plan needs
 
-    chip = plan.chip
+    chip, prices = plan.chip, plan.request.prices
     if chip.power_watts:
         yield f"MWh: at most, {chip.power_watts:g} W for each device and no host ({chip.power_source})"
     else:
         yield f"MWh: none, as no source gives the power of {chip.name}; --chips FILE adds it"
-    if plan.prices:
-        yield from (f"{plan.prices.currency}: {said}" for said in described(plan.prices, [chip.name]))
+    if prices:
+        yield from (f"{prices.currency}: {price}" for price in described(prices, [chip.name]))
         if bill.reason:
-            yield f"{plan.prices.currency}: none: {bill.reason}"
+            yield f"{prices.currency}: none: {bill.reason}"
     yield "restarts, evaluation and checkpoints are not in it"
 
 
@@ -269,7 +217,7 @@ def nothing_fits(plan: AnsweredPlan) -> str:
 def _what_divides(question: LayoutQuestion) -> str:
     model, batch, wanted = question.work.model, question.work.training.global_batch, question.wanted
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
-    stages = f"pipeline divides {model.layers} layers ({_listed(divisors(model.layers))})"
+    stages = f"pipeline divides {model.layers} layers ({_numbers(divisors(model.layers))})"
     if "uneven" in question.offer.parallelism:
         stages = f"pipeline is at most {model.layers} layers"
     rows = f" with micro-batch {wanted.micro_batch}" if wanted.micro_batch else ""
@@ -277,13 +225,13 @@ def _what_divides(question: LayoutQuestion) -> str:
     return (
         f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
-        f"{model.vocab_size} ({_listed(tensor)}), {stages}, and data divides the global batch of {batch} "
-        f"({_listed(divisors(batch))}); {question.constants.framework} offers "
+        f"{model.vocab_size} ({_numbers(tensor)}), {stages}, and data divides the global batch of {batch} "
+        f"({_numbers(divisors(batch))}); {question.constants.framework} offers "
         f"{', '.join(sorted(question.offer.parallelism)) or 'no parallelism'}. Try another number of devices"
     )
 
 
-def _listed(numbers: list[int]) -> str:
+def _numbers(numbers: list[int]) -> str:
     return ", ".join([*map(str, numbers[:_MOST_NUMBERS]), *(["..."] if len(numbers) > _MOST_NUMBERS else [])])
 
 
@@ -300,8 +248,8 @@ def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str
         "precision": plan.precision,
         "assumed": list(plan.remarks),
         "rates": ASSUMED if plan.assumes_rates else "of the chip",
-        "tokens": plan.tokens,
-        "currency": plan.prices.currency if plan.prices else None,
+        "tokens": plan.request.tokens,
+        "currency": plan.request.prices.currency if plan.request.prices else None,
         "power_watts": plan.chip.power_watts,
         "power_source": plan.chip.power_source,
         "capacity_bytes": plan.question.capacity_bytes,
@@ -330,26 +278,27 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
         "step_seconds": None if assumes_rates else row.time.total,
         "step_parts_seconds": None if assumes_rates else row.time.parts(),
         "tokens_per_second_per_device": None if assumes_rates else row.tokens_per_second,
-        "tokens_per_second_interval": _interval(plan, row),
+        "tokens_per_second_interval": plan.interval(row),
         "is_tight": is_tight(plan.question, row.memory.total),
     }
     if assumes_rates:
-        content["speed_over_first_row"] = _speed(plan, row)
-    if plan.tokens is not None:
-        ends = bills_at_ends(plan, row)
-        content["training"] = None if assumes_rates else asdict(planned_bill(plan, row))
+        content["speed_over_first_row"] = plan.speed_share(row)
+    if plan.request.tokens is not None:
+        ends = plan.bills_at_ends(row)
+        content["training"] = None if assumes_rates else asdict(plan.bill(row))
         content["training_interval"] = None if ends is None else [asdict(end) for end in ends]
     return content
 
 
-def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
+def print_explained(plan: AnsweredPlan, number: int, as_json: bool) -> None:
+    """Print the arithmetic of one row. Raises UsageError for a number that no row has."""
     rows = plan.ranking.rows or plan.ranking.beyond
-    if not 1 <= options.explain <= len(rows):
+    if not 1 <= number <= len(rows):
         which = "the rows that fit" if plan.ranking.rows else "the rows that do not fit"
-        raise UsageError(f"--explain {options.explain}: expected 1 to {len(rows)}, {which}")
-    question, row = plan.question, rows[options.explain - 1]
+        raise UsageError(f"--explain {number}: expected 1 to {len(rows)}, {which}")
+    question, row = plan.question, rows[number - 1]
     assumed = plan.assumed if plan.assumes_rates else ()
-    if options.json:
+    if as_json:
         terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
         content: dict[str, object] = {name: [asdict(term) for term in part] for name, part in terms.items()}
         print(json_text({**content, **({"assumed": assumed} if assumed else {})}))

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import short_path
-from levelfield.cli.named_runs import RUN_NAME, finished_run
-from levelfield.cli.options import chips_option, json_option, registry_of, runs_of, writing
+from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of, runs_of, writing
 from levelfield.cli.store_options import intake, recording_options
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import find_run, read_plan, write_atomically
+from levelfield.rundir.directory import find_run, finished_run, read_plan, write_atomically
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -81,12 +79,13 @@ def _list(options: argparse.Namespace) -> int:
 
     registry = registry_of(options)
     for name in sorted(registry.references):
-        found = registry.reference(name)
-        origin = f"{found.framework} {found.framework_version}, {found.layout}"
-        print(f"{name}\n  {origin}, {found.promoted[:10]} by {found.by}")
-        print(f"  {found.why}\n  noise of {basis(rows_that_count(found))}")
-        for row in (row for row in found.noise if row.why is not None):
-            print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))
+        reference = registry.reference(name)
+        origin = f"{reference.framework} {reference.framework_version}, {reference.layout}"
+        print(f"{name}\n  {origin}, {reference.promoted[:10]} by {reference.by}")
+        print(f"  {reference.why}\n  noise of {basis(rows_that_count(reference))}")
+        for row in reference.noise:
+            if row.why is not None:
+                print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))
     return 0
 
 
@@ -94,7 +93,7 @@ def _promote(options: argparse.Namespace) -> int:
     from levelfield.catalog.lookup import reference_of
     from levelfield.judge.promotion import promoted, with_bf16
 
-    registry, paths = registry_of(options), finished_run(options, options.run)
+    registry, paths = registry_of(options), finished_run(runs_of(options), options.run)
     plan = read_plan(paths)
     reference = promoted(paths, options.why, reference_of(registry, plan), options.replace)
     reference = with_bf16(reference, plan, map(registry.reference, sorted(registry.references)))
@@ -108,13 +107,15 @@ def _noise(options: argparse.Namespace) -> int:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
     from levelfield.judge.promotion import with_noise
 
-    why, registry = _override(options), registry_of(options)
+    reason, registry = _override(options.replace, options.why), registry_of(options)
     reference = registry.reference(options.name)
-    found = [finished_run(options, run) for run in options.run]
-    for paths in found:
-        reference = with_noise(reference, paths, why)
-    for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):
-        print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
+    runs = [finished_run(runs_of(options), run) for run in options.run]
+    for paths in runs:
+        reference = with_noise(reference, paths, reason)
+    run_ids = {paths.root.name for paths in runs}
+    for row in reference.noise:
+        if row.run_id in run_ids:
+            print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
     _write(reference, registry, options.plugins)
     return 0
 
@@ -132,13 +133,13 @@ def jump_remark(reference: Reference) -> str | None:
     )
 
 
-def _override(options: argparse.Namespace) -> str | None:
+def _override(replaces: bool, reason: str | None) -> str | None:
     """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --why is given."""
-    if options.replace and not (options.why or "").strip():
+    if replaces and not (reason or "").strip():
         raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --why "..."')
-    if options.why is not None and not options.replace:
+    if reason is not None and not replaces:
         raise UsageError("--why gives the reason of --replace: give both, or neither")
-    return options.why if options.replace else None
+    return reason if replaces else None
 
 
 def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
@@ -149,8 +150,8 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
     path = registry.references.get(reference.name)
     if path is None:
         case = registry.all_cases.get(split_name(reference.case)[0])
-        own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
-        folder = next(iter([*own, *plugins]), checkout())
+        beside = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
+        folder = next(iter([*beside, *plugins]), checkout())
         path = folder / "configs" / "references" / f"{reference.name}.json"
     with writing(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from levelfield.run import scheduler
     from levelfield.studies.variations import variations
 
-    why, registry, runs = _override(options), registry_of(options), runs_of(options)
+    reason, registry, runs = _override(options.replace, options.why), registry_of(options), runs_of(options)
     stored = partial(reference_of, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
     plan = scheduler.planned(job)
@@ -180,7 +181,8 @@ def _calibrate(options: argparse.Namespace) -> int:
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
             "--why ...`"
         )
-    terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
+    terminal = Terminal(quiet=options.json, recorded=intake(options.store, options.no_store))
+    failed, refused = False, list[str]()
     jobs = scheduler.jobs(registry, variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
         terminal.finished(result)
@@ -188,15 +190,15 @@ def _calibrate(options: argparse.Namespace) -> int:
             failed = True
             continue
         try:
-            reference = with_noise(reference, find_run(runs, result.run_id), why)
+            reference = with_noise(reference, find_run(runs, result.run_id), reason)
         except GateFailed as error:
             refused.append(str(error))
             continue
         _write(reference, registry, options.plugins)  # after each run: an interrupted calibration keeps what it has
     if refused and not failed:
         raise GateFailed("\n".join(refused))
-    for reason in refused:
-        print(reason, file=sys.stderr)
+    for message in refused:
+        print(message, file=sys.stderr)
     return RunFailed.exit_code if failed else 0
 
 

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.named_runs import RUN_NAME, NamedRuns, finished_run
-from levelfield.cli.options import format_options, registry_of, writing
+from levelfield.cli.named_runs import NamedRuns
+from levelfield.cli.options import RUN_NAME, format_options, registry_of, runs_of, writing
 from levelfield.cli.store_options import opened_store, prices_of, prices_option, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.rundir.directory import finished_run, read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
     from levelfield.pages.page_building import BuiltPages
     from levelfield.pages.series_history import StoredResults
     from levelfield.specs.paths import RunPaths
-    from levelfield.specs.plan import Plan
-    from levelfield.specs.record import RunRecord
+    from levelfield.specs.prices import Prices
     from levelfield.specs.result import Result
     from levelfield.specs.step_parts import StepParts
 
@@ -77,8 +77,10 @@ _NAMED = 5  # runs of a message
 def _report_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", nargs="+", metavar="RUN", help=RUN_NAME)
-    own = ("table", "markdown", "csv", "json")
-    format_options(parser, (*own, *FOREIGN), f"{', '.join(own)}; {', '.join(FOREIGN)}: the columns of these reports")
+    forms = ("table", "markdown", "csv", "json")
+    format_options(
+        parser, (*forms, *FOREIGN), f"{', '.join(forms)}; {', '.join(FOREIGN)}: the columns of these reports"
+    )
     option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
     prices_option(parser)
@@ -92,41 +94,49 @@ def _report(options: argparse.Namespace) -> int:
     Raises the error of a run that goes on or is damaged, after the report of the others. A table with hidden columns is
     for others, and is not made without such a run.
     """
+    from levelfield.publish.published_rows import beside_published
     from levelfield.report.tables import hidden_columns, with_hidden
 
     _refuse_together(options)
-    named = NamedRuns(options)
+    form, registry, selected = options.format, registry_of(options), NamedRuns(runs_of(options), options.run)
     hidden = hidden_columns(options.hide or ())
-    found: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
+    runs: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
     with ExitStack() as opened:
-        for each, result in _collected(options, named, opened):
-            with named.kept_error():
+        for paths, result in _collected(selected, registry, opened):
+            with selected.errors_stored():
                 files = result.seal.digest if result.seal else None
-                found.setdefault((result.run_id, files), (each, _real(result)))
-        paths, results = [each for each, _ in found.values()], [result for _, result in found.values()]
+                runs.setdefault((result.run_id, files), (paths, _real(result)))
+        folders, results = [paths for paths, _ in runs.values()], [result for _, result in runs.values()]
         if not results or hidden:
-            named.raise_error()
-        text = with_hidden(options.format, results, hidden) if hidden else _text(options, paths, results)
+            selected.raise_error()
+        if hidden:
+            text = with_hidden(form, results, hidden)
+        elif form in FOREIGN:
+            text = _foreign(form, options.log_interval, folders, results, registry)
+        elif options.with_published:
+            text = beside_published(form, results, registry)
+        else:
+            text = _text(form, folders, results, prices_of(options.prices, registry))
     if options.output is None:
         print(printable(text), end="")
     else:
         with writing(options.output):
             write_atomically(options.output, printable(text), through_link=True)
-    named.raise_error()
+    selected.raise_error()
     return 0
 
 
-def _collected(options: argparse.Namespace, named: NamedRuns, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
     """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
     from levelfield.judge.collector import collect
     from levelfield.studies.compared_runs import bundle_and_run, opened_runs
 
-    for name in options.run:
-        with named.kept_error():
+    for name in selected.names:
+        with selected.errors_stored():
             if bundle := bundle_and_run(name):
-                yield from opened_runs(*bundle, registry_of(options), opened)
+                yield from opened_runs(*bundle, registry, opened)
             else:
-                paths = finished_run(options, name)
+                paths = finished_run(selected.runs, name)
                 yield paths, collect(paths)
 
 
@@ -154,34 +164,32 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError(f"report: {', '.join([*columns, *others])} need different tables; give only one of them")
 
 
-def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
-    from levelfield.publish.foreign_columns import interval_table
+def _foreign(
+    form: str, log_interval: int | None, folders: Sequence[RunPaths], results: Sequence[Result], registry: Registry
+) -> str:
+    """Return the columns of another report, and with an interval its table of every so many batches."""
+    from levelfield.publish.foreign_columns import as_report, interval_table
+    from levelfield.publish.foreign_tables import runs_of as foreign_runs
     from levelfield.rundir.raw_files import read_raw
 
-    runs = zip(results, plans, map(read_raw, paths), strict=True)
-    return [interval_table(result, plan, raw, interval) for result, plan, raw in runs]
+    plans = [read_plan(paths) for paths in folders]
+    lines = [as_report(form, foreign_runs(results, plans, registry))]
+    if log_interval is not None:
+        runs = zip(results, plans, map(read_raw, folders), strict=True)
+        lines += [interval_table(result, plan, raw, log_interval) for result, plan, raw in runs]
+    return "\n".join(lines)
 
 
-def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
-    from levelfield.publish.foreign_columns import as_report
-    from levelfield.publish.foreign_tables import runs_of
-    from levelfield.publish.published_rows import beside_published
+def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], prices: Prices | None) -> str:
     from levelfield.report.costs import RunCosts, listed
     from levelfield.report.one_run import result_lines, run_report
 
-    if options.format in FOREIGN:
-        plans = [read_plan(p) for p in paths]
-        logs = _logs(options.log_interval, paths, results, plans) if options.log_interval is not None else []
-        return "\n".join([as_report(options.format, runs_of(results, plans, registry_of(options))), *logs])
-    if options.with_published:
-        return beside_published(options.format, results, registry_of(options))
-    prices = prices_of(options)
     costs = RunCosts(prices) if prices else None
-    if len(results) > 1 or options.format in ("csv", "json"):
-        return listed(options.format, results, [read_plan(each).repeats_digest for each in paths], costs)
+    if len(results) > 1 or form in ("csv", "json"):
+        return listed(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
     rows = [("cost", *costs.explained(results[0]))] if costs else []
-    if options.format == "markdown":
-        return run_report(results[0], read_plan(paths[0]), rows)
+    if form == "markdown":
+        return run_report(results[0], read_plan(folders[0]), rows)
     return "\n".join([*result_lines(results[0], rows), ""])
 
 
@@ -200,42 +208,42 @@ def _explain(options: argparse.Namespace) -> int:
 
     if len(options.run) > 2:
         raise UsageError(f"report explain: found {len(options.run)} runs, expected one or two")
-    named = NamedRuns(options)
-    paths = list(named.over())
-    named.raise_error()
-    parts = [step_parts(each) for each in paths]
+    selected = NamedRuns(runs_of(options), options.run)
+    folders = list(selected.over())
+    selected.raise_error()
+    parts = [step_parts(paths) for paths in folders]
     if len(parts) == 2:
-        print(_why_slower(options.format, paths, parts), end="")
+        print(_difference(options.format, folders, parts), end="")
         return 0
-    plan, registry = read_plan(paths[0]), Registry()
+    plan, registry = read_plan(folders[0]), Registry()
     host = known_host_rates(registry) if plan.hardware.is_host else None
-    found = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
-    print(dump(found) if options.format == "json" else as_form(options.format, step_sheets(found)), end="")
+    step = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
+    print(dump(step) if options.format == "json" else as_form(options.format, step_sheets(step)), end="")
     return 0
 
 
-def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
+def _difference(form: str, folders: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
     from levelfield.explain.step_difference import as_values, step_difference
     from levelfield.explain.step_tables import difference_lines, difference_sheet, waterfall
 
-    first, second = (read_plan(each) for each in paths)
+    first, second = (read_plan(paths) for paths in folders)
     if first.work_digest != second.work_digest:
         raise GateFailed(
             f"{first.run_id} and {second.run_id}: found different work ({first.case} at {first.scale} scale, "
             f"{second.case} at {second.scale}), expected equal work; run both with the same case, scale and precision"
         )
-    found = step_difference(*parts)
+    difference = step_difference(*parts)
     ids = parts[0].run_id, parts[1].run_id
     if form == "json":
-        values = {"a": ids[0], "b": ids[1], **as_values(found)}
+        values = {"a": ids[0], "b": ids[1], **as_values(difference)}
         return json_text(values) + "\n"
-    whole, rows = found.whole.row, [each.row for each in found.changes]
+    whole, rows = difference.whole.row, [change.row for change in difference.changes]
     sheet = difference_sheet([*rows, whole])
-    warnings = [f"{side}: {each}" for side, step in zip("AB", parts, strict=True) for each in step.warnings]
+    warnings = [f"{side}: {warning}" for side, step in zip("AB", parts, strict=True) for warning in step.warnings]
     if form == "markdown":
-        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*found.sentences, *warnings)), sheet])
-    lines = difference_lines(*ids, whole, found.sentences, found.explained, warnings)
+        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*difference.sentences, *warnings)), sheet])
+    lines = difference_lines(*ids, whole, difference.sentences, difference.explained, warnings)
     return "\n".join([*lines, "", *waterfall(whole, rows), "", as_text([sheet])])
 
 
@@ -251,65 +259,62 @@ def _pages(options: argparse.Namespace) -> int:
         raise UsageError(
             "report pages: found --beside without a run, expected the runs to put beside those of the store"
         )
-    named, registry = NamedRuns(options), registry_of(options)
-    with _results(options, named) as (results, findings), Terminal().bytes_progress("writing pages") as progress:
-        built = build_pages(results, options.folder, registry, findings, progress, options.beside, prices_of(options))
-    print("\n".join(_said(built, options)))
-    named.raise_error()
+    selected, registry = NamedRuns(runs_of(options), options.run), registry_of(options)
+    prices = prices_of(options.prices, registry)
+    with (
+        _results(selected, options.store, options.beside) as (results, findings),
+        Terminal().bytes_progress("writing pages") as progress,
+    ):
+        built = build_pages(results, options.folder, registry, findings, progress, options.beside, prices)
+    print("\n".join(_page_lines(built, options.folder)))
+    selected.raise_error()
     return 0
 
 
 @contextmanager
-def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
-    """Give the named runs, with --beside those of the store too; else the store, with findings of its last night.
+def _results(
+    selected: NamedRuns, address: str | None, beside: bool
+) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
+    """Give the named runs, with `beside` those of the store too; else the store, with findings of its last night.
 
     The store is only read.
     """
+    from levelfield.catalog.registry import Registry
+    from levelfield.evidence.verification import record_of_files
+    from levelfield.explain.explanation import recomputed
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
     from levelfield.pages.series_history import GivenRuns
 
-    if options.run:
-        records = list(_records(named))
-        if not records:
-            named.raise_error()
-        if not options.beside:
-            yield GivenRuns(records), []
-            return
-        with opened_store(options, read_only=True) as store:
-            nights = store.nights()
-            found = {night: store.findings(night) for night in nights}
-            expected = {night: store.expected(night) for night in nights}
-            both = [*store.records(store.run_ids()), *records]
-            yield GivenRuns(both, store.events(), found, expected), []
+    records, registry = [], Registry()
+    for paths in selected.over():
+        with selected.errors_stored():  # with the figures of its raw files: an edited result.json changes no page
+            records.append(record_of_files(paths, registry, recomputed(paths)))
+    if selected.names and not records:
+        selected.raise_error()
+    if selected.names and not beside:
+        yield GivenRuns(records), []
         return
-    with opened_store(options, read_only=True) as store:
+    with opened_store(address, read_only=True) as store:
         nights = store.nights()
-        given = gate_input(store, nights[-1], None) if nights else None
-        findings = compared(given, given.stored_pairs).findings if given else ()
+        if selected.names:
+            stored = {night: store.findings(night) for night in nights}
+            expected = {night: store.expected(night) for night in nights}
+            yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), []
+            return
+        night = gate_input(store, nights[-1], None) if nights else None
+        findings = compared(night, night.stored_pairs).findings if night else ()
         yield store, [finding.model_dump(mode="json") for finding in findings]
 
 
-def _records(named: NamedRuns) -> Iterator[RunRecord]:
-    """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
-    from levelfield.catalog.registry import Registry
-    from levelfield.evidence.verification import record_of_files
-    from levelfield.explain.explanation import recomputed
-
-    known = Registry()
-    for paths in named.over():
-        with named.kept_error():
-            yield record_of_files(paths, known, recomputed(paths))
-
-
-def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
-    yield f"pages    {options.folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
+def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
+    yield f"pages    {folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
     if built.rebuilt < built.series:
         yield f"series   {built.rebuilt:,} written again; the others did not change"
     if built.unreadable:
-        shown = ", ".join(built.unreadable[:_NAMED])
-        yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {shown}", 9)
-    yield wrapped(f"look     open {options.folder / 'index.html'}", 9)
+        first = ", ".join(built.unreadable[:_NAMED])
+        yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {first}", 9)
+    yield wrapped(f"look     open {folder / 'index.html'}", 9)
 
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:

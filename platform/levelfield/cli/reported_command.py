@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -16,6 +16,7 @@ from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_new
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
     from levelfield.specs.case import Work
     from levelfield.specs.reported import ReportedRow, ReportedSet
 
@@ -57,61 +58,60 @@ def _options(parser: argparse.ArgumentParser) -> None:
     option("--output", type=Path, metavar="NAME.json", help="write the reported runs to this new file")
     json_option(parser)
     chips_option(parser)
-    given = parser.add_argument_group("by your word, where the log does not print it").add_argument
-    given("--case", metavar="NAME", help="the case whose model was trained")
-    given("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
-    given("--devices", type=int, metavar="N", help="the devices of all nodes together")
-    given("--global-batch", type=int, metavar="N", help="the sequences of a step")
-    given("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
-    given("--precision", choices=PRECISIONS, help="the precision of its multiplications")
+    by_word = parser.add_argument_group("by your word, where the log does not print it").add_argument
+    by_word("--case", metavar="NAME", help="the case whose model was trained")
+    by_word("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
+    by_word("--devices", type=int, metavar="N", help="the devices of all nodes together")
+    by_word("--global-batch", type=int, metavar="N", help="the sequences of a step")
+    by_word("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
+    by_word("--precision", choices=PRECISIONS, help="the precision of its multiplications")
 
 
 def _read(options: argparse.Namespace) -> int:
     """Print the runs of the logs, and write them where --output is given. Return 0."""
     from levelfield.specs.base import dump
 
-    found, work = _found(options)
+    _check_day(options.date)
+    registry, case = registry_of(options), options.case
+    stated = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
+    work = registry.case(case).work("full") if case else None
+    if case:
+        stated["case"] = registry.spelled(case)
+    name = options.output.stem if options.output else "reported"
+    source = {"name": name, "where": options.source, "date": options.date}
+    reported = _reported(registry, options.log, stated, work, source)
     if options.output:
         with writing(options.output):
-            write_new(options.output, dump(found).encode())
-    print(dump(found) if options.json else "\n".join(_lines(found, options.output, work)))
+            write_new(options.output, dump(reported).encode())
+    print(dump(reported) if options.json else "\n".join(_lines(reported, options.output, work)))
     return 0
 
 
-def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
+def _reported(
+    registry: Registry, logs: Sequence[Path], stated: dict[str, Any], work: Work | None, source: Mapping[str, str]
+) -> ReportedSet:
+    """Return the runs of the logs, with what the user states and the logs do not print."""
     from levelfield.catalog.chip_names import find_chip
     from levelfield.publish.log_files import read_log_file
     from levelfield.publish.reported_runs import reported
     from levelfield.specs.base import parse
     from levelfield.specs.reported import ReportedSet
 
-    _check_day(options.date)
-    registry = registry_of(options)
-    given: dict[str, Any] = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
-    work, chip, notes = None, None, tuple[str, ...]()
-    if options.case:
-        work, given["case"] = registry.case(options.case).work("full"), registry.spelled(options.case)
-    if options.chip:
+    chip, notes, rows = None, tuple[str, ...](), []
+    if stated.get("chip"):
         try:
-            chip = find_chip(registry, options.chip)[1]
-            given["chip"] = chip.name
+            chip = find_chip(registry, stated["chip"])[1]
+            stated = {**stated, "chip": chip.name}
         except UnknownName as error:  # a chip that no vendor here has keeps its name, and has no MFU
             notes = (f"the speed was held against no peak: {error}",)
-    content: dict[str, Any] = {
-        "schema": ReportedSet.schema_name(),
-        "name": options.output.stem if options.output else "reported",
-        "where": options.source,
-        "date": options.date,
-        "rows": [],
-    }
-    for path in options.log:
-        for each in read_log_file(path):
+    for path in logs:
+        for log in read_log_file(path):
             try:
-                row = reported(each, given, work, chip)
-                content["rows"].append({**row.model_dump(mode="json"), "notes": (*row.notes, *notes)})
+                row = reported(log, stated, work, chip)
             except ValueError as error:
-                raise DocumentError(f"{path}: {each.name}: {error}") from None
-    return parse(ReportedSet, content, "evidence read"), work
+                raise DocumentError(f"{path}: {log.name}: {error}") from None
+            rows.append({**row.model_dump(mode="json"), "notes": (*row.notes, *notes)})
+    return parse(ReportedSet, {"schema": ReportedSet.schema_name(), **source, "rows": rows}, "evidence read")
 
 
 def _check_day(text: str) -> None:
@@ -121,24 +121,24 @@ def _check_day(text: str) -> None:
             raise UsageError(f"--date: found {text}, which is in the future; expected a day up to {latest}")
 
 
-def _lines(found: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
-    for row in found.rows:
-        yield from (labelled(*line, _WIDTH) for line in _of_row(row, work))
-    yield labelled("source", found.source, _WIDTH)
+def _lines(reported: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
+    for row in reported.rows:
+        yield from (labelled(*line, _WIDTH) for line in _row_lines(row, work))
+    yield labelled("source", reported.source, _WIDTH)
     if output:
-        yield labelled("written", f"{output}: {len(found.rows)} reported run(s)", _WIDTH)
+        yield labelled("written", f"{output}: {len(reported.rows)} reported run(s)", _WIDTH)
 
 
-def _of_row(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
+def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
     from levelfield.publish.reported_runs import NOT_PRINTED, differences
 
     yield (
         "log",
         f"{row.name}: {row.format}; the speed is of {row.lines} line(s), steps {row.steps[0]} to {row.steps[1]}",
     )
-    shown = ("case", "chip", "devices", "layout", "micro_batch", "global_batch", "sequence_length", "precision")
-    said = [f"{name.replace('_', ' ')} {getattr(row, name)}" for name in shown if getattr(row, name) is not None]
-    yield "work", ", ".join(said) or "the log does not print it"
+    fields = ("case", "chip", "devices", "layout", "micro_batch", "global_batch", "sequence_length", "precision")
+    stated = [f"{name.replace('_', ' ')} {getattr(row, name)}" for name in fields if getattr(row, name) is not None]
+    yield "work", ", ".join(stated) or "the log does not print it"
     if row.given:
         yield "given", f"by your word: {', '.join(name.replace('_', ' ') for name in row.given)}"
     for name, figure in row.figures.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     if options.name is not None and options.name not in KINDS:
         return _show_case(options, registry)
-    if given := [f"--{name}" for name in _OF_A_CASE if getattr(options, name) not in (None, False)]:
-        raise UsageError(f"show: found {', '.join(given)}, expected a case beside it: show CASE {given[0]}")
+    if stated := [f"--{name}" for name in _OF_A_CASE if getattr(options, name) not in (None, False)]:
+        raise UsageError(f"show: found {', '.join(stated)}, expected a case beside it: show CASE {stated[0]}")
     print(listing(registry, runs_of(options), options.name, options.json))
     return 0
 
@@ -91,10 +92,10 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
         "programs": lambda: _programs(registry),
         "runs": lambda: _runs(runs),
     }
-    found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
+    rows = {name: kinds[name]() for name in ([kind] if kind else [name for name in kinds if name != "runs"])}
     if as_json:
-        return json_text(found)
-    blocks = ["\n".join([kind, *LINES.get(kind, _lines)(rows)]) for kind, rows in found.items()]
+        return json_text(rows)
+    blocks = ["\n".join([name, *LINES.get(name, _lines)(entries)]) for name, entries in rows.items()]
     if kind == "frameworks":
         blocks += ["\n".join(support.table(works))]
     return "\n\n".join(blocks)
@@ -121,8 +122,8 @@ def _whole_lines(rows: list[Row]) -> list[str]:
 
 def _chip_lines(rows: list[Row]) -> list[str]:
     private = [(row["name"], row["overlay"]) for row in rows if row["overlay"]]
-    said = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
-    return [*_whole_lines(rows), *(wrapped(line, 4) for line in said)]
+    lines = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
+    return [*_whole_lines(rows), *(wrapped(line, 4) for line in lines)]
 
 
 def _vendor_lines(rows: list[Row]) -> list[str]:
@@ -160,9 +161,9 @@ def _cases(registry: Registry) -> list[Row]:
     rows = []
     for name, path in registry.all_cases.items():
         case = registry.case(name)
-        has_one = case.work("smoke").fingerprint() in works
-        row: Row = {"name": name, "says": case.title if has_one else f"no reference; {case.title}"}
-        row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_one}
+        has_reference = case.work("smoke").fingerprint() in works
+        row: Row = {"name": name, "says": case.title if has_reference else f"no reference; {case.title}"}
+        row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_reference}
         rows.append({**row, "suite": None if name in registry.cases else path.stem})
     return rows
 
@@ -171,30 +172,31 @@ def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
     from levelfield.catalog import support
     from levelfield.specs.implementation import SIMULATED
 
-    listed, rehearsals = [], _rehearsals(registry)
+    rows, rehearsals = [], _rehearsals(registry)
     for name in registry.labels():
-        found, _ = registry.labelled(name)
-        pins = {kind: needs.verified for kind, needs in found.requirements.items()}
-        verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
-        verified = {k: _and(where, rehearsals.said(framework=name, kind=k)) for k, where in verified.items()}
-        verified |= {"every device": SIMULATED} if found.simulated else {}
-        row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
+        manifest, _ = registry.labelled(name)
+        verified = {}
+        for kind, needs in manifest.requirements.items():
+            ran = "pins ran nowhere yet" if needs.verified == "none" else needs.verified
+            verified[kind] = _joined(ran, rehearsals.said(framework=name, kind=kind))
+        verified |= {"every device": SIMULATED} if manifest.simulated else {}
+        row: Row = {"name": name, "version": manifest.version, "families": support.families_of(manifest)}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
-        row["layouts"] = [asdict(each) for each in works if each.framework == name]
-        listed.append({**row, "verified": verified})
-    return listed
+        row["layouts"] = [asdict(work) for work in works if work.framework == name]
+        rows.append({**row, "verified": verified})
+    return rows
 
 
 def _vendors(registry: Registry) -> list[Row]:
     rows, rehearsals = [], _rehearsals(registry)
     for name in sorted(registry.vendors):
-        verified, devices = registry.vendor_file(name).verified, registry.machine.devices(name)
-        verified = _and(verified, rehearsals.said(vendor=name))
+        devices = registry.machine.devices(name)
+        verified = _joined(registry.vendor_file(name).verified, rehearsals.said(vendor=name))
         unknown = devices.problem is not None and not devices
         here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
-        says = f"here: {here}; verified: {verified}"
-        listed: Row = {"name": name, "says": says, "devices": None if unknown else len(devices)}
-        rows.append({**listed, "problem": devices.problem, "here": here, "verified": verified})
+        row: Row = {"name": name, "says": f"here: {here}; verified: {verified}"}
+        row |= {"devices": None if unknown else len(devices), "problem": devices.problem}
+        rows.append({**row, "here": here, "verified": verified})
     return rows
 
 
@@ -205,8 +207,8 @@ def _rehearsals(registry: Registry) -> Rehearsals:
     return Rehearsals(registry)
 
 
-def _and(where: str, rehearsed: str | None) -> str:
-    return f"{where}; {rehearsed}" if rehearsed else where
+def _joined(ran: str, rehearsed: str | None) -> str:
+    return f"{ran}; {rehearsed}" if rehearsed else ran
 
 
 def _chips(registry: Registry) -> list[Row]:
@@ -224,8 +226,8 @@ def _chips(registry: Registry) -> list[Row]:
 def _programs(registry: Registry) -> list[Row]:
     rows = []
     for framework in sorted(registry.constants_files):
-        found = registry.constants(framework)
-        for name, program in found.programs.items() if found else ():
+        constants = registry.constants(framework)
+        for name, program in constants.programs.items() if constants else ():
             row: Row = {"name": name, "says": f"{framework}; {program.title}", "framework": framework}
             rows.append({**row, "title": program.title, "source": program.source})
     return rows
@@ -235,29 +237,28 @@ def _runs(runs: Path) -> list[Row]:
     from levelfield.rundir.run_state import state_words
     from levelfield.specs.paths import RunPaths
 
-    return [
-        {"name": p.parent.name, "says": state_words(RunPaths(p.parent))} for p in sorted(runs.glob("*/status.json"))
-    ]
+    folders = [path.parent for path in sorted(runs.glob("*/status.json"))]
+    return [{"name": folder.name, "says": state_words(RunPaths(folder))} for folder in folders]
 
 
 def _rates(chip: Chip) -> str:
     """Return published and measured peaks in TFLOP/s, links in GB/s each way, the network of a device, and power."""
-    said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
-    said += [f"reached: {_by_dtype(chip.achievable)}"] if chip.achievable else []
+    rates = [f"TFLOP/s: {_tflops(chip.peaks) or 'none published'}"]
+    rates += [f"reached: {_tflops(chip.achievable)}"] if chip.achievable else []
     link = chip.interconnect
     if link and link.each_way_bytes_per_second:
-        said.append(f"links: {link.each_way_bytes_per_second / 1e9:g} GB/s each way")
+        rates.append(f"links: {link.each_way_bytes_per_second / 1e9:g} GB/s each way")
     if link and link.pair_each_way_bytes_per_second:
-        said.append(f"of a pair: {link.pair_each_way_bytes_per_second / 1e9:g}")
+        rates.append(f"of a pair: {link.pair_each_way_bytes_per_second / 1e9:g}")
     if chip.node:
         network = f"{chip.node.network_each_way_bytes_per_second * 8e-9:g} Gb/s"
-        said.append(f"{chip.node.devices} joined, {network} of network each")
-    said += [f"at most {chip.power_watts:g} W"] if chip.power_watts else []
-    return "; ".join(said)
+        rates.append(f"{chip.node.devices} joined, {network} of network each")
+    rates += [f"at most {chip.power_watts:g} W"] if chip.power_watts else []
+    return "; ".join(rates)
 
 
-def _by_dtype(rates: Mapping[PeakDtype, Peak | Achieved]) -> str:
-    return ", ".join(f"{dtype} {rate.tflops:g}" for dtype, rate in rates.items())
+def _tflops(peaks: Mapping[PeakDtype, Peak | Achieved]) -> str:
+    return ", ".join(f"{dtype} {rate.tflops:g}" for dtype, rate in peaks.items())
 
 
 def _show_case(options: argparse.Namespace, registry: Registry) -> int:
@@ -268,12 +269,14 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
 
     if options.name not in registry.all_cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
         raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
-    case = registry.case(options.name)
+    case, vendor = registry.case(options.name), options.vendor
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     place = _place(options, registry)
-    rows = tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
+    rows = tuning_rows(registry, vendor, case.name) if vendor else ()
     if options.diff:
-        return _print_changes(case, options, rows, scales, place)
+        _print_changes(case, vendor, rows, scales, place, options.json)
+        return 0
+    tunings = {scale: _tuned(vendor, case, rows, scale, place) for scale in scales} if vendor else {}
     content: dict[str, object] = {
         "name": case.name,
         "title": case.title,
@@ -281,7 +284,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
         "tokenizer": case.tokenizer,
         "digest": case.fingerprint(),
         **_extended(registry, case.name),
-        **{scale: _work(case, scale) | _tuned(options.vendor, case, rows, scale, place) for scale in scales},
+        **{scale: _work(case, scale) | tunings.get(scale, {}) for scale in scales},
     }
     if options.json:
         print(json_text(content))
@@ -304,9 +307,9 @@ def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
     from levelfield.catalog.tuning_changes import RunPlace
 
     if options.vendor is None:
-        given = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
-        given["--devices"] = options.devices is not None
-        if alone := [name for name, value in given.items() if value]:
+        beside = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
+        beside["--devices"] = options.devices is not None
+        if alone := [name for name, value in beside.items() if value]:
             raise UsageError(
                 f"show: {', '.join(alone)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
             )
@@ -334,54 +337,48 @@ def _work(case: Case, scale: Scale) -> dict[str, object]:
     return {**head, **work.model_dump(mode="json"), "default_tuning": chosen}
 
 
-def _tuned(
-    vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: RunPlace
-) -> dict[str, object]:
+def _tuned(vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, object]:
     """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
     from levelfield.catalog.tuning_changes import tuned
 
-    if vendor is None:
-        return {}
-    here = [row for row in rows if row.scale == scale and place.admits(row)]
+    admitted = [row for row in rows if row.scale == scale and place.admits(row)]
     return {
         "vendor": vendor,
         "tuning": tuned(case, rows, scale, place),
-        "rows_applied": [row.why for row in here if place.meets(row, scale)],
-        "rows_elsewhere": [row.conditions for row in here if not place.meets(row, scale)],
+        "rows_applied": [row.why for row in admitted if place.meets(row, scale)],
+        "rows_elsewhere": [row.conditions for row in admitted if not place.meets(row, scale)],
     }
 
 
 def _print_changes(
-    case: Case, options: argparse.Namespace, rows: tuple[TuningRow, ...], scales: list[Scale], place: RunPlace
-) -> int:
+    case: Case, vendor: str, rows: Sequence[TuningRow], scales: list[Scale], place: RunPlace, as_json: bool
+) -> None:
     from levelfield.catalog.tuning_changes import row_changes
 
-    found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
-    if options.json:
-        content = {scale: [_changes_as_json(row) for row in changed] for scale, changed in found.items()}
-        print(json_text({"case": case.name, "vendor": options.vendor, **content}))
-    else:
-        print("\n".join(wrapped(line, 8) for line in _change_lines(case, options.vendor, found)))
-    return 0
+    changes = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
+    if as_json:
+        content = {scale: list(map(_changes_as_json, changed)) for scale, changed in changes.items()}
+        print(json_text({"case": case.name, "vendor": vendor, **content}))
+        return
+    for scale, changed in changes.items():
+        what = "changes free fields only" if changed else "changes nothing"
+        lines = [f"{case.name} at {scale} scale: {vendor} {what}", *chain.from_iterable(map(_change_lines, changed))]
+        print("\n".join(wrapped(line, 8) for line in lines))
 
 
-def _changes_as_json(found: RowChanges) -> dict[str, Any]:
-    changes = [{"field": c.field, "from": c.before, "to": c.after} for c in found.changes]
-    return {"row": found.number, **found.row.conditions, "changes": changes, "why": found.row.why}
+def _changes_as_json(row: RowChanges) -> dict[str, Any]:
+    changes = [{"field": c.field, "from": c.before, "to": c.after} for c in row.changes]
+    return {"row": row.number, **row.row.conditions, "changes": changes, "why": row.row.why}
 
 
-def _change_lines(case: Case, vendor: str, found: dict[Scale, list[RowChanges]]) -> Iterator[str]:
-    for scale, rows in found.items():
-        what = "changes free fields only" if rows else "changes nothing"
-        yield f"{case.name} at {scale} scale: {vendor} {what}"
-        for row in rows:
-            where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
-            yield f"  row {row.number}: {where}"
-            changes = ((f"    {c.field}", f"{_text_of(c.before)} -> {_text_of(c.after)}") for c in row.changes)
-            yield from (padded(change, (20,), " ") for change in changes)
-            if not row.changes:
-                yield "    no change: the case has these values"
-            yield f"    why: {row.row.why}"
+def _change_lines(row: RowChanges) -> Iterator[str]:
+    where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
+    yield f"  row {row.number}: {where}"
+    for change in row.changes:
+        yield padded((f"    {change.field}", f"{_text_of(change.before)} -> {_text_of(change.after)}"), (20,), " ")
+    if not row.changes:
+        yield "    no change: the case has these values"
+    yield f"    why: {row.row.why}"
 
 
 def _text_of(value: object) -> str:

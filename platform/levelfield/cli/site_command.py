@@ -81,22 +81,25 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and node power."""
-    launch, power = launch_of(options), node_power_of(options)
+    launch, power = (
+        launch_of(options.launcher, options.site, options.hosts, options.plugins),
+        node_power_of(options.site),
+    )
     if launch is None and power is None:
-        named = site_of(options.site).launcher
+        launcher = site_of(options.site).launcher
         raise UsageError(
-            f"site check: found launcher {named or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
+            f"site check: found launcher {launcher or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
             "`launcher` or `node_power` in the site's file"
         )
-    found = []
+    findings = []
     for finding in chain(launcher_findings(launch) if launch else (), _power_findings(launch, power) if power else ()):
-        found.append(finding)
+        findings.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
-    lacking = sum(each.word == "missing" for each in found)
+    lacking = sum(finding.word == "missing" for finding in findings)
     if options.json:
         content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": lacking}
-        print(json_text({**content, "findings": [each.to_dict() for each in found]}))
+        print(json_text({**content, "findings": [finding.to_dict() for finding in findings]}))
     else:
         print(f"{lacking} missing" if lacking else "nothing is missing")
     return GateFailed.exit_code if lacking else 0
@@ -147,9 +150,9 @@ def _preflight(options: argparse.Namespace) -> int:
     request = UserRequest(
         python=options.python,
         runtime=options.runtime,
-        base_image=base_image(options),
+        base_image=base_image(options.base_image, options.runtime),
         offline=options.offline,
-        launch=launch_of(options),
+        launch=launch_of(options.launcher, options.site, options.hosts, options.plugins),
     )
     job = next(scheduler.jobs(registry, scheduler.entries(registry, [options.case], [], request), None))
     chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
@@ -184,13 +187,13 @@ def preflight_lines(report: PreflightReport) -> list[str]:
 
 def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
     for first in range(0, min(len(nodes), _SHOWN_NODES), _PER_TABLE):
-        shown = nodes[first : first + _PER_TABLE]
-        figures = list(dict.fromkeys(figure for node in shown for figure in node.rates))
+        columns = nodes[first : first + _PER_TABLE]
+        figures = list(dict.fromkeys(figure for node in columns for figure in node.rates))
         yield ""
-        widths = (24, *[-11] * len(shown))
-        yield padded(("median of repeats", *(one_line(node.name)[:10] for node in shown)), widths, gap="")
+        widths = (24, *[-11] * len(columns))
+        yield padded(("median of repeats", *(one_line(node.name)[:10] for node in columns)), widths, gap="")
         for figure in figures:
-            yield padded((f"{figure}, TFLOP/s", *(_value(node, figure) for node in shown)), widths, gap="")
+            yield padded((f"{figure}, TFLOP/s", *(_value(node, figure) for node in columns)), widths, gap="")
     if len(nodes) > _SHOWN_NODES:
         yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
 

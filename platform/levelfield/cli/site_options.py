@@ -5,8 +5,8 @@ Modules that import pydantic are imported where a command runs, so that `--help`
 
 from __future__ import annotations
 
-import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,60 +51,61 @@ def container_options(parser: Options) -> None:
     parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
 
 
-def base_image(options: argparse.Namespace) -> str | None:
+def base_image(name: str | None, runtime: str) -> str | None:
     """Return the image of --base-image, else for containers that of LEVELFIELD_BASE_IMAGE; None for the vendor's."""
-    named: str | None = options.base_image
-    return named or (os.environ.get("LEVELFIELD_BASE_IMAGE") if options.runtime == "docker" else None)
+    return name or (os.environ.get("LEVELFIELD_BASE_IMAGE") if runtime == "docker" else None)
 
 
-def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
+def launch_of(
+    launcher: str | None, site_name: str | None, hosts_file: Path | None, plugins: Sequence[Path]
+) -> LaunchPlan | None:
     """Return how other machines are reached; None where the run uses this machine alone.
 
     The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
     """
     from levelfield.specs.site import LaunchPlan
 
-    site = site_of(options.site)
-    name = options.launcher or site.launcher or LOCAL
+    site = site_of(site_name)
+    name = launcher or site.launcher or LOCAL
     if name == LOCAL:
         return None
-    if name not in launcher_names(options.plugins):
-        raise UnknownName("launcher", name, [LOCAL, *launcher_names(options.plugins)])
-    beside = _site_path(options.site).parent / site.hosts if site.hosts else None
+    if name not in launcher_names(plugins):
+        raise UnknownName("launcher", name, [LOCAL, *launcher_names(plugins)])
+    beside = _site_path(site_name).parent / site.hosts if site.hosts else None
     takes_hosts = name in LAUNCHERS and LAUNCHERS[name].takes_hosts
-    hosts = hosts_of(options.hosts or (beside if takes_hosts else None))
+    hosts = hosts_of(hosts_file or (beside if takes_hosts else None))
     if takes_hosts and not hosts:
         raise UsageError(f"--launcher {name}: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
     public = site.model_copy(update={"node_power": None})  # no record has the command
-    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=public, hosts=hosts)
+    return LaunchPlan(launcher=name, code=launcher_code(name, plugins), site=public, hosts=hosts)
 
 
-def node_power_of(options: argparse.Namespace) -> NodePowerSite | None:
+def node_power_of(site_name: str | None) -> NodePowerSite | None:
     """Return the site's command for node power; None where it has none, and with LEVELFIELD_NODE_POWER=none."""
     from levelfield.run.node_power import NO_NODE_POWER
 
-    return None if NO_NODE_POWER.items() <= os.environ.items() else site_of(options.site).node_power
+    return None if NO_NODE_POWER.items() <= os.environ.items() else site_of(site_name).node_power
 
 
-def site_of(given: str | None) -> Site:
+def site_of(name: str | None) -> Site:
     """Return the site of --site: a file, or a name below configs/sites; by default the user's own, or an empty one."""
     from levelfield.specs.base import load
     from levelfield.specs.site import Site
 
-    path = _site_path(given)
-    return load(Site, path) if given or path.is_file() else Site()
+    path = _site_path(name)
+    return load(Site, path) if name or path.is_file() else Site()
 
 
-def _site_path(given: str | None) -> Path:
-    if given is None:
+def _site_path(name: str | None) -> Path:
+    if name is None:
         return config_folder() / "levelfield" / "site.yaml"
-    if Path(given).suffix in SUFFIXES:
-        return Path(given)
+    if Path(name).suffix in SUFFIXES:
+        return Path(name)
     folder = checkout() / "configs" / "sites"
     sites = {path.stem: path for path in folder.glob("*.yaml")}
-    if given not in sites:
-        raise UnknownName("site", given, sites, hint="A file is named with its ending, such as ./site.yaml.")
-    return sites[given]
+    if name not in sites:
+        raise UnknownName("site", name, sites, hint="A file is named with its ending, such as ./site.yaml.")
+    return sites[name]
 
 
 def hosts_of(path: Path | None) -> tuple[Host, ...]:
@@ -117,5 +118,5 @@ def hosts_of(path: Path | None) -> tuple[Host, ...]:
         return ()
     if path.suffix in SUFFIXES:
         return load(HostsFile, path).hosts
-    listed = [{"name": name} for name in read_hosts(path)]
-    return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": listed}, str(path)).hosts
+    hosts = [{"name": name} for name in read_hosts(path)]
+    return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": hosts}, str(path)).hosts

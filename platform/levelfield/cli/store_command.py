@@ -12,7 +12,7 @@ import argparse
 import csv
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -135,43 +135,40 @@ def _import(options: argparse.Namespace) -> int:
     """Add everything that can be. Raises UsageError with what could not, after the rest."""
     from levelfield.store.statements import add_statements
 
-    source = _ImportSource(options)
-    with opened_store(options) as store:
-        added = store.add(source.records())
+    source = _ImportSource(runs_of(options), options.trust_results, Terminal(quiet=options.json))
+    with opened_store(options.store) as store:
+        added = store.add(source.records(options.run))
         add_statements(store, source.statements)
-    events = len(source.statements)
+    events, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
     if options.json:
         counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "statements": events}
-        print(json_text({**counts, "not_sealed": source.not_sealed, "problems": source.problems}))
+        print(json_text({**counts, "not_sealed": not_sealed, "problems": problems}))
     else:
         beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
         print(f"{added.new:,} new, {added.known:,} known already{beside}")
-        for why, count in Counter(source.not_sealed.values()).most_common(_LISTED):
-            first = next(run_id for run_id, own in source.not_sealed.items() if own == why)
+        for reason, count in Counter(not_sealed.values()).most_common(_LISTED):
+            first = next(run_id for run_id, other in not_sealed.items() if other == reason)
             runs = first if count == 1 else f"{count:,} runs, such as {first}"
-            print(wrapped(f"in no comparison: {runs}: {why}", 2))
+            print(wrapped(f"in no comparison: {runs}: {reason}", 2))
     conflict = (
         "run {0}: the store has other content for this id; both are kept aside and are in no history. Find out which "
         "is right, then `store prune --run {0}` and import that one"
     )
-    if problems := [*source.problems, *map(conflict.format, added.conflicts)]:
+    if problems := [*problems, *map(conflict.format, added.conflicts)]:
         more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
         raise UsageError("\n".join([*problems[:_LISTED], *more]))
     return 0
 
 
 class _ImportSource:
-    """The records of the paths and names of a command line. statements, problems: what was found beside them.
+    """The records of paths and names, and what lay beside them."""
 
-    not_sealed: by run, why it counts in no comparison.
-    """
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._terminal = options, Terminal(quiet=options.json)
+    def __init__(self, runs: Path, trusts_results: bool, terminal: Terminal) -> None:
+        self._runs, self._trusts_results, self._terminal = runs, trusts_results, terminal
+        self._nights: dict[Path, dict[str, str]] = {}  # by folder of runs, by run
         self.statements: list[Statement] = []
-        self._nights_of: dict[Path, dict[str, str]] = {}
         self.problems: list[str] = []
-        self.not_sealed: dict[str, str] = {}
+        self.not_sealed: dict[str, str] = {}  # by run, why it counts in no comparison
 
     @cached_property
     def _registry(self) -> Registry:
@@ -179,12 +176,11 @@ class _ImportSource:
 
         return Registry()
 
-    def records(self) -> Iterator[RunRecord]:
-        """Yield every record that can be made. The error of any other is kept in `problems`."""
-        for name in self._options.run:
-            path = Path(name)
-            read = self._of_runs if not path.is_file() else self._of_bundle if is_zipfile(path) else self._of_file
-            with self._kept_problem():
+    def records(self, names: Sequence[str]) -> Iterator[RunRecord]:
+        """Yield every record that can be made. The error of any other is added to `problems`."""
+        for path in map(Path, names):
+            read = self._runs_at if not path.is_file() else self._bundled if is_zipfile(path) else self._exported
+            with self._problem_added():
                 for record in read(path):
                     if record.evidence != "sealed":
                         reason = f": {record.evidence_reason}" if record.evidence_reason else ""
@@ -192,13 +188,13 @@ class _ImportSource:
                     yield record
 
     @contextmanager
-    def _kept_problem(self) -> Iterator[None]:
+    def _problem_added(self) -> Iterator[None]:
         try:
             yield
         except LevelfieldError as error:
             self.problems.append(str(error))
 
-    def _of_file(self, path: Path) -> Iterator[RunRecord]:
+    def _exported(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.specs.record import RunRecord
         from levelfield.store.record_lines import read_lines
 
@@ -209,8 +205,8 @@ class _ImportSource:
                     f"{path}: found the beginning of a zip without its end, expected a whole bundle; copy it again"
                 )
             if begin[:1] not in (b"{", b""):
-                said = "found no line of an export; `evidence read` reads the logs of other tools"
-                raise UsageError(f"{path}: {said}")
+                do = "`evidence read` reads the logs of other tools"
+                raise UsageError(f"{path}: found no line of an export; {do}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
@@ -218,64 +214,59 @@ class _ImportSource:
                 else:
                     self.statements.append(document)
 
-    def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
+    def _bundled(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.studies.compared_runs import bundled
 
-        for found in bundled(path, self._registry):
-            if isinstance(found, LevelfieldError):
-                self.problems.append(f"{path}: {found}")
+        for run in bundled(path, self._registry):
+            if isinstance(run, LevelfieldError):
+                self.problems.append(f"{path}: {run}")
             else:
-                yield found
+                yield run
 
-    def _of_runs(self, path: Path) -> Iterator[RunRecord]:
+    def _runs_at(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""
         if not path.is_dir() or (path / "plan.json").is_file():
-            folders = [find_run(runs_of(self._options), str(path)).root]
+            folders = [find_run(self._runs, str(path)).root]
         else:
             folders = sorted(plan.parent.resolve() for plan in path.glob("*/plan.json"))
         if not folders:
             raise UsageError(f"{path}: found no run there, expected folders with a plan.json")
         with self._terminal.bytes_progress(f"importing {len(folders)} run(s)") as progress:
             for number, folder in enumerate(folders, 1):
-                with self._kept_problem():
-                    yield self._of_run(RunPaths(folder))
+                with self._problem_added():
+                    yield self._record(RunPaths(folder))
                 progress(number, len(folders))
 
-    def _of_run(self, paths: RunPaths) -> RunRecord:
+    def _record(self, paths: RunPaths) -> RunRecord:
         from levelfield.evidence.verification import record_of_files
         from levelfield.explain.explanation import recomputed
+        from levelfield.nights.nightly import nights_of_runs
         from levelfield.rundir.run_state import refuse_running
         from levelfield.store.run_record import record_of, storable
 
         refuse_running(paths)
-        if paths.root.parent.name == PAIRS:
+        folder = paths.root.parent
+        if folder.name == PAIRS:
             raise UsageError(
                 f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
                 "nightly stores its pairs itself"
             )
-        if self._options.trust_results and paths.result.exists():
+        if self._trusts_results and paths.result.exists():
             record = record_of(paths).reported(_OF_A_RESULT)
         else:
             record = record_of_files(paths, self._registry, recomputed(paths))
-        night = self._nights(paths.root.parent).get(record.run_id)
-        record = record.model_copy(update={"purpose": "nightly", "night": night}) if night else record
+        if folder not in self._nights:  # the states of nightlies lie beside the runs
+            self._nights[folder] = {}
+            with self._problem_added():
+                self._nights[folder] = nights_of_runs(folder)
+        if night := self._nights[folder].get(record.run_id):
+            record = record.model_copy(update={"purpose": "nightly", "night": night})
         return storable(record, str(paths.root))
-
-    def _nights(self, runs: Path) -> dict[str, str]:
-        """Return the nights of a folder's runs, of which the states of nightlies lie beside them. Each is read once."""
-        from levelfield.nights.nightly import nights_of_runs
-
-        if runs not in self._nights_of:
-            self._nights_of[runs] = {}
-            with self._kept_problem():
-                self._nights_of[runs] = nights_of_runs(runs)
-        return self._nights_of[runs]
 
 
 def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
-
-    with opened_store(options, read_only=True) as store:
+    with opened_store(options.store, read_only=True) as store:
         is_whole = options.format == "jsonl" or options.pairs
         records = store.records(store.run_ids(options.case, options.since, of_trend=not is_whole))
         if options.output is None:
@@ -287,19 +278,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
-    from levelfield.store.record_lines import line_of
+    from levelfield.store.record_lines import line_of, row_of
     from levelfield.store.statements import statements_of
 
     if form == "jsonl":
         file.writelines(map(line_of, records))
         file.writelines(map(line_of, statements_of(store)))
-    else:
-        _write_table(file, records)
-
-
-def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
-    from levelfield.store.record_lines import row_of
-
+        return
     writer: Any = None
     for record in records:
         row = {name: spreadsheet_cell(value) for name, value in row_of(record).items()}
@@ -309,7 +294,7 @@ def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
         writer.writerow(row)
 
 
-def _pruned(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.upkeep import prune
 
@@ -317,64 +302,61 @@ def _pruned(options: argparse.Namespace) -> int:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
     if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
         raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
-    with opened_store(options, read_only=is_missing(options.store)) as store:
-        found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
+    with opened_store(options.store, read_only=is_missing(options.store)) as store:
+        pruned = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
-        print(json_text({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}))
+        print(json_text({"removed": pruned.removed, "kept": pruned.kept, "dry_run": options.dry_run}))
         return 0
-    for run_id in found.removed if options.dry_run else ():
+    for run_id in pruned.removed if options.dry_run else ():
         print(run_id)
-    print(f"{'would remove' if options.dry_run else 'removed'} {len(found.removed)} run(s)")
-    if found.kept:
-        print(wrapped(f"{len(found.kept)} run(s) stay because an event names them: {', '.join(found.kept[:4])}", 2))
+    print(f"{'would remove' if options.dry_run else 'removed'} {len(pruned.removed)} run(s)")
+    if pruned.kept:
+        print(wrapped(f"{len(pruned.kept)} run(s) stay because an event names them: {', '.join(pruned.kept[:4])}", 2))
     return 0
 
 
-def _checked(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> int:
     from levelfield.store.connections import DamagedStore
     from levelfield.store.upkeep import counts, faults
 
     terminal = Terminal(quiet=options.json)
     try:
-        with opened_store(options, read_only=True) as store:
+        with opened_store(options.store, read_only=True) as store:
             with terminal.bytes_progress("checking") as progress:
-                found = faults(store, progress)
+                problems = faults(store, progress)
             rows = counts(store)
             where = store.address.text
     except DamagedStore as error:
         raise GateFailed(str(error)) from None
     if options.json:
-        print(json_text({"store": where, "rows": rows, "faults": found}))
+        print(json_text({"store": where, "rows": rows, "faults": problems}))
     else:
         print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
-        print("\n".join(wrapped(fault, 2) for fault in found) or "every row is what its digest says")
-    return GateFailed.exit_code if found else 0
+        print("\n".join(wrapped(fault, 2) for fault in problems) or "every row is what its digest says")
+    return GateFailed.exit_code if problems else 0
 
 
-def _shown(options: argparse.Namespace) -> int:
+def _info(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.schema import VERSION
     from levelfield.store.upkeep import counts, size_bytes
 
-    with opened_store(options, read_only=is_missing(options.store)) as store:
-        rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()
-        listed = store.series()
-    facts = {
-        "store": where,
-        "schema": VERSION,
-        "bytes": size,
-        "rows": rows,
-        "first": min((found.first for found in listed), default=None),
-        "last": max((found.last for found in listed), default=None),
-        "nights": len(nights),
-    }
+    with opened_store(options.store, read_only=is_missing(options.store)) as store:
+        rows, size, where, nights, series = (
+            counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
+        )  # fmt: skip
+    first, last = (
+        min((entry.first for entry in series), default=None),
+        max((entry.last for entry in series), default=None),
+    )
     if options.json:
-        print(json_text(facts))
+        facts = {"store": where, "schema": VERSION, "bytes": size, "rows": rows, "first": first, "last": last}
+        print(json_text({**facts, "nights": nights}))
         return 0
     print(f"store    {where}")
     print(f"schema   {VERSION}, {size / 2**20:,.1f} MiB")
     print(labelled("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
-    print(f"runs     from {facts['first'] or '-'} to {facts['last'] or '-'}, {len(nights)} night(s)")
+    print(f"runs     from {first or '-'} to {last or '-'}, {nights} night(s)")
     return 0
 
 
@@ -382,7 +364,7 @@ COMMANDS = {
     "store": Command(STORE),
     "store import": Command(IMPORT, _import_options, _import),
     "store export": Command(EXPORT, _export_options, _export),
-    "store prune": Command(PRUNE, _prune_options, _pruned),
-    "store check": Command(CHECK, _json_and_store, _checked),
-    "store info": Command(INFO, _json_and_store, _shown),
+    "store prune": Command(PRUNE, _prune_options, _prune),
+    "store check": Command(CHECK, _json_and_store, _check),
+    "store info": Command(INFO, _json_and_store, _info),
 }

@@ -5,7 +5,6 @@ Modules that import pydantic are imported where a command runs, so that `--help`
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -13,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.cli.options import Options, registry_of
+from levelfield.cli.options import Options
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.report.words import wrapped
 from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
     from levelfield.specs.prices import Prices
     from levelfield.store.database import Store
 
@@ -37,7 +37,7 @@ def prices_option(parser: Options) -> None:
     parser.add_argument("--prices", type=Path, metavar="FILE", help=says)
 
 
-def prices_of(options: argparse.Namespace) -> Prices | None:
+def prices_of(path: Path | None, registry: Registry) -> Prices | None:
     """Return the prices of --prices, by the names of chips; None without it. Raises UsageError for a chip named twice.
 
     A name that is no chip here stays: a run may have a chip of a folder or a file that is not given.
@@ -46,27 +46,27 @@ def prices_of(options: argparse.Namespace) -> Prices | None:
     from levelfield.specs.base import load
     from levelfield.specs.prices import Prices
 
-    if not options.prices:
+    if path is None:
         return None
-    found, registry = load(Prices, options.prices), registry_of(options)
-    chips: dict[str, str] = {}
-    for given in found.chips:
-        name = given
+    prices = load(Prices, path)
+    names: dict[str, str] = {}
+    for written in prices.chips:
+        name = written
         with suppress(UsageError):
-            name = find_chip(registry, given)[1].name
-        if name in chips:
+            name = find_chip(registry, written)[1].name
+        if name in names:
             raise UsageError(
-                f"--prices {options.prices}: found '{chips[name]}' and '{given}', which are both {name}; "
+                f"--prices {path}: found '{names[name]}' and '{written}', which are both {name}; "
                 "expected one price of a chip"
             )
-        chips[name] = given
-    return found.model_copy(update={"chips": {name: found.chips[given] for name, given in chips.items()}})
+        names[name] = written
+    return prices.model_copy(update={"chips": {name: prices.chips[written] for name, written in names.items()}})
 
 
-def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:
+def opened_store(address: str | None, read_only: bool = False) -> Store:
     from levelfield.store.database import Store
 
-    return Store.open(options.store, read_only)
+    return Store.open(address, read_only)
 
 
 def recording_options(parser: Options) -> None:
@@ -74,15 +74,15 @@ def recording_options(parser: Options) -> None:
     parser.add_argument("--no-store", action="store_true", help="do not record the runs in a store")
 
 
-def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
-    """Return what records a finished run, or does nothing with --no-store and where the store's address is `none`.
+def intake(address: str | None, records_nothing: bool) -> Callable[[RunPaths], None]:
+    """Return what records a finished run, or does nothing with `records_nothing` and where the address is `none`.
 
     A store that cannot be written changes no run and no exit code. Its sentences are on stderr also with --quiet: they
     are about something that the user has to do again.
     """
     from levelfield.store.address import NOWHERE, VARIABLE
 
-    if options.no_store or (options.store or os.environ.get(VARIABLE)) == NOWHERE:
+    if records_nothing or (address or os.environ.get(VARIABLE)) == NOWHERE:
         return lambda paths: None
 
     def say(text: str) -> None:
@@ -90,7 +90,7 @@ def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
 
     def record(paths: RunPaths) -> None:
         try:
-            if _recorded(paths, options.store):
+            if _recorded(paths, address):
                 say(f"{paths.root.name}: the store has another run of this id; both are kept aside")
         except Exception as error:  # the run is over, and no fault of the store may take its result
             what = str(error) if isinstance(error, LevelfieldError) else f"{type(error).__name__}: {error}"

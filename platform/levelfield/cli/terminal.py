@@ -8,25 +8,98 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.cli.lines import short_path
+from levelfield.checkout import checkout
 from levelfield.report import result_words, words
-from levelfield.report.escapes import one_line
-from levelfield.report.sheets import as_text
+from levelfield.report.escapes import one_line, printable
+from levelfield.report.sheets import as_form, as_text, padded
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
     from levelfield.corpus.facts import CorpusFacts
+    from levelfield.report.sheets import Sheet
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.plan import Plan
     from levelfield.specs.result import Result
+    from levelfield.testing.findings import CheckFinding
+
+BLANK = "\u00a0"  # in a text: a blank where no line may break
+_CONTINUED = " \\\n           "
+
+
+def this_program() -> str:
+    """Return the command of this program, from the current folder."""
+    return f"python {short_path(checkout() / 'run_benchmarks.py')}"
+
+
+def say_command(*parts: str) -> None:
+    """Print a command to paste, with the shell's line continuation where it is too long for a line."""
+    line = " ".join(parts)
+    print(f"         {line if len(line) <= 80 - 9 else _CONTINUED.join(parts)}", flush=True)
+
+
+def short_path(path: Path) -> str:
+    """Return the path relative to the current folder where it is below it, else the whole path."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):  # OSError: the current folder was removed
+        return str(path)
+
+
+def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
+    """Print tables as text or Markdown, or their values as JSON."""
+    if form == "json":
+        print(json_text(values))
+    else:
+        print(as_form(form, sheets), end="")
+
+
+_STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+
+
+def say(text: str, indent: int = 9) -> None:
+    """Print a text that goes on below itself."""
+    print(words.wrapped(text, indent).replace(BLANK, " "), flush=True)
+
+
+def say_check(finding: CheckFinding, width: int) -> None:
+    indent = 8 + 1 + width + 1
+    say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
+    if finding.do:
+        say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+
+
+def print_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
+    """Return the findings, and print each as it comes unless `quiet`."""
+    checks = []
+    for finding in findings:
+        checks.append(finding)
+        if not quiet:
+            say_check(finding, width)
+    return checks
+
+
+def check_values(findings: Sequence[CheckFinding]) -> dict[str, object]:
+    """Return whether all passed, and each finding without its rows, for JSON."""
+    checks = [{key: value for key, value in asdict(finding).items() if key != "rows"} for finding in findings]
+    return {"passes": all(finding.is_good for finding in findings), "checks": checks}
+
+
+def say_checked(name: str, findings: Sequence[CheckFinding]) -> None:
+    if bad := [finding.check for finding in findings if not finding.is_good]:
+        say(f"{name}: {len(bad)} of {len(findings)} checks did not pass: {', '.join(bad)}")
+    else:
+        say(f"{name}: all {sum(finding.status == 'ok' for finding in findings)} checks that apply passed")
+
 
 LOG_SECONDS = 5.0
 
@@ -87,22 +160,22 @@ class Terminal:
             print("\n".join(result_lines(alone[0])))
         elif alone:
             print(tables.as_text(alone), end="")
-        for listed in tables.by_suite(results):
-            print("\n".join(tables.ran(listed)))
-        if said := repeats.as_lines(results, plan_digests(results, runs)):
-            print("\n".join([*said, ""]))
+        for suite in tables.by_suite(results):
+            print("\n".join(tables.ran(suite)))
+        if lines := repeats.as_lines(results, plan_digests(results, runs)):
+            print("\n".join([*lines, ""]))
         for result in results:
             print(f"run      {one_line(short_path(runs / result.run_id))}")
 
-    def scaled(self, found: Sequence[Scaling | str]) -> None:
+    def scaled(self, tables: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
         from levelfield.compare import scaling
 
-        for each in found:
-            if isinstance(each, str):
-                self.say(each)
+        for table in tables:
+            if isinstance(table, str):
+                self.say(table)
             else:
-                print("\n" + as_text(scaling.sheets(each)), end="")
+                print("\n" + as_text(scaling.sheets(table)), end="")
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -147,13 +220,13 @@ def plan_digests(results: Sequence[Result], runs: Path) -> list[str | None]:
     from levelfield.rundir.directory import read_plan
     from levelfield.specs.paths import RunPaths
 
-    found: list[str | None] = []
+    digests: list[str | None] = []
     for result in results:
         try:
-            found.append(read_plan(RunPaths(runs / result.run_id)).repeats_digest)
+            digests.append(read_plan(RunPaths(runs / result.run_id)).repeats_digest)
         except LevelfieldError:
-            found.append(None)
-    return found
+            digests.append(None)
+    return digests
 
 
 class NoteTaker(Terminal):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import BLANK, say, say_check, say_command, short_path, this_program
 from levelfield.cli.options import json_option
+from levelfield.cli.terminal import BLANK, say, say_check, say_command, short_path, this_program
 from levelfield.errors import GateFailed
 from levelfield.specs.readable_json import json_text
 
@@ -92,11 +92,13 @@ def _record(options: argparse.Namespace) -> int:
         return 0
     again = ["--redact"] if options.redact else []
     command = shlex.join(("run_benchmarks.py", "vendor", "record", options.name, *again, "--force", *subject.given))
-    kept = f"{'. '.join(none)}. The text is kept. Where a device is in it, write the rules and run `vendor check`"
-    said = f"{kept}; where none is, remove the cause and run `{command}`, which replaces it"
+    sentence = (
+        f"{'. '.join(none)}. The text is kept. Where a device is in it, write the rules and run `vendor check`; where "
+        f"none is, remove the cause and run `{command}`, which replaces it"
+    )
     if has_rules(subject.file):
-        raise GateFailed(said)
-    say(said)
+        raise GateFailed(sentence)
+    say(sentence)
     return 0
 
 
@@ -104,17 +106,17 @@ def _check(options: argparse.Namespace) -> int:
     from levelfield.testing.check_suite import check
     from levelfield.testing.subject import VendorSubject
 
-    found: list[CheckFinding] = []
+    findings: list[CheckFinding] = []
     for finding in check(VendorSubject(options.name, options.plugins), options.fast):
         if not options.json:
-            _show(finding, found)
-        found.append(finding)
-    bad = [finding.check for finding in found if not finding.is_good]
+            _show(finding, findings)
+        findings.append(finding)
+    bad = [finding.check for finding in findings if not finding.is_good]
     if options.json:
-        report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in found]}
+        report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in findings]}
         print(json_text(report))
     else:
-        say(f"{options.name}: {_conclusion(found, bad)}")
+        say(f"{options.name}: {_conclusion(findings, bad)}")
     return GateFailed.exit_code if bad else 0
 
 
@@ -135,27 +137,27 @@ def _whole(text: str) -> str:
     return re.sub(r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", BLANK) if len(m[0]) <= ROOM else m[0], line)
 
 
-def _conclusion(found: Sequence[CheckFinding], bad: Sequence[str]) -> str:
+def _conclusion(findings: Sequence[CheckFinding], bad: Sequence[str]) -> str:
     if bad:
-        return f"{len(bad)} of {len(found)} checks {'is' if len(bad) == 1 else 'are'} not well: {', '.join(bad)}"
-    others = sum(finding.status == "not applicable" for finding in found)
-    warned = [finding.check for finding in found if finding.status == "warns"]
-    said = f"; read the warning{'s' if len(warned) > 1 else ''} of {', '.join(warned)}" if warned else ""
+        return f"{len(bad)} of {len(findings)} checks {'is' if len(bad) == 1 else 'are'} not well: {', '.join(bad)}"
+    others = sum(finding.status == "not applicable" for finding in findings)
+    warned = [finding.check for finding in findings if finding.status == "warns"]
+    warnings = f"; read the warning{'s' if len(warned) > 1 else ''} of {', '.join(warned)}" if warned else ""
     do = "does" if others == 1 else "do"
-    return f"all {len(found) - others} checks that apply are well; {others} {do} not apply{said}"
+    return f"all {len(findings) - others} checks that apply are well; {others} {do} not apply{warnings}"
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--package", action="store_true", help="write a package for pip instead of a folder")
     option("--output", type=Path, metavar="DIR", help="write DIR/vendors/NAME; with --package DIR/levelfield-NAME")
-    _named(parser)
+    _name_option(parser)
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
     json_option(parser)
     parser.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
-    _named(parser)
+    _name_option(parser)
 
 
 def _record_options(parser: argparse.ArgumentParser) -> None:
@@ -165,10 +167,10 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
         help="replace serial numbers, UUIDs and other identities by others of the same form",
     )
     parser.add_argument("--force", action="store_true", help="replace existing recordings")
-    _named(parser)
+    _name_option(parser)
 
 
-def _named(parser: argparse.ArgumentParser) -> None:
+def _name_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the vendor's name")
 
 

@@ -385,3 +385,15 @@ class Confirmation:
             if test.add(*values[-1]).is_final:
                 break
         return values or self.runs.why_none(series)
+
+
+def new_findings(findings: Iterable[Finding], given: GateInput) -> Iterator[Finding]:
+    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word, or ends
+    a regression."""
+    stored = {(finding.night, finding.series, finding.figure, finding.label): finding for finding in given.past}
+    for finding in findings:
+        before = stored.get((finding.night, finding.series, finding.figure, finding.label))
+        is_plain = finding.word == "no change" and not finding.pairs
+        is_end = (finding.series, finding.figure) in given.named_regressions
+        if finding != before and (before is not None or not is_plain or is_end):
+            yield finding

@@ -38,6 +38,12 @@ class PredictedRun:
         return throughput.tokens_per_second_per_device if throughput else None
 
     @property
+    def rate_difference(self) -> float | None:
+        """Return how far the prediction is off, as a share of the measurement."""
+        rate = self.measured_rate
+        return self.row.tokens_per_second / rate - 1 if rate else None
+
+    @property
     def measured_memory(self) -> float | None:
         """Return the memory of the fullest device, in bytes."""
         return worst_memory(self.result)[1] if self.result else None

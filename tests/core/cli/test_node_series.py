@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.cli.run_entries import node_counts, series_entries, series_scaling
 from levelfield.compare.scaling import Scaling
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
@@ -18,6 +17,7 @@ from levelfield.specs.derivation import Derivation
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_of
 from levelfield.specs.suite import EntryUsed
+from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 from recorded_runs import seal_again
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
-from levelfield.cli import plan_question
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.plan.default_layout import Place, question_of
@@ -25,6 +24,7 @@ from levelfield.specs.constants import Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import Tuning
+from levelfield.studies import chip_planner
 
 ENTRY = "llama3_8b:torch:H100:1:8"
 
@@ -100,8 +100,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         rate = None if run.speed is None else SimpleNamespace(tokens_per_second_per_device=run.speed)
         return SimpleNamespace(throughput=rate)
 
-    monkeypatch.setattr(plan_question, "finished_run", lambda _options, _name: None)
-    monkeypatch.setattr("levelfield.rundir.directory.read_plan", lambda _paths: run.plan)
+    monkeypatch.setattr(chip_planner, "finished_run", lambda _options, _name: None)
+    monkeypatch.setattr(chip_planner, "read_plan", lambda _paths: run.plan)
     monkeypatch.setattr("levelfield.judge.collector.collect", figures)
     return run
 

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import sys
-from argparse import Namespace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -344,23 +343,20 @@ def test_a_store_that_cannot_be_written_changes_nothing(command, store, tmp_path
     assert command("store", "import", tmp_path / "runs")[1] == "1 new, 0 known already\n"
 
 
-RECORDING = Namespace(no_store=False, store=None)
-
-
 def test_no_fault_of_the_store_takes_a_result(run, store, capsys, monkeypatch):
     finish(run)
     monkeypatch.setattr("levelfield.store.run_record.record_of", lambda *given: {}["a fault"])
-    intake(RECORDING)(run)
+    intake(None, False)(run)
     said = " ".join(capsys.readouterr().err.split())
     assert f"{run.root.name} was not recorded: KeyError: 'a fault'. Later: `store import " in said
 
 
 def test_a_second_run_of_the_same_id_is_told(run, store, capsys):
     finish(run)
-    intake(RECORDING)(run)
+    intake(None, False)(run)
     assert capsys.readouterr().err == ""
     change_steps(run, lambda event: event.update(end_ns=event["end_ns"] + 1))
-    intake(RECORDING)(run)
+    intake(None, False)(run)
     said = " ".join(capsys.readouterr().err.split())
     assert said == f"levelfield: {run.root.name}: the store has another run of this id; both are kept aside"
 
@@ -368,7 +364,7 @@ def test_a_second_run_of_the_same_id_is_told(run, store, capsys):
 def test_none_records_nothing(command, run, store, monkeypatch):
     finish(run)
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
-    intake(RECORDING)(run)
+    intake(None, False)(run)
     assert not store.exists() and command("store", "info")[0] == 2
 
 

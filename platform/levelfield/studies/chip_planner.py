@@ -1,22 +1,18 @@
-"""The planner's question behind the options of `plan`: what it assumes, and the rows that answer it on one chip."""
+"""The plan of one chip: the planner's question behind a request, what it assumes, and the rows that answer it."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.catalog import lookup
-from levelfield.catalog.chip_names import find_chips
 from levelfield.catalog.registry import Registry
-from levelfield.cli.named_runs import finished_run
-from levelfield.cli.options import registry_of
-from levelfield.cli.store_options import prices_of
-from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
+from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
+from levelfield.measure.flops import flops_per_token
 from levelfield.predict import machines, questions
 from levelfield.predict.layout_rules import divisors, require, require_layers
 from levelfield.predict.layout_search import (
@@ -29,22 +25,50 @@ from levelfield.predict.layout_search import (
     answer,
     not_offered,
 )
+from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
-from levelfield.specs.case import Work
-from levelfield.specs.constants import Constants
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, AttentionKernel, Constants, speed_interval
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
-from levelfield.specs.layout import parse_layout
 from levelfield.specs.prices import Prices
-from levelfield.specs.selector import Selector, labelled, parse_selector
+from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
+from levelfield.specs.vendor import HOST_SHARE, Chip, PeakDtype, VendorFile
 
-MOST_TOKENS = 1e18
 NVFP4: PeakDtype = "nvfp4"  # of products alone: values in memory and messages are those of fp8
-_TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
-_THOUSANDS = ("", "K", "M", "B", "T")
-_COUNTS = ("nodes", "devices", "top", "micro_batch", "virtual_pipeline", "recompute_layers")
 _PRIVATE_CHIPS = "vendor.yaml or a private chips file (--chips, docs/private-chips.md)"
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is planned, as the user states it. None: as the case, the chip or the framework has it."""
+
+    case: str
+    framework: str
+    scale: Scale
+    nodes: int | None
+    devices: int | None
+    network: str | None  # the rate of a node, such as 8x400Gb/s
+    precision: PeakDtype | None
+    wanted: Wanted
+    beyond: int  # rows that do not fit, and rows that the framework does not offer
+    program: str | None
+    attention: AttentionKernel | None
+    tensor_overlap: float | None
+    calibrate: str | None  # a run of `runs` that sets one rate
+    runs: Path
+    tokens: float | None  # of the training whose time is wanted
+    prices: Prices | None
+
+    def __post_init__(self) -> None:
+        wanted = self.wanted
+        counts = {"nodes": self.nodes, "devices": self.devices, "micro-batch": wanted.micro_batch}
+        counts |= {"virtual-pipeline": wanted.virtual_pipeline, "recompute-layers": wanted.recompute_layers}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise UsageError(f"--{name}: found {count}, expected 1 or more")
+        if self.prices and self.tokens is None:
+            raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
 
 
 class Devices(NamedTuple):
@@ -57,89 +81,123 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True)
 class AnsweredPlan:
-    """A question about one chip with its rows. vendor: of the chip. precision: of the products.
+    """A question about one chip with its rows."""
 
-    assumed: sentences about what the user gave no value for; remarks: these, and what the question itself assumes.
-    assumes_rates: rates of another chip put the rows in an order, so that no speed is known. not_offered: rows that
-    need what the framework does not offer. tokens: of the training whose time is wanted.
-    """
-
+    request: PlanRequest
     question: LayoutQuestion
-    vendor: str
+    vendor: str  # of the chip
     chip: Chip
     devices: Devices
-    precision: PeakDtype
-    assumed: tuple[str, ...]
-    remarks: tuple[str, ...]
-    assumes_rates: bool
+    precision: PeakDtype  # of the products
+    assumed: tuple[str, ...]  # sentences about what the user gave no value for
+    remarks: tuple[str, ...]  # these, and what the question itself assumes
+    assumes_rates: bool  # rates of another chip put the rows in an order, so that no speed is known
     ranking: LayoutRanking
-    not_offered: Sequence[LayoutEstimate]
-    tokens: float | None
-    prices: Prices | None
+    not_offered: Sequence[LayoutEstimate]  # rows that need what the framework does not offer
+
+    def speed_share(self, row: LayoutEstimate) -> float:
+        """Return the speed of a row over that of the first."""
+        first = next(iter(self.ranking.rows or self.ranking.beyond), row)
+        return row.tokens_per_second / first.tokens_per_second
+
+    def mfu(self, row: LayoutEstimate) -> float | None:
+        """Return the MFU by formula palm; None where the chip's rates or its peak are not known."""
+        work, peak = self.question.work, self.chip.peaks.get(self.precision)
+        if peak is None or self.assumes_rates:
+            return None
+        flops = flops_per_token("palm", work.model, work.training.sequence_length)
+        return row.tokens_per_second * flops / (peak.tflops * 1e12)
+
+    def interval(self, row: LayoutEstimate) -> list[float] | None:
+        """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
+        rates, other makers' chips."""
+        shares = speed_interval(self.vendor, self.question.on_host, self.question.work.model.experts is not None)
+        return [share * row.tokens_per_second for share in shares] if shares and not self.assumes_rates else None
+
+    def bill(self, row: LayoutEstimate, share: float = 1.0) -> TrainingBill:
+        """Return what the training on --tokens takes. share: its speed, over the row's."""
+        assert self.request.tokens is not None
+        chip, devices = self.chip, self.question.devices
+        rate = share * row.tokens_per_second * devices
+        use = PaidUse(
+            chip.name,
+            is_host_share=chip.device_is == HOST_SHARE,
+            nodes=self.devices.nodes,
+            devices=devices,
+            tokens_per_second=rate,
+            joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
+            no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
+        )
+        return training_bill(use, self.request.tokens, self.request.prices)
+
+    def bills_at_ends(self, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
+        """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without
+        an interval."""
+        if self.request.tokens is None or self.interval(row) is None:
+            return None
+        low, high = SPEED_INTERVAL
+        return self.bill(row, high), self.bill(row, low)
 
 
-def named_chips(options: argparse.Namespace) -> tuple[Registry, list[tuple[VendorFile, Chip]]]:
-    """Return the chips that the options name. Raises UsageError for a part of the case string that an option repeats,
-    for an unknown name, and for options that need one chip where several are named."""
-    _read_case(options)
-    registry = registry_of(options)
-    chips = find_chips(registry, options.chip)
-    if len(chips) > 1:
-        one_chip = {"explain": options.explain, "calibrate": options.calibrate, "beyond": options.beyond or None}
-        for name in (name for name, value in one_chip.items() if value is not None):
-            raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
-    return registry, chips
+@dataclass(frozen=True)
+class ChipPlan:
+    """A plan, and its fastest row that leaves memory free, else its fastest; None where no layout fits."""
+
+    plan: AnsweredPlan
+    row: LayoutEstimate | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.chip.name
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens/s of a device; None where no layout fits, and where the chip's rates are not known."""
+        return None if self.row is None or self.plan.assumes_rates else self.row.tokens_per_second
+
+    @property
+    def not_calibrated(self) -> str | None:
+        """Why the speed is in no ratio; None where published runs on chips of this vendor set the rates."""
+        vendor = self.plan.vendor
+        return None if vendor in SPEED_VENDORS else f"{vendor}: not calibrated; error unknown"
 
 
-def _read_case(options: argparse.Namespace) -> None:
-    """Put the parts of a case string into their options. Raises UsageError for a part that an option repeats."""
-    if ":" in options.case:
-        selector, count = parse_selector(options.case), options.case.count(":") + 1
-        parts = {
-            "framework": labelled(selector.framework, selector.version),
-            "chip": selector.target,
-            "layout": selector.layout,
-            "nodes": selector.nodes if count > 3 else None,
-            "devices": selector.devices,
-        }
-        parts = {name: value for name, value in parts.items() if value is not None}
-        for name in parts:
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name}: found it in '{options.case}' too; leave one of the two out")
-        vars(options).update(parts, case=selector.case)
-    options.framework = options.framework or "torch"
-    if options.chip is None:
-        raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
+@dataclass(frozen=True)
+class RatioBase:
+    """What the speeds are divided by: the first chip."""
+
+    chip: ChipPlan
+    reason: str | None  # of a missing base: no published run shows its error
+
+    @property
+    def name(self) -> str | None:
+        """The first chip's name; None where nothing is divided by its speed."""
+        return None if self.reason or not self.chip.speed else self.chip.name
+
+    def ratio(self, plan: ChipPlan) -> float | None:
+        """Return the speed of a chip over that of the first; None with the reason of `missing`."""
+        return None if self.missing(plan) or not (plan.speed and self.chip.speed) else plan.speed / self.chip.speed
+
+    def missing(self, plan: ChipPlan) -> str | None:
+        """Return why a speed has no ratio; None where it has one, and where there is no speed."""
+        if not plan.speed:
+            return None
+        return plan.not_calibrated or self.reason
 
 
-def _tokens(text: str | None) -> float | None:
-    """Return the number of tokens that `300B` or `1.5T` stands for. Raises UsageError."""
-    if text is None:
-        return None
-    match = _TOKENS.fullmatch(text.strip())
-    tokens = float(match[1]) * 1000.0 ** _THOUSANDS.index(match[2].upper()) if match else 0.0
-    if not 1 <= tokens <= MOST_TOKENS:
-        raise UsageError(f"--tokens: found '{text[:40]}', expected 1 to 1e18 tokens, such as 300B, 1.5T or 2e12")
-    return tokens
-
-
-def _devices(options: argparse.Namespace, chip: Chip) -> tuple[Devices, list[str]]:
-    """Return the devices that the options name, and what is assumed of them. Raises UsageError for counts that do not
+def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
+    """Return the devices of the request, and what is assumed of them. Raises UsageError for counts that do not
     divide into nodes."""
-    for name in _COUNTS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: found {value}, expected 1 or more")
-    if (devices := (options.nodes or 1) * (options.devices or 1)) > MOST_RANKS:
+    if (devices := (request.nodes or 1) * (request.devices or 1)) > MOST_RANKS:
         raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
     assumed = []
     most = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
-    nodes, per_node = options.nodes, options.devices or min(most, machines.DEVICES_PER_NODE)
+    nodes, per_node = request.nodes, request.devices or min(most, machines.DEVICES_PER_NODE)
     if nodes is None:
         nodes, per_node = _divided_into_nodes(per_node, most)
         if nodes > 1:
             assumed.append(f"nodes of {per_node} devices; --nodes and --devices change this")
-    network = machines.network_rate(options.network) if options.network else None
+    network = machines.network_rate(request.network) if request.network else None
     if nodes > 1 and network is None:
         port = machines.port_rate(chip)
         network, source = port * per_node, f" ({chip.node.source})" if chip.node else ""
@@ -163,22 +221,21 @@ def _divided_into_nodes(devices: int, most: int) -> tuple[int, int]:
 
 
 class ChipPlanner:
-    """Plans on one chip by the options and the documents that they name. Raises UsageError or LayoutError for what is
+    """Plans on one chip by a request and the documents that it names. Raises UsageError or LayoutError for what is
     impossible.
 
     rated_chip: the chip with assumed rates in the place of those in `assumed_rates`, which are not public. Runs take
     the same rates; no run has products in NVFP4, so their rate is never assumed.
     """
 
-    def __init__(self, options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip) -> None:
-        self.options, self.registry, self.vendor, self.chip = options, registry, vendor, chip
-        self.tokens, self.prices = _tokens(options.tokens), prices_of(options)
-        if self.prices and self.tokens is None:
-            raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
-        self.devices, self.assumed = _devices(options, chip)
-        self.case = registry.case(options.case)
-        self.work = _work_in(self.case.work(options.scale), options.precision)
-        self.precision: PeakDtype = options.precision or self.work.training.precision
+    def __init__(
+        self, request: PlanRequest, registry: Registry, vendor: VendorFile, chip: Chip, say: Callable[[str], None]
+    ) -> None:
+        self.request, self.registry, self.vendor, self.chip, self.say = request, registry, vendor, chip, say
+        self.devices, self.assumed = _devices(request, chip)
+        self.case = registry.case(request.case)
+        self.work = _work_in(self.case.work(request.scale), request.precision)
+        self.precision: PeakDtype = request.precision or self.work.training.precision
         self.rated_chip, self.assumed_rates = chip, tuple[str, ...]()
         if not vendor.is_host and self.precision != NVFP4:
             world = self.devices.nodes * self.devices.per_node
@@ -186,7 +243,7 @@ class ChipPlanner:
 
     def plan(self) -> AnsweredPlan:
         """Search the rows."""
-        options, assumed = self.options, (*self.assumed, *self._chip_assumptions())
+        request, assumed = self.request, (*self.assumed, *self._chip_assumptions())
         question, calibrated = self._calibrated(self._with_wanted_rows(self._question(self.work, self.devices)))
         try:
             ranking = answer(question)
@@ -196,6 +253,7 @@ class ChipPlanner:
                 f"{_PRIVATE_CHIPS}, or plan for one device"
             ) from None
         return AnsweredPlan(
+            request,
             question,
             self.vendor.name,
             self.chip,
@@ -205,9 +263,7 @@ class ChipPlanner:
             (*assumed, *calibrated, *self._remarks(question)),
             assumes_rates=bool(self.assumed_rates),
             ranking=ranking,
-            not_offered=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
-            tokens=self.tokens,
-            prices=self.prices,
+            not_offered=not_offered(question)[: request.beyond] if request.beyond and not request.wanted.layout else (),
         )
 
     def _chip_assumptions(self) -> Iterator[str]:
@@ -238,7 +294,7 @@ class ChipPlanner:
         return f"; {len(shares)} measured reach {min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
 
     def _question(self, work: Work, devices: Devices) -> LayoutQuestion:
-        framework, kind = self.options.framework, self.vendor.device_kind
+        framework, kind = self.request.framework, self.vendor.device_kind
         products = NVFP4 if self.precision == NVFP4 else None
         if not self.vendor.is_host:
             return questions.question_on_chip(self.registry, framework, work, self.rated_chip, kind, *devices, products)
@@ -247,71 +303,63 @@ class ChipPlanner:
         # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
         from levelfield.studies.variations import question_here
 
-        selector = Selector(case=self.options.case, framework=framework, target=self.vendor.name)
-        selection, terminal = lookup.find(self.registry, selector), Terminal(quiet=self.options.json)
-        return question_here(self.registry, selection, work, devices.nodes * devices.per_node, terminal.say)
+        selector = Selector(case=self.request.case, framework=framework, target=self.vendor.name)
+        selection = lookup.find(self.registry, selector)
+        return question_here(self.registry, selection, work, devices.nodes * devices.per_node, self.say)
 
     def _with_wanted_rows(self, question: LayoutQuestion) -> LayoutQuestion:
-        """Return the question with the program, and the rows alone that the options name."""
-        options, offer = self.options, question.offer
-        if options.program:
+        """Return the question with the program, and the wanted rows alone."""
+        request, wanted, offer = self.request, self.request.wanted, question.offer
+        if request.program:
             stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
             refuses: tuple[Refusable, ...] = () if offer.repeats_some else (FIRST_LAYERS,)
             offer = SupportedParallelism(offer.parallelism | stages, RECOMPUTATIONS, refuses)
-        if options.recompute and options.recompute not in offer.recompute:
+        if wanted.recompute and wanted.recompute not in offer.recompute:
             raise UsageError(
-                f"--recompute {options.recompute}: framework {question.constants.framework} offers "
+                f"--recompute {wanted.recompute}: framework {question.constants.framework} offers "
                 f"{', '.join(offer.recompute)}"
             )
-        if options.recompute_layers:
-            self._require_first_layers(question)
-        wanted = Wanted(
-            layout=parse_layout(options.layout).layout if options.layout else None,
-            micro_batch=options.micro_batch,
-            recompute=options.recompute,
-            recompute_layers=options.recompute_layers,
-            virtual_pipeline=options.virtual_pipeline,
-        )
+        if wanted.recompute_layers:
+            self._require_first_layers(question, wanted.recompute_layers)
         if wanted.layout is not None:
             batch, chunks = wanted.micro_batch or 1, wanted.virtual_pipeline or 1
             nodes, per_node, _ = self.devices
             require(question.work, wanted.layout, batch, nodes, per_node, chunks, uneven_stages=True)
             require_layers(question.work, wanted.layout, chunks, wanted.recompute_layers)
-        return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, options))
+        return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, request))
 
-    def _require_first_layers(self, question: LayoutQuestion) -> None:
+    def _require_first_layers(self, question: LayoutQuestion, count: int) -> None:
         """Raises UsageError for recomputation of some layers beside another kind than full, of more layers than the
         model has, or where the framework refuses it."""
-        options, layers = self.options, question.work.model.layers
-        named = f"--recompute-layers {options.recompute_layers}"
-        if options.recompute != "full":
-            raise UsageError(f"{named}: found --recompute {options.recompute or 'left out'}, expected --recompute full")
-        if options.recompute_layers > layers:
-            raise UsageError(f"{named}: {options.case} has {layers} layers; expected 1 to {layers}")
+        recompute, layers = self.request.wanted.recompute, question.work.model.layers
+        option = f"--recompute-layers {count}"
+        if recompute != "full":
+            raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
+        if count > layers:
+            raise UsageError(f"{option}: {self.request.case} has {layers} layers; expected 1 to {layers}")
         if not question.offer.repeats_some:
             raise UsageError(
-                f"{named}: framework {question.constants.framework} computes all layers again or none; leave it out"
+                f"{option}: framework {question.constants.framework} computes all layers again or none; leave it out"
             )
 
     def _calibrated(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:
         """Return the question with the rate that a run set, and what changed. Raises UsageError for a run of other
         devices or of another framework, and for one without a valid speed."""
-        if self.options.calibrate is None:
+        if self.request.calibrate is None:
             return question, ()
         from levelfield.judge.collector import collect
-        from levelfield.rundir.directory import read_plan
 
-        named = f"--calibrate {self.options.calibrate}"
-        paths = finished_run(self.options, self.options.calibrate)
+        option = f"--calibrate {self.request.calibrate}"
+        paths = finished_run(self.request.runs, self.request.calibrate)
         plan = read_plan(paths)
         expected = {"chip": self.chip.name, "framework": question.constants.framework}
         ran = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
-        if wrong := [f"{key} {ran[key]}, expected {value}" for key, value in expected.items() if ran[key] != value]:
-            raise UsageError(f"{named}: found a run with {' and '.join(wrong)}; take a run of what is planned")
+        if faults := [f"{key} {ran[key]}, expected {value}" for key, value in expected.items() if ran[key] != value]:
+            raise UsageError(f"{option}: found a run with {' and '.join(faults)}; take a run of what is planned")
         speed = collect(paths).throughput
         if speed is None:
             raise UsageError(
-                f"{named}: found no speed, expected a valid run; `report {self.options.calibrate}` says why"
+                f"{option}: found no speed, expected a valid run; `report {self.request.calibrate}` says why"
             )
         nodes, per_node = plan.hardware.nodes, plan.hardware.devices_per_node
         devices = Devices(nodes, per_node, machines.port_rate(self.chip) * per_node if nodes > 1 else None)
@@ -319,7 +367,7 @@ class ChipPlanner:
         try:
             fit = questions.calibration(run_question, plan.tuning, speed.tokens_per_second_per_device)
         except UsageError as error:
-            raise UsageError(f"{named}: {error}") from None
+            raise UsageError(f"{option}: {error}") from None
         change = (
             f"{questions.RATE_WORDS[fit.rate]} at {fit.after:.3g} of the chip's rate, not at {fit.before:.3g}: run "
             f"{plan.run_id} had {fit.measured:,.0f} tokens/s on each device, and {fit.row.tokens_per_second:,.0f} were "
@@ -332,7 +380,7 @@ class ChipPlanner:
         framework, layout = question.constants.framework, question.wanted.layout
         if self.precision == NVFP4:
             yield f"fp8 with products in {NVFP4.upper()}, in which no framework here trains; predicted only"
-        elif self.options.precision:
+        elif self.request.precision:
             yield f"precision {self.precision}, whatever the case has"
         implementation, _ = self.registry.implementation(framework)
         if lacking := lookup.lacking_parts(self.case, implementation):
@@ -364,19 +412,19 @@ def _work_in(work: Work, precision: PeakDtype | None) -> Work:
     return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
-def _constants(own: Constants, options: argparse.Namespace) -> Constants:
-    """Return the constants of the program that the options name, with what they say of its pace."""
-    if options.program is not None and options.program not in own.programs:
-        near = difflib.get_close_matches(options.program, own.programs, n=1)
+def _constants(constants: Constants, request: PlanRequest) -> Constants:
+    """Return the constants of the program that the request names, with what they say of its pace."""
+    if request.program is not None and request.program not in constants.programs:
+        near = difflib.get_close_matches(request.program, constants.programs, n=1)
         nearest = f"nearest: {near[0]}; " if near else ""
         raise UsageError(
-            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: "
-            f"{', '.join(own.programs) or 'none'} (`show programs`)"
+            f"--program {request.program}: framework {constants.framework} has none of this name; {nearest}known: "
+            f"{', '.join(constants.programs) or 'none'} (`show programs`)"
         )
-    overlap = options.tensor_overlap
+    overlap = request.tensor_overlap
     if overlap is not None and not 0 <= overlap <= 1:
         raise UsageError(f"--tensor-overlap: found {overlap:g}, expected a share from 0 to 1")
-    constants = own.of_program(options.program) if options.program else own
-    stated = {"tensor_overlap": overlap, "attention": options.attention}
+    constants = constants.of_program(request.program) if request.program else constants
+    stated = {"tensor_overlap": overlap, "attention": request.attention}
     changes = {name: value for name, value in stated.items() if value is not None}
     return constants.model_copy(update={"pace": constants.pace.model_copy(update=changes)})
