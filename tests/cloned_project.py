@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from driving import ROOT
+
+SUITE = """\
+schema: levelfield.suite/1
+title: One entry
+entries:
+  - {case: "tiny:fake:F1", name: tiny, scale: smoke}
+"""
 
 
 class ClonedProject:
@@ -67,3 +76,30 @@ class ClonedProject:
         out, err = process.communicate(timeout=600)
         assert "Traceback" not in err, err
         return process.returncode, out, err
+
+
+class ClonedNights(ClonedProject):
+    """A clone whose nights run one entry."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.suite = self.data / "one.yaml"
+        self.suite.parent.mkdir()
+        self.suite.write_text(SUITE)
+
+    def nightly_arguments(self, night: str) -> list[str]:
+        plugins = str(self.code / "tests/core/plugins")
+        how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
+        return ["nightly", "run", "--suite", str(self.suite), "--night", night, *how]
+
+    def night(self, name: str, *more: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
+        """Run a night. Return its exit code, its findings, and what it printed on stderr."""
+        process = self.start(*self.nightly_arguments(name), "--json", *more, **variables)
+        out, err = process.communicate(timeout=600)
+        assert out and "Traceback" not in err, err
+        return process.returncode, json.loads(out)["findings"], err
+
+
+def of_speed(findings: list[dict[str, Any]]) -> dict[str, Any]:
+    (finding,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
+    return finding

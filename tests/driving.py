@@ -87,6 +87,14 @@ def begun(benchmark: Benchmark, command: tuple[str, ...]) -> subprocess.Popen[st
     return process
 
 
+def all_ended(runs: Path) -> bool:
+    """Whether no training of this folder is left after a minute at most."""
+    deadline = time.monotonic() + 60
+    while trainings(runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not trainings(runs)
+
+
 def steps(run: Path) -> list[tuple[float, float, str]]:
     """Loss, gradient norm and tokens of every step of rank 0, as they were written."""
     events = [json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()]

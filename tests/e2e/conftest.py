@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from driving import Benchmark
 
-PLUGINS = Path(__file__).parent / "plugins"
-
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,6 +16,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
-    found = Benchmark(tmp_path / "runs", cache)
+    found = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
     yield found
     found.stop()

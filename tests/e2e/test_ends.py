@@ -10,31 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import LONG, PRETENDING, Benchmark, begun, finished, trainings
+from driving import LONG, PRETENDING, Benchmark, all_ended, begun, finished, trainings
 from freezer import Freezer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.drill]
 TINY = ("--case", "tiny:fake:fake:1:2", *PRETENDING, "--python", sys.executable, "--scale", "smoke", "--json")
-
-HANG_OR_CTRL_C = (pytest.param(False, marks=pytest.mark.thorough, id="hang"), pytest.param(True, id="ctrl-c"))
-
-
-@pytest.fixture
-def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
-    found = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
-    yield found
-    found.stop()
-
-
-def gone(benchmark: Benchmark) -> bool:
-    deadline = time.monotonic() + 60
-    while trainings(benchmark.runs) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not trainings(benchmark.runs)
 
 
 def named_in_the_locks(benchmark: Benchmark, rank: int) -> bool:
@@ -71,7 +54,7 @@ def test_a_rank_that_cannot_be_killed_gives_a_result_and_keeps_its_devices(bench
         assert f"is in use by process {frozen}, which SIGKILL did not end" in result["status"]["evidence"]
     finally:
         freezer.remove()
-    assert gone(benchmark)
+    assert all_ended(benchmark.runs)
     again = benchmark.run(*TINY)
     assert (again.returncode, json.loads(again.stdout)[0]["status"]["word"]) == (0, "valid")
 
@@ -90,9 +73,7 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_before_the_next_run(benchm
 
 
 @pytest.mark.thorough  # tests/core has each part of it
-def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_was_killed(
-    benchmark: Benchmark,
-) -> None:
+def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_was_killed(benchmark: Benchmark) -> None:
     process = begun(benchmark, LONG)
     name = benchmark.only_run().name
     done = benchmark.run("evidence", "collect", "latest")
@@ -101,7 +82,7 @@ def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_w
     process.kill()
     process.communicate()
     assert benchmark.run("report", "latest").returncode == 0
-    assert gone(benchmark)
+    assert all_ended(benchmark.runs)
     assert benchmark.run(*TINY).returncode == 0
     status = json.loads((benchmark.runs / name / "status.json").read_text())
     assert (status["phase"], status["state"]) == ("ended", "failed")

@@ -9,12 +9,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import LONG, Benchmark, begun, finished, trainings
+from driving import LONG, Benchmark, all_ended, begun, finished, trainings
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -23,13 +21,6 @@ TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads"
 BOTH = {"argnames": "command", "ids": ["pretending", "torch"]}
 with_torch_now = pytest.mark.parametrize(argvalues=[LONG, TORCH], **BOTH)
 with_torch_later = pytest.mark.parametrize(argvalues=[LONG, pytest.param(TORCH, marks=pytest.mark.thorough)], **BOTH)
-
-
-@pytest.fixture
-def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
-    found = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
-    yield found
-    found.stop()
 
 
 def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple[int, dict]:
@@ -89,10 +80,7 @@ def test_a_killed_platform_leaves_no_training_behind(benchmark: Benchmark, comma
     process = begun(benchmark, command)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while trainings(benchmark.runs) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert trainings(benchmark.runs) == {}
+    assert all_ended(benchmark.runs)
     assert benchmark.run("evidence", "collect", "latest").returncode == 0
     assert (benchmark.result()["status"]["word"], benchmark.result()["status"]["failure"]) == ("failed", "platform")
     assert benchmark.result()["steps_done"] >= 5

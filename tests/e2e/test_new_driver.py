@@ -6,48 +6,29 @@ as its change is one of the conditions; the clock of the training shows what is 
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cloned_project import ClonedProject
+from cloned_project import ClonedNights, of_speed
 from levelfield.specs.record import OF_NULLS, RunRecord
 from levelfield.store.database import Store
 
 pytestmark = pytest.mark.e2e
 
-SUITE = """\
-schema: levelfield.suite/1
-title: One entry
-entries:
-  - {case: "tiny:fake:F1", name: tiny, scale: smoke}
-"""
 TONIGHT = date(2026, 1, 20)
 PACE = 0.02  # seconds of a step
 
 
-class Nights(ClonedProject):
+class Nights(ClonedNights):
     """A clone whose store has quiet nights of one series."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.suite = self.data / "one.yaml"
-        self.suite.parent.mkdir()
-        self.suite.write_text(SUITE)
-        code, _findings = self.night("2026-01-01", FAKE_PACE=str(PACE))
+        code, *_ = self.night("2026-01-01", FAKE_PACE=str(PACE))
         assert code == 0
         self.put_quiet_nights()
-
-    def night(self, name: str, *more: str, **variables: str) -> tuple[int, list[dict[str, Any]]]:
-        how = ["--plugins", str(self.code / "tests/core/plugins"), "--python", sys.executable, "--no-control", "--json"]
-        process = self.start("nightly", "run", "--suite", str(self.suite), "--night", name, *how, *more, **variables)
-        out, err = process.communicate(timeout=600)
-        assert out and "Traceback" not in err, err
-        return process.returncode, json.loads(out)["findings"]
 
     def records(self) -> list[RunRecord]:
         with Store.open(str(self.data / "results.sqlite")) as store:
@@ -81,8 +62,8 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     project = Nights(tmp_path)
     project.make_slower(1.06)
     faster = {"OMP_WAIT_POLICY": "active", "FAKE_PACE": str(PACE / 1.06)}
-    code, findings = project.night(TONIGHT.isoformat(), "--pairs", "20", **faster)
-    (found,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
+    code, findings, _err = project.night(TONIGHT.isoformat(), "--pairs", "20", **faster)
+    found = of_speed(findings)
     assert (code, found["word"]) == (4, "regression"), found
     assert found["build_change"] == pytest.approx(1 / 1.06 - 1, abs=0.01)
     assert found["conditions_change"] == pytest.approx(0.06, abs=0.01) and "OMP_WAIT_POLICY" in found["detail"]
@@ -94,5 +75,5 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     assert purposes["null-a"] == purposes["null-b"] == 4, "those of the week suffice for the regression"
     of_nulls = {run.subject.commit for run in tonight if run.purpose in OF_NULLS}
     assert of_nulls == {project.git("rev-parse", "HEAD")}
-    again, _findings = project.night(TONIGHT.isoformat(), **faster)
+    again, *_ = project.night(TONIGHT.isoformat(), **faster)
     assert again == 4 and len(project.records()) == len(runs), "nothing runs twice"

@@ -17,51 +17,21 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from cloned_project import ClonedProject
+from cloned_project import ClonedNights, of_speed
 
 pytestmark = pytest.mark.e2e
 
-SUITE = """\
-schema: levelfield.suite/1
-title: One entry
-entries:
-  - {case: "tiny:fake:F1", name: tiny, scale: smoke}
-"""
 QUIET = [f"2026-01-{number:02}" for number in range(1, 8)]
 SECRET = os.urandom(8).hex()  # not in the code, of which the night makes checkouts
 ARMS = ("confirm-a", "confirm-b")
 COMPARED = ("no change", "inconclusive", "improvement")  # and end with 0
 
 
-class Nights(ClonedProject):
-    """A clone whose nights run one entry."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.suite = self.data / "one.yaml"
-        self.suite.parent.mkdir()
-        self.suite.write_text(SUITE)
-
-    def nightly_arguments(self, night: str) -> list[str]:
-        plugins = str(self.code / "tests/core/plugins")
-        how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
-        return ["nightly", "run", "--suite", str(self.suite), "--night", night, *how]
-
-    def night(self, name: str, *more: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
-        process = self.start(*self.nightly_arguments(name), "--json", *more, **variables)
-        out, err = process.communicate(timeout=600)
-        assert out and "Traceback" not in err, err
-        return process.returncode, json.loads(out)["findings"], err
-
+class Nights(ClonedNights):
     def speed(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
         """The night's exit code and its finding about tokens/s."""
         code, findings, _err = self.night(name, *more)
         return code, of_speed(findings)
-
-
-def of_speed(findings: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
-    return found
 
 
 @pytest.fixture(scope="module")

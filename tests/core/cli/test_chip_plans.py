@@ -10,6 +10,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF
+from test_plan_command import said
 
 CASE = ("llama3_8b", "--devices", "8")
 PRICES = """\
@@ -18,11 +19,6 @@ currency: EUR
 chips:
   H100-SXM5-80GB: {per: device, rent: 2.0}
 """
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 0
-    return capsys.readouterr().out
 
 
 def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

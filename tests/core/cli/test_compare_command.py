@@ -159,13 +159,6 @@ def test_a_matrix_without_any_run_says_so(
     assert "no run was found" in capsys.readouterr().out
 
 
-def test_help_fits_and_names_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    text = capsys.readouterr().out
-    assert "Exit code 4" in text and max(map(len, text.splitlines())) <= 80
-
-
 PRICED = "schema: levelfield.prices/1\ncurrency: EUR\nchips:\n  H100: {per: device, rent: 3.6}\n"
 
 

@@ -16,10 +16,12 @@ from gate_points import noise
 from levelfield.cli.main import main
 from levelfield.specs.record import RunRecord, StoredResult
 from levelfield.store.database import Store
+from plans import PLUGINS
 from postgresql import server
 from stored_records import FIRST, changed, real_record
 
 NIGHTS = 20
+BISECT = ("nightly", "bisect", "--case", "tiny:fake:cpu", "--plugins", PLUGINS)
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -305,13 +307,7 @@ def test_history_shows_segments_level_events_and_what_it_sees(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            (
-                "nightly",
-                "gate",
-            ),
-            "results.sqlite has no run",
-        ),
+        (("nightly", "gate"), "results.sqlite has no run"),
         (("nightly", "gate", "--night", "2026-01-02"), "unknown night"),
         (("nightly", "gate", "--night", "x"), "unknown night 'x'"),
         (("nightly", "gate", "--format", "pdf"), "invalid choice: 'pdf'"),
@@ -323,9 +319,11 @@ def test_history_shows_segments_level_events_and_what_it_sees(
         (("nightly", "run", "--suite", "smoke", "--night", "banana"), "found 'banana', expected a date, such as"),
         (("nightly", "run", "--suite", "smoke", "--night", "2026-13-45"), "found '2026-13-45', expected a date"),
         (("nightly", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
+        ((*BISECT, "HEAD", "no-such"), "nightly bisect: found 'no-such', expected a commit of this checkout"),
+        ((*BISECT, "HEAD", "HEAD"), "found no commits between them; expected a good commit before the bad one"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple[object, ...], says: str) -> None:
     with Store.open(url):
         pass
     code, out, err = command(*arguments)

@@ -1,4 +1,4 @@
-"""Commands that write to a read-only disk: exit code 2, the path and what to do. What only reads goes on."""
+"""Commands that write to a full or a read-only disk: exit code 2, the path and what to do. What only reads goes on."""
 
 from __future__ import annotations
 
@@ -22,16 +22,7 @@ WRITING: dict[str, list[str]] = {
     "collect": ["evidence", "collect", "DISK/run"],
     "store import": ["store", "import", "RUN", "--store", "DISK/store.sqlite"],
     "a new store": ["store", "import", "RUN", "--store", "DISK/new/store.sqlite"],
-    "store export": [
-        "store",
-        "export",
-        "--store",
-        "DISK/store.sqlite",
-        "--format",
-        "jsonl",
-        "--output",
-        "DISK/lines",
-    ],
+    "store export": ["store", "export", "--store", "DISK/store.sqlite", "--format", "jsonl", "--output", "DISK/lines"],
     "store prune": ["store", "prune", "--keep-days", "1", "--store", "DISK/store.sqlite"],
     "gate": ["nightly", "gate", "--store", "DISK/store.sqlite"],
 }
@@ -40,6 +31,11 @@ READING: dict[str, list[str]] = {
     "list runs": ["show", "runs", "--runs", "DISK"],
     "store check": ["store", "check", "--store", "DISK/store.sqlite"],
     "baseline list": ["nightly", "levels", "--store", "DISK/store.sqlite"],
+}
+FULL: dict[str, list[str]] = {
+    "bundle": ["evidence", "bundle", "RUN", "--output", "DISK/run.zip", *PLUGIN],
+    "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
+    "pages": ["report", "pages", "DISK/pages", "RUN", *PLUGIN],
 }
 
 
@@ -76,3 +72,24 @@ def test_what_only_reads_goes_on(disk: Path, capsys: Said) -> None:
         for name, words in READING.items():
             code = main([word.replace("DISK", str(disk)) for word in words])
             assert code == 0, (name, capsys.readouterr().err)
+
+
+def filled(disk: Path, free: int) -> Path:
+    filler = disk / "filler"
+    filler.write_bytes(bytes(2**20 - free))
+    return filler
+
+
+@pytest.mark.parametrize(("name", "free"), [*((name, 0) for name in FULL), ("bundle", 4096), ("pages", 65536)])
+def test_a_full_disk_is_said_and_the_next_try_succeeds(
+    run: RunPaths, small_disk: Path, capsys: Said, name: str, free: int
+) -> None:
+    words = [word.replace("RUN", str(run.root)).replace("DISK", str(small_disk)) for word in FULL[name]]
+    filler = filled(small_disk, free)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and str(small_disk) in said and "fault" not in said
+    if name != "pages":  # they go on where they ended
+        assert [path for path in small_disk.rglob("*") if path.is_file()] == [filler]
+    filler.unlink()
+    assert main(words) == 0
