@@ -30,7 +30,7 @@
 
   /* Draw the series of the address at once, and bring it into view: sections above it grow when they are drawn. */
   async function named(sections) {
-    const section = sections.find((each) => each.id === levelfield.parts()[0]);
+    const section = sections.find((candidate) => candidate.id === levelfield.parts()[0]);
     if (!section) return;
     levelfield.groups.open(section);
     await show(section);
@@ -49,29 +49,29 @@
 
   /* Draw a series whose data have come. Paper does not wait for data. */
   function drawKnown(section) {
-    const [history, stated] = filesOf(section).map(levelfield.known);
-    if (section.dataset.drawn || !history || !stated) return;
+    const [history, statements] = filesOf(section).map(levelfield.loaded);
+    if (section.dataset.drawn || !history || !statements) return;
     section.dataset.drawn = "yes";
     const place = section.querySelector(".series");
     place.replaceChildren();
-    draw(place, section.dataset.series, history, stated[section.dataset.series]);
+    draw(place, section.dataset.series, history, statements[section.dataset.series]);
   }
 
-  function draw(place, slug, history, stated) {
+  function draw(place, slug, history, statements) {
     const columns = history.columns;
     const charts = el("div", { class: "charts" });
     place.append(nodes(history), charts);
-    levelfield.pairs.add(place, slug, history, stated);
+    levelfield.pairs.add(place, slug, history, statements);
     const absent = [];
     for (const name of NAMES) {
-      if (columns[name].some((value) => value !== null)) chart(charts, slug, history, stated, name);
+      if (columns[name].some((value) => value !== null)) chart(charts, slug, history, statements, name);
       else absent.push(t(`figure.${name}`));
     }
     if (absent.length) place.append(el("p", { class: "empty" }, t("no-figure", { names: absent.join(", ") })));
     changes(place, history);
-    events(place, stated.events);
-    words(place, slug, stated.findings);
-    runs(place, slug, history, stated);
+    events(place, statements.events);
+    words(place, slug, statements.findings);
+    runs(place, slug, history, statements);
   }
 
   /* The nodes by their marks. */
@@ -85,7 +85,7 @@
     return digest.replace(/^sha256:/, "").slice(0, 10);
   }
 
-  function chart(place, slug, history, stated, name) {
+  function chart(place, slug, history, statements, name) {
     const { columns, kept } = history;
     const { factor } = levelfield.FIGURES[name];
     const at = columns.run.map((run, i) => i).filter((i) => columns.trend[i]);
@@ -104,31 +104,31 @@
         { name: t("run"), values: of(columns.run) },
         { name: t("result"), values: of(columns.word).map((word) => t(`word.${kept.words[word]}`)) },
         { name: t("node"), values: of(columns.node).map((node) => short(kept.nodes[node])) },
-        { name: t("gate"), values: of(columns.run).map((run) => wordsOf(stated, run).map((word) => t(`word.${word}`)).join(", ")) },
+        { name: t("gate"), values: of(columns.run).map((run) => wordsOf(statements, run).map((word) => t(`word.${word}`)).join(", ")) },
       ],
       lines: [{ name: t(`figure.${name}`), values, width: 0.6, colour: "faint" }],
       marks: { kinds: of(columns.node), full: of(columns.purpose).map((p) => p === nightly), counts: of(columns.counts) },
-      said: at.map((i) => said(stated, name, columns.run[i])),
+      rings: at.map((i) => ring(statements, name, columns.run[i])),
       steps: [
         ...history.segments.map((segment) => ({ x: columns.time[segment.at], label: changeName(segment) })),
-        ...stated.events.map((event) => ({ x: event.time, label: t(`event.${event.kind}`), colour: "note" })),
+        ...statements.events.map((event) => ({ x: event.time, label: t(`event.${event.kind}`), colour: "note" })),
       ],
-      levels: levels(history, stated, name, factor),
+      levels: levels(history, statements, name, factor),
       open: (i) => `run.html#${slug}/${encodeURIComponent(columns.run[at[i]])}`,
       describe: (i) => description(history, name, at[i]),
     });
   }
 
   /* Return the gate's words about a run, the most urgent first, without the calm ones. */
-  function wordsOf(stated, run) {
-    return [...new Set(stated.findings.filter((finding) => finding.run_id === run && finding.word in RINGS).map((finding) => finding.word))];
+  function wordsOf(statements, run) {
+    return [...new Set(statements.findings.filter((finding) => finding.run_id === run && finding.word in RINGS).map((finding) => finding.word))];
   }
 
   /* Return what the gate said about a figure of a run, for its mark. A word about no figure is about the training. */
-  function said(stated, name, run) {
+  function ring(statements, name, run) {
     const of = (finding) => (finding.figure === null ? name === "loss" : finding.figure === GATED[name]);
-    const found = stated.findings.find((finding) => finding.run_id === run && finding.word in RINGS && of(finding));
-    return found ? { word: t(`word.${found.word}`), colour: RINGS[found.word] } : null;
+    const finding = statements.findings.find((finding) => finding.run_id === run && finding.word in RINGS && of(finding));
+    return finding ? { word: t(`word.${finding.word}`), colour: RINGS[finding.word] } : null;
   }
 
   /* Return a change of conditions in a few words: `driver changed`, or `driver +2 changed`. */
@@ -139,13 +139,13 @@
   }
 
   /* Accepted levels: each holds until the next one, or until it ended. Without one, the level that the gate used. */
-  function levels(history, stated, name, factor) {
+  function levels(history, statements, name, factor) {
     const end = history.columns.time[history.columns.time.length - 1];
-    const accepted = stated.events.filter((event) => event.kind === "baseline" && GATED[name] in event.level);
+    const accepted = statements.events.filter((event) => event.kind === "baseline" && GATED[name] in event.level);
     if (accepted.length) {
       return accepted.map((event, i) => ({ from: event.time, to: accepted[i + 1] ? accepted[i + 1].time : end, value: event.level[GATED[name]] * factor }));
     }
-    const last = stated.findings.filter((finding) => finding.figure === GATED[name] && finding.level !== null).pop();
+    const last = statements.findings.filter((finding) => finding.figure === GATED[name] && finding.level !== null).pop();
     if (!last) return [];
     const since = Date.parse(last.level_since) / 1000;
     return [{ from: Number.isFinite(since) ? since : history.columns.time[0], to: end, value: last.level * factor }];
@@ -154,9 +154,9 @@
   function description(history, name, i) {
     const { columns, kept } = history;
     const value = columns[name][i];
-    const said = value === null ? t("no-value") : `${figure(name, value)} ${t(`unit.${name}`)}`;
+    const text = value === null ? t("no-value") : `${figure(name, value)} ${t(`unit.${name}`)}`;
     const key = `word.${kept.words[columns.word[i]]}`;
-    return `${when(columns.time[i])} UTC: ${said}, ${t(key)}, ${t("node")} ${short(kept.nodes[columns.node[i]])}`;
+    return `${when(columns.time[i])} UTC: ${text}, ${t(key)}, ${t("node")} ${short(kept.nodes[columns.node[i]])}`;
   }
 
   function changes(place, history) {
@@ -182,14 +182,14 @@
 
   /* What the gate said, without the calm words: they would hide the others. */
   function words(place, slug, findings) {
-    const said = findings.filter((finding) => finding.word !== "no change").reverse();
-    if (!said.length) {
+    const notable = findings.filter((finding) => finding.word !== "no change").reverse();
+    if (!notable.length) {
       place.append(el("p", { class: "empty" }, t(findings.length ? "gate-calm" : "gate-silent")));
       return;
     }
-    const rows = said.map((finding) => [
+    const rows = notable.map((finding) => [
       finding.night, word(finding.word), finding.figure ? t(`gated.${finding.figure}`) : "–",
-      { v: finding.change, text: change(finding) }, levelfield.foreign([finding.detail, ...(finding.explanation || []).map((each, place) => `${place + 1}. ${each}`)].filter(Boolean).join(" ")),
+      { v: finding.change, text: change(finding) }, levelfield.foreign([finding.detail, ...(finding.explanation || []).map((reason, place) => `${place + 1}. ${reason}`)].filter(Boolean).join(" ")),
       finding.run_id ? runLink(slug, finding.run_id, t("run")) : "–",
     ]);
     const columns = [t("night"), t("word"), t("figure"), { name: t("change"), number: true }, t("detail"), t("run")];
@@ -204,11 +204,11 @@
   }
 
   /* The table of the charts: ten series of a year are 3,000 rows. */
-  function runs(place, slug, history, stated) {
+  function runs(place, slug, history, statements) {
     const { columns, kept } = history;
     levelfield.tables.fold(place, t("table-of-runs", { count: columns.run.length }), () => {
       const rows = columns.run.map((run, i) => [
-        when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), el("span", {}, wordsOf(stated, run).map((name) => [word(name), " "]).flat()), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
+        when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), el("span", {}, wordsOf(statements, run).map((name) => [word(name), " "]).flat()), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
         `${levelfield.charts.SIGNS[columns.node[i] % levelfield.charts.MARKS]} ${short(kept.nodes[columns.node[i]])}`,
         t(`purpose.${kept.purposes[columns.purpose[i]]}`),
         ...NAMES.map((name) => ({ v: columns[name][i], text: figure(name, columns[name][i]) })),

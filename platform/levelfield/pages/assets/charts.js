@@ -30,7 +30,7 @@ levelfield.charts = (() => {
     context.closePath();
   }
 
-  /* Return the name of a mark's place in the legend: a small canvas would have no text, so it is drawn as a sign. */
+  // The six marks as letters, for texts.
   const SIGNS = ["●", "■", "▲", "◆", "✕", "▼"];
 
   /* Return the decimals that write every multiple of the step exactly: one for 2.5. */
@@ -55,7 +55,7 @@ levelfield.charts = (() => {
 
   /* Return the axes. What they write is kept for the picture of the chart. */
   function axes(isTime, spec, state) {
-    const kept = (place, labels) => (u, splits, ...more) => {
+    const recorded = (place, labels) => (u, splits, ...more) => {
       const texts = labels(u, splits, ...more);
       state.ticks[place] = splits.map((value, i) => [value, texts[i]]);
       return texts;
@@ -64,8 +64,8 @@ levelfield.charts = (() => {
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
     const named = isTime ? {} : { ...(spec.axis === "seconds" ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
-      { ...common, ...named, values: kept(0, isTime ? timeLabels : valueLabels), space: isTime ? 70 : 50, size: 30 },
-      { ...common, values: kept(1, valueLabels), size: axisSize, space: 32 },
+      { ...common, ...named, values: recorded(0, isTime ? timeLabels : valueLabels), space: isTime ? 70 : 50, size: 30 },
+      { ...common, values: recorded(1, valueLabels), size: axisSize, space: 32 },
     ];
   }
 
@@ -110,7 +110,7 @@ levelfield.charts = (() => {
     for (const step of [...(spec.steps || [])].sort((a, b) => a.x - b.x)) vertical(u, step, colour(step.colour || "step"), ends);
     for (const level of spec.levels || []) horizontal(u, level);
     if (spec.marks) marks(u, spec);
-    if (spec.said) rings(u, spec);
+    if (spec.rings) rings(u, spec);
     ctx.restore();
   }
 
@@ -152,18 +152,18 @@ levelfield.charts = (() => {
     const { ctx, bbox } = u;
     ctx.setLineDash([]);
     ctx.font = `bold ${11 * devicePixelRatio}px system-ui, sans-serif`;
-    spec.said.forEach((said, i) => {
+    spec.rings.forEach((ring, i) => {
       const value = spec.lines[0].values[i];
-      if (!said || value === null) return;
+      if (!ring || value === null) return;
       const [x, y] = [u.valToPos(spec.x[i], "x", true), u.valToPos(value, "y", true)];
-      ctx.strokeStyle = ctx.fillStyle = colour(said.colour);
+      ctx.strokeStyle = ctx.fillStyle = colour(ring.colour);
       ctx.lineWidth = 2 * devicePixelRatio;
       ctx.beginPath();
       ctx.arc(x, y, 8 * devicePixelRatio, 0, 2 * Math.PI);
       ctx.stroke();
-      if (i && spec.said[i - 1] && spec.said[i - 1].word === said.word) return;
+      if (i && spec.rings[i - 1] && spec.rings[i - 1].word === ring.word) return;
       ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
-      ctx.fillText(said.word, x + (ctx.textAlign === "right" ? -12 : 12) * devicePixelRatio, y + 4 * devicePixelRatio);
+      ctx.fillText(ring.word, x + (ctx.textAlign === "right" ? -12 : 12) * devicePixelRatio, y + 4 * devicePixelRatio);
     });
   }
 
@@ -304,7 +304,7 @@ levelfield.charts = (() => {
   }
 
   /* Append a chart. spec: name, unit, x, time, lines, file and whose (of the files that it is saved as), axis (of AXES,
-     whose part is enlarged with that of others), and optionally marks, said, spans, steps, levels, open, describe, columns
+     whose part is enlarged with that of others), and optionally marks, rings, spans, steps, levels, open, describe, columns
      (more of the CSV); below, rest, ends: the name of the axis and the text without a cursor, and where x begins and ends,
      where x is not the step. */
   function add(place, spec) {

@@ -22,8 +22,8 @@ levelfield.groups = (() => {
   }
 
   function chosen() {
-    const asked = levelfield.settings().get("by");
-    return KINDS.includes(asked) ? asked : kinds()[0] || "chip";
+    const choice = levelfield.settings().get("by");
+    return KINDS.includes(choice) ? choice : kinds()[0] || "chip";
   }
 
   function chooser() {
@@ -55,7 +55,7 @@ levelfield.groups = (() => {
 
   /* Keep in the address what is open. */
   function keep() {
-    levelfield.remember({ open: [...place.querySelectorAll("details.group[open]")].map((each) => each.dataset.name) });
+    levelfield.remember({ open: [...place.querySelectorAll("details.group[open]")].map((group) => group.dataset.name) });
   }
 
   function group(name, inside, isOpen) {
@@ -77,18 +77,18 @@ levelfield.groups = (() => {
     for (const { dataset } of urgent) if (dataset.word && dataset.word !== "no change") words.set(dataset.word, (words.get(dataset.word) || 0) + 1);
     return el("summary", {}, el("strong", {}, name), el("span", {}, t("series-count", { count: inside.length })),
       el("span", {}, best ? t("fastest", { tokens: number(speed(best), 1), name: best.querySelector("h2").textContent.replace(/\s+/g, " ") }) : t("no-figure-yet")),
-      el("span", {}, [...words].flatMap(([said, count]) => [word(said), ` ${count} `])));
+      el("span", {}, [...words].flatMap(([name, count]) => [word(name), ` ${count} `])));
   }
 
   /* Open the group of a section. */
   function open(section) {
-    const found = section.closest("details.group");
-    if (found) found.open = true;
+    const group = section.closest("details.group");
+    if (group) group.open = true;
   }
 
   function isOpen(section) {
-    const found = section.closest("details.group");
-    return !found || found.open;
+    const group = section.closest("details.group");
+    return !group || group.open;
   }
 
   return { start, open, isOpen };

@@ -47,15 +47,15 @@ const levelfield = (() => {
   }
 
   /* Return the value of a data file that was loaded. */
-  function known(name) {
+  function loaded(name) {
     return parsed.get(name);
   }
 
   /* Return the text of a key with its values filled in; the key itself where the table lacks it. */
   function t(key, values) {
-    const found = (parsed.get(`texts-${language}`) || {})[key];
-    if (found === undefined) return key;
-    return found.replace(/\{(\w+)\}/g, (whole, name) => (values && name in values ? values[name] : whole));
+    const template = (parsed.get(`texts-${language}`) || {})[key];
+    if (template === undefined) return key;
+    return template.replace(/\{(\w+)\}/g, (whole, name) => (values && name in values ? values[name] : whole));
   }
 
   /* Return an element. Attributes are names and values of our own; children are elements or texts. */
@@ -75,9 +75,9 @@ const levelfield = (() => {
   /* Return a text of a run, marked as English where the page is in another language. */
   function foreign(value, longest = Infinity) {
     const digest = /^(sha256:)?[0-9a-f]{40,64}$/.test(value); // its beginning tells it from others
-    const kept = digest ? (value.startsWith("sha256:") ? 19 : 12) : longest, size = String(value ?? "").length;
-    return el("span", { lang: language === "en" ? null : "en", class: size > SHORT ? "foreign" : "foreign whole", title: size > kept ? value : null },
-      size > kept ? `${value.slice(0, kept)}…` : value);
+    const most = digest ? (value.startsWith("sha256:") ? 19 : 12) : longest, size = String(value ?? "").length;
+    return el("span", { lang: language === "en" ? null : "en", class: size > SHORT ? "foreign" : "foreign whole", title: size > most ? value : null },
+      size > most ? `${value.slice(0, most)}…` : value);
   }
 
   const formats = new Map();
@@ -138,12 +138,12 @@ const levelfield = (() => {
 
   /* Keep settings in the address: a value, several, or null for none. It is the same page, so nothing is loaded. */
   function remember(changes) {
-    const { path, settings: kept } = address();
+    const { path, settings: changed } = address();
     for (const [name, values] of Object.entries(changes)) {
-      kept.delete(name);
-      for (const value of [values ?? []].flat()) kept.append(name, value);
+      changed.delete(name);
+      for (const value of [values ?? []].flat()) changed.append(name, value);
     }
-    const text = kept.toString().replaceAll("%3A", ":");
+    const text = changed.toString().replaceAll("%3A", ":");
     history.replaceState(history.state, "", `#${path}${text ? `?${text}` : ""}`);
   }
 
@@ -169,10 +169,10 @@ const levelfield = (() => {
       area.remove();
       button.focus();
     }
-    const said = button.textContent;
+    const label = button.textContent;
     button.textContent = t(done ? "copied" : "not-copied");
     announce(button.textContent);
-    setTimeout(() => { button.textContent = said; }, 1500);
+    setTimeout(() => { button.textContent = label; }, 1500);
   }
 
   /* Tell a screen reader. */
@@ -189,7 +189,7 @@ const levelfield = (() => {
   }
   function print(isBegun, part) {
     document.documentElement.classList.toggle("paper", isBegun);
-    for (const each of printed) each[part]();
+    for (const phase of printed) phase[part]();
   }
   addEventListener("beforeprint", () => print(true, "toPaper"));
   addEventListener("afterprint", () => print(false, "toScreen"));
@@ -233,7 +233,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, parts,
+    data, load, loaded, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, parts,
     settings, remember, copy, announce, printing, ready, language,
   };
 })();

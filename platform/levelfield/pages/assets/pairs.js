@@ -2,18 +2,18 @@
 /* Pairs of builds on the page of a case: the new build against the accepted one, pair by pair, with the ruling. */
 levelfield.pairs = (() => {
   const { el, t, figure, runLink, signedPercent } = levelfield;
-  const GATED = Object.fromEntries(Object.entries(levelfield.FIGURES).filter(([, each]) => each.gated).map(([name, each]) => [name, each.gated]));
+  const GATED = Object.fromEntries(Object.entries(levelfield.FIGURES).filter(([, { gated }]) => gated).map(([name, { gated }]) => [name, gated]));
   // The gate's words that a mark gets a ring for, with the colour of the ring.
   const RINGS = { regression: "bad", "training differs": "bad", "environment step": "step", "bad night": "note", improvement: "level" };
 
   /* Append charts and a table of the pairs, in the order in which they ran, where the series has any. */
-  function add(place, slug, history, stated) {
+  function add(place, slug, history, statements) {
     if (!history.pairs.length) return;
     const charts = el("div", { class: "charts" });
     const part = el("div", { class: "pairs" }, el("h3", {}, t("pairs")), el("p", { class: "note" }, t("pairs-note")), charts);
     place.append(part);
-    const judged = Object.keys(GATED).filter((name) => stated.findings.some((finding) => finding.pairs && finding.figure === GATED[name]));
-    for (const name of judged.length ? judged : ["tokens"]) chart(charts, slug, history, stated, name);
+    const figures = Object.keys(GATED).filter((name) => statements.findings.some((finding) => finding.pairs && finding.figure === GATED[name]));
+    for (const name of figures.length ? figures : ["tokens"]) chart(charts, slug, history, statements, name);
     table(part, slug, history);
   }
 
@@ -23,20 +23,20 @@ levelfield.pairs = (() => {
   }
 
   /* Return the nights by the place of their first pair, with their number of pairs and the ruling. */
-  function nightsOf(pairs, stated, name) {
+  function nightsOf(pairs, statements, name) {
     return [...new Set(pairs.map((pair) => pair.night))].map((night) => ({
       night,
       first: pairs.findIndex((pair) => pair.night === night) + 1,
       count: pairs.filter((pair) => pair.night === night).length,
-      ruling: stated.findings.find((finding) => finding.pairs && finding.night === night && finding.figure === GATED[name]),
+      ruling: statements.findings.find((finding) => finding.pairs && finding.night === night && finding.figure === GATED[name]),
     }));
   }
 
-  function chart(place, slug, history, stated, name) {
+  function chart(place, slug, history, statements, name) {
     const { pairs, columns } = history, all = pairs.length;
-    const part = changes(history, name), nights = nightsOf(pairs, stated, name);
+    const part = changes(history, name), nights = nightsOf(pairs, statements, name);
     const proven = nights.filter(({ ruling }) => ruling && ruling.change !== null && ruling.low !== null).map(({ first, count, ruling }) => ({ ...ruling, from: first - 0.4, to: first + count - 0.6 }));
-    const ruled = (pair) => (nights.find((each) => each.night === pair.night).ruling || {}).word;
+    const ruled = (pair) => (nights.find((night) => night.night === pair.night).ruling || {}).word;
     const title = t("pairs-of", { name: t(`figure.${name}`) });
     const yes = pairs.map(() => true);
     levelfield.charts.add(place, {

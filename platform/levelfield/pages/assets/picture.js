@@ -12,7 +12,7 @@ levelfield.picture = (() => {
   /* What charts.js calls of a canvas, as elements of SVG. */
   class SvgContext {
     constructor(place) {
-      Object.assign(this, { place, kept: [], path: "", dash: [], strokeStyle: "", fillStyle: "", lineWidth: 1, font: "", textAlign: "left" });
+      Object.assign(this, { place, stack: [], path: "", dash: [], strokeStyle: "", fillStyle: "", lineWidth: 1, font: "", textAlign: "left" });
     }
     beginPath() { this.path = ""; }
     moveTo(x, y) { this.path += `M${rounded(x)} ${rounded(y)}`; }
@@ -21,8 +21,8 @@ levelfield.picture = (() => {
     rect(x, y, width, height) { this.path += `M${rounded(x)} ${rounded(y)}h${rounded(width)}v${rounded(height)}h${rounded(-width)}Z`; }
     arc(x, y, r) { this.path += `M${rounded(x - r)} ${rounded(y)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`; }
     setLineDash(dash) { this.dash = dash; }
-    save() { this.kept.push([this.place, this.dash, this.textAlign]); }
-    restore() { [this.place, this.dash, this.textAlign] = this.kept.pop(); }
+    save() { this.stack.push([this.place, this.dash, this.textAlign]); }
+    restore() { [this.place, this.dash, this.textAlign] = this.stack.pop(); }
     put(tag, attributes, ...children) { this.place.append(svg(tag, attributes, ...children)); }
     stroke() { this.put("path", { d: this.path, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth, "stroke-dasharray": this.dash.join(" ") || "none" }); }
     fill() { this.put("path", { d: this.path, fill: this.fillStyle }); }

@@ -24,50 +24,50 @@
   async function show(place, slug, run) {
     const history = await load(`history-${slug}`), index = history.columns.run.indexOf(run);
     if (index < 0) throw new levelfield.Missing(run);
-    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`), found = runOf(history, index, file);
-    const shared = file.shared[found.shared];
-    const fact = (name) => (Object.hasOwn(found, name) ? found[name] : Object.hasOwn(shared, name) ? shared[name] : null);
+    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`), record = runOf(history, index, file);
+    const shared = file.shared[record.shared];
+    const fact = (name) => (Object.hasOwn(record, name) ? record[name] : Object.hasOwn(shared, name) ? shared[name] : null);
     document.title = `${levelfield.shown(run)} · Levelfield`;
     place.replaceChildren();
-    heading(place, slug, history, index, found, fact);
-    figures(place, history, index, found, fact);
-    curves(place, file, found, fact);
-    levelfield.step.show(place, file, found);
-    training(place, fact("alignment"), fact("certificate"), found);
-    telemetry(place, file, found, fact, file.is_host_share);
-    setup(place, file, found, fact);
+    heading(place, slug, history, index, record, fact);
+    figures(place, history, index, record, fact);
+    curves(place, file, record, fact);
+    levelfield.step.show(place, file, record);
+    training(place, fact("alignment"), fact("certificate"), record);
+    telemetry(place, file, record, fact, file.is_host_share);
+    setup(place, file, record, fact);
     surroundings(place, history, index, fact);
     remarks(place, fact);
-    repeat(place, file.command, found, history.kept.subjects[history.columns.subject[index]]);
+    repeat(place, file.command, record, history.kept.subjects[history.columns.subject[index]]);
   }
 
   /* Return a run with all that the history and the month's file have of it. Steps and losses are in millionths. */
   function runOf({ columns, kept }, index, file) {
-    const found = file.runs.find((each) => each.run === columns.run[index]);
-    if (!found) throw new levelfield.Missing(columns.run[index]);
+    const record = file.runs.find((candidate) => candidate.run === columns.run[index]);
+    if (!record) throw new levelfield.Missing(columns.run[index]);
     const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
     return {
-      ...found,
+      ...record,
       ...Object.fromEntries(NAMES.map((name) => [name, columns[name][index]])),
       node: kept.nodes[columns.node[index]],
       word: kept.words[columns.word[index]],
       verdict: kept.verdicts[columns.verdict[index]],
       purpose: kept.purposes[columns.purpose[index]],
       counts: Boolean(columns.counts[index]),
-      steps: whole(found.steps),
-      losses: whole(found.losses),
+      steps: whole(record.steps),
+      losses: whole(record.losses),
     };
   }
 
-  function heading(place, slug, history, index, found, fact) {
-    place.append(el("h1", { class: "id" }, foreign(found.run)));
+  function heading(place, slug, history, index, record, fact) {
+    place.append(el("h1", { class: "id" }, foreign(record.run)));
     const link = el("a", { href: `${history.case_file ? `case-${history.case_file}` : "index"}.html#${slug}` }, history.label);
     place.append(el("p", { class: "lead" }, link));
-    place.append(el("p", {}, word(found.word), " ", el("span", { class: `evidence ${found.evidence}` }, t(`evidence.${found.evidence}`)),
-      el("span", { class: "evidence" }, `${t("training")}: `, foreign(found.verdict))));
-    const reasons = [found.failure, found.reason, found.evidence_reason, ...(fact("reasons") || []), fact("evidence_line")].filter(Boolean);
+    place.append(el("p", {}, word(record.word), " ", el("span", { class: `evidence ${record.evidence}` }, t(`evidence.${record.evidence}`)),
+      el("span", { class: "evidence" }, `${t("training")}: `, foreign(record.verdict))));
+    const reasons = [record.failure, record.reason, record.evidence_reason, ...(fact("reasons") || []), fact("evidence_line")].filter(Boolean);
     if (reasons.length) place.append(el("ul", { class: "reasons" }, [...new Set(reasons)].map((reason) => el("li", {}, foreign(reason)))));
-    if (!found.counts) place.append(el("p", { class: "caution" }, t("does-not-count")));
+    if (!record.counts) place.append(el("p", { class: "caution" }, t("does-not-count")));
     const { run, time } = history.columns;
     const steps = [index > 0 ? el("a", { rel: "prev", href: runHash(slug, run[index - 1]) }, `← ${when(time[index - 1])}`) : null,
       el("span", {}, `${when(time[index])} UTC, ${t("run-of", { place: index + 1, count: run.length })}`),
@@ -84,11 +84,11 @@
   }
 
   /* The figures with what was expected: the estimate of memory, the reference's loss, the median of the series. */
-  function figures(place, history, index, found, fact) {
+  function figures(place, history, index, record, fact) {
     const part = section(place, "figures");
     const earlier = NAMES.map((name) => median(history.columns[name].filter((v, i) => i < index && v !== null && history.columns.counts[i] && history.columns.trend[i]).slice(-30)));
-    const rows = NAMES.map((name, i) => row(levelfield.figureName(name), figure(name, found[name]), found[name], figure(name, earlier[i]), earlier[i]));
-    const measured = found.memory, expected = fact("expected_bytes");
+    const rows = NAMES.map((name, i) => row(levelfield.figureName(name), figure(name, record[name]), record[name], figure(name, earlier[i]), earlier[i]));
+    const measured = record.memory, expected = fact("expected_bytes");
     if (expected) rows.push(row(`${t("memory-estimate")} (${t("unit.memory")})`, figure("memory", measured), measured, figure("memory", expected), expected));
     const columns = [t("figure"), { name: t("measured"), number: true }, { name: t("expected"), number: true }, { name: t("measured-over-expected"), number: true }];
     levelfield.tables.add(part, t("measured-beside-expected"), columns, rows);
@@ -117,55 +117,55 @@
     return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
   }
 
-  function curves(place, file, found, fact) {
+  function curves(place, file, record, fact) {
     const part = section(place, "curves");
-    const [from, to] = found.window;
-    if (!found.losses.length && !found.steps.length) {
+    const [from, to] = record.window;
+    if (!record.losses.length && !record.steps.length) {
       part.append(el("p", { class: "empty" }, t("no-steps")));
       return;
     }
     const charts = el("div", { class: "charts wide" });
     part.append(el("p", { class: "note" }, t("window-shaded", { from, to })), charts);
     const spans = [{ from: from - 0.5, to: to + 0.5 }];
-    const common = { spans, axis: "steps", whose: `${file.label}, ${found.run}` };
-    if (found.losses.length) lossChart(charts, file, found, common);
-    if (found.steps.length) stepChart(charts, found, common);
+    const common = { spans, axis: "steps", whose: `${file.label}, ${record.run}` };
+    if (record.losses.length) lossChart(charts, file, record, common);
+    if (record.steps.length) stepChart(charts, record, common);
     if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));
     const [middle, high] = [fact("median"), fact("p90")];
     if (middle !== null) part.append(el("p", {}, t("step-summary", { median: number(middle * 1000, 1), p90: number(high * 1000, 1) })));
-    steps(part, file, found);
-    if (found.traces) levelfield.traces.ranks(part, file, found);
+    steps(part, file, record);
+    if (record.traces) levelfield.traces.ranks(part, file, record);
   }
 
-  function lossChart(place, file, found, common) {
+  function lossChart(place, file, record, common) {
     const reference = file.reference;
-    const count = Math.max(found.losses.length, reference ? reference.losses.length : 0);
+    const count = Math.max(record.losses.length, reference ? reference.losses.length : 0);
     const x = Array.from({ length: count }, (_, i) => i + 1);
-    const lines = [{ name: t("this-run"), values: x.map((_, i) => found.losses[i] ?? null), points: count <= 60 }];
+    const lines = [{ name: t("this-run"), values: x.map((_, i) => record.losses[i] ?? null), points: count <= 60 }];
     if (reference) lines.push({ name: t("reference"), values: x.map((_, i) => reference.losses[i] ?? null), colour: "other", dash: [6, 4] });
     levelfield.charts.add(place, {
-      ...common, name: t("figure.loss"), unit: t("unit.loss"), file: `${found.run}_loss`, x, lines,
+      ...common, name: t("figure.loss"), unit: t("unit.loss"), file: `${record.run}_loss`, x, lines,
       describe: (i) => `${t("step")} ${x[i]}: ${number(lines[0].values[i], 4)}${reference ? `, ${t("reference")} ${number(lines[1].values[i], 4)}` : ""}`,
     });
   }
 
-  function stepChart(place, found, common) {
-    const x = found.steps.map((_, i) => i + 1);
-    const values = found.steps.map((seconds) => seconds * 1000);
+  function stepChart(place, record, common) {
+    const x = record.steps.map((_, i) => i + 1);
+    const values = record.steps.map((seconds) => seconds * 1000);
     levelfield.charts.add(place, {
-      ...common, name: t("step-time"), unit: "ms", file: `${found.run}_steps`, x, fromZero: true, lines: [{ name: t("step-time"), values, points: x.length <= 60 }],
+      ...common, name: t("step-time"), unit: "ms", file: `${record.run}_steps`, x, fromZero: true, lines: [{ name: t("step-time"), values, points: x.length <= 60 }],
       describe: (i) => `${t("step")} ${x[i]}: ${number(values[i], 1)} ms`,
     });
   }
 
-  function steps(part, file, found) {
-    const count = Math.max(found.losses.length, found.steps.length);
+  function steps(part, file, record) {
+    const count = Math.max(record.losses.length, record.steps.length);
     levelfield.tables.fold(part, t("table-of-steps", { count }), () => {
-      const [from, to] = found.window;
+      const [from, to] = record.window;
       const rows = Array.from({ length: count }, (_, i) => [
         { v: i + 1, text: String(i + 1) }, i + 1 >= from && i + 1 <= to ? t("yes") : t("no"),
-        { v: found.steps[i], text: found.steps[i] === undefined ? "–" : number(found.steps[i] * 1000, 1) },
-        { v: found.losses[i], text: number(found.losses[i], 4) },
+        { v: record.steps[i], text: record.steps[i] === undefined ? "–" : number(record.steps[i] * 1000, 1) },
+        { v: record.losses[i], text: number(record.losses[i], 4) },
         { v: file.reference ? file.reference.losses[i] : null, text: number(file.reference ? file.reference.losses[i] : null, 4) },
       ]);
       const columns = [{ name: t("step"), number: true }, t("in-window"), { name: `${t("step-time")} (ms)`, number: true },
@@ -174,7 +174,7 @@
     });
   }
 
-  function training(place, alignment, certificate, found) {
+  function training(place, alignment, certificate, record) {
     const part = section(place, "training");
     if (!alignment) {
       part.append(el("p", { class: "empty" }, t("no-alignment")));
@@ -198,9 +198,9 @@
   }
 
   /* isHost: the device is the whole machine, whose counter has the memory of other programs too. */
-  function telemetry(place, file, found, fact, isHost) {
+  function telemetry(place, file, record, fact, isHost) {
     const part = section(place, "telemetry");
-    const rows = Object.entries(found.telemetry).map(([name, v]) => (/_bytes_/.test(name) ? [foreign(name.replace("_bytes_", "_gib_")), { v: v / GIB, text: number(v / GIB, 2) }] : [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]));
+    const rows = Object.entries(record.telemetry).map(([name, v]) => (/_bytes_/.test(name) ? [foreign(name.replace("_bytes_", "_gib_")), { v: v / GIB, text: number(v / GIB, 2) }] : [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]));
     const watts = value(fact("mean_watts")), others = value(fact("others"));
     if (watts !== null) rows.push([t("mean-watts", { boundary: fact("boundary") || "–" }), { v: watts, text: number(watts, 1) }]);
     for (const [name, digits] of [["node_watts", 1], ["node_joules_per_token", 4], ["other_joules_per_token", 4]]) {
@@ -217,10 +217,10 @@
     const peaks = memory.map(([name, bytes, known]) => [name, { v: bytes, text: bytes === null ? "–" : number(bytes / GIB, 2) }, foreign((known && known.reason) || "")]);
     const capacity = fact("capacity");
     if (capacity) peaks.push([t("memory.capacity"), { v: capacity, text: number(capacity / GIB, 2) }, ""]);
-    if (found.traces) levelfield.traces.overTime(part, file, found);
+    if (record.traces) levelfield.traces.overTime(part, file, record);
     levelfield.tables.add(part, t("memory-peaks"), [t("what"), { name: "GiB", number: true }, t("why-absent")], peaks);
-    if (found.traces) levelfield.traces.memory(part, file, found);
-    else if (found.steps.length) part.append(el("p", { class: "note" }, t("no-traces")));
+    if (record.traces) levelfield.traces.memory(part, file, record);
+    else if (record.steps.length) part.append(el("p", { class: "note" }, t("no-traces")));
   }
 
   function pairs(part, caption, entries) {
@@ -235,7 +235,7 @@
     return String(v);
   }
 
-  function setup(place, file, found, fact) {
+  function setup(place, file, record, fact) {
     const part = section(place, "layout");
     const { layout, in_words: words, work, corpus, version, ...rest } = file.series;
     pairs(part, t("work-and-layout"), [["layout", `${layout} (${words})`], ...Object.entries(rest), ["parameters", fact("parameters")],
@@ -274,17 +274,17 @@
   function remarks(place, fact) {
     const part = section(place, "warnings");
     const all = ["warnings", "deviations", "flags", "disturbance", "allowed"].flatMap((name) => fact(name) || []);
-    if (all.length) part.append(el("ul", {}, all.map((each) => el("li", {}, foreign(each)))));
+    if (all.length) part.append(el("ul", {}, all.map((remark) => el("li", {}, foreign(remark)))));
     else part.append(el("p", { class: "empty" }, t("no-warnings")));
   }
 
-  function repeat(place, command, found, subject) {
+  function repeat(place, command, record, subject) {
     const part = section(place, "repeat");
     const button = el("button", { type: "button", class: "copy" }, t("copy"));
     button.addEventListener("click", () => levelfield.copy(command, button));
     part.append(el("pre", { id: "command", tabindex: "0" }, el("code", {}, command)), button);
     part.append(el("p", { class: "note" }, t("repeat-means", { commit: subject.commit || t("unknown"), version: subject.framework_version })));
-    part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, found.content)));
+    part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, record.content)));
   }
 
   levelfield.ready(start);

@@ -125,19 +125,19 @@ levelfield.saving = (() => {
   function barsOf(table, sizes = [190, 250, 330], legend = null) {
     const ROW = 24, [NAME, BAR, BESIDE] = sizes;
     const write = (x, y, content) => svg("text", { x, y, "font-size": 12, "font-family": "system-ui, sans-serif", fill: "#1b1f24" }, content);
-    const said = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
+    const textOf = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
     const lines = [...table.tBodies[0].rows].map((row, i) => {
       const text = (x, content) => write(x, ROW * i + 16, content);
       const bar = styled(row.querySelector("svg"));
       for (const [key, value] of Object.entries({ x: NAME, y: ROW * i + 4, width: BAR, height: ROW - 8 })) bar.setAttribute(key, value);
-      return [text(0, said(row.cells[0])), bar, text(NAME + BAR + 10, [...row.querySelectorAll("td.value")].map(said).join("   "))];
+      return [text(0, textOf(row.cells[0])), bar, text(NAME + BAR + 10, [...row.querySelectorAll("td.value")].map(textOf).join("   "))];
     });
     const width = NAME + BAR + BESIDE, columns = Math.max(1, Math.floor(width / COLUMN));
     const keys = [...(legend ? legend.children : [])].map((key, i) => {
       const [x, y] = [COLUMN * (i % columns), ROW * lines.length + 12 + 18 * Math.floor(i / columns)];
       const mark = styled(key.querySelector("svg"));
       for (const [name, value] of Object.entries({ x, y, width: 12, height: 12 })) mark.setAttribute(name, value);
-      return [mark, write(x + 18, y + 11, said(key))];
+      return [mark, write(x + 18, y + 11, textOf(key))];
     });
     const box = [width, ROW * lines.length + (keys.length ? 18 + 18 * Math.ceil(keys.length / columns) : 0)];
     return svg("svg", { width: box[0], height: box[1], viewBox: `0 0 ${box.join(" ")}` }, ...lines.flat(), ...keys.flat());

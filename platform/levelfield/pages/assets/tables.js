@@ -56,27 +56,19 @@ levelfield.tables = (() => {
     return rows.map((row) => [...row.cells].map(value));
   }
 
-  function asText(table) {
-    return rowsOf(table, false).map((row) => row.map(inert).join("\t")).join("\n") + "\n";
-  }
-
   function tools(table) {
     const all = table.tBodies[0].rows.length;
     const button = el("button", { type: "button", class: "copy" }, t("copy-table"));
-    button.addEventListener("click", () => levelfield.copy(asText(table), button));
+    button.addEventListener("click", () => levelfield.copy(rowsOf(table, false).map((row) => `${row.map(inert).join("\t")}\n`).join(""), button));
     if (all < FILTERED) return el("div", { class: "tools" }, button);
     const count = el("span", { class: "count" });
-    const input = el("input", { type: "search", "aria-label": `${t("filter")}: ${nameOf(table)}`, placeholder: t("filter") });
+    const input = el("input", { type: "search", "aria-label": `${t("filter")}: ${table.caption?.textContent ?? ""}`, placeholder: t("filter") });
     input.addEventListener("input", () => {
       const left = filter(table, input.value);
       count.textContent = input.value ? t("rows-of", { count: left, all }) : "";
       levelfield.announce(count.textContent);
     });
     return el("div", { class: "tools" }, input, count, button);
-  }
-
-  function nameOf(table) {
-    return table.caption ? table.caption.textContent : "";
   }
 
   /* Give a table its buttons. It stays readable without them. */
@@ -173,9 +165,9 @@ levelfield.tables = (() => {
     for (const row of part.rows) {
       let column = 0;
       for (const cell of [...row.cells]) {
-        const kept = columns.filter((each) => each >= column && each < column + cell.colSpan).length;
+        const left = columns.filter((place) => place >= column && place < column + cell.colSpan).length;
         column += cell.colSpan;
-        if (kept) cell.colSpan = kept;
+        if (left) cell.colSpan = left;
         else cell.remove();
       }
     }

@@ -19,29 +19,29 @@ levelfield.traces = (() => {
   }
 
   /* What a saved chart says about its run. */
-  function own(file, found, figure) {
-    return { file: `${found.run}_${figure}`, whose: `${file.label}, ${found.run}` };
+  function saving(file, record, figure) {
+    return { file: `${record.run}_${figure}`, whose: `${file.label}, ${record.run}` };
   }
 
   /* The step times of the ranks that were kept, and in a table how much each needed in the window. */
-  function ranks(place, file, found) {
-    const { traces, window } = found;
-    const kept = traces.rank_traces || [];
-    if (kept.length < 2) return;
-    const count = Math.max(...kept.map((rank) => rank.step_microseconds.length));
+  function ranks(place, file, record) {
+    const { traces, window } = record;
+    const traced = traces.rank_traces || [];
+    if (traced.length < 2) return;
+    const count = Math.max(...traced.map((rank) => rank.step_microseconds.length));
     if (!count) return;
     const x = Array.from({ length: count }, (_, i) => i + 1);
     const [from, to] = window;
-    place.append(el("h3", {}, t("ranks")), el("p", { class: "note" }, t("ranks-kept", { kept: kept.length, count: traces.ranks })));
+    place.append(el("h3", {}, t("ranks")), el("p", { class: "note" }, t("ranks-kept", { kept: traced.length, count: traces.ranks })));
     const charts = el("div", { class: "charts wide" });
     place.append(charts);
-    const lines = kept.map((rank, i) => ({ name: t("rank", { rank: rank.rank }), values: x.map((_, k) => (k in rank.step_microseconds ? rank.step_microseconds[k] / 1000 : null)), ...looks(i) }));
+    const lines = traced.map((rank, i) => ({ name: t("rank", { rank: rank.rank }), values: x.map((_, k) => (k in rank.step_microseconds ? rank.step_microseconds[k] / 1000 : null)), ...looks(i) }));
     levelfield.charts.add(charts, {
-      ...own(file, found, "steps-by-rank"), axis: "steps", name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
+      ...saving(file, record, "steps-by-rank"), axis: "steps", name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
     });
-    const sums = kept.map((rank) => rank.step_microseconds.slice(from - 1, to).reduce((sum, value) => sum + value, 0) / 1e6);
+    const sums = traced.map((rank) => rank.step_microseconds.slice(from - 1, to).reduce((sum, value) => sum + value, 0) / 1e6);
     const least = Math.min(...sums);
-    const rows = kept.map((rank, i) => {
+    const rows = traced.map((rank, i) => {
       const inside = rank.step_microseconds.slice(from - 1, to);
       const [middle, most] = [inside.length ? mean(inside) / 1000 : null, inside.length ? Math.max(...inside) / 1000 : null];
       const more = least > 0 ? (sums[i] / least - 1) * 100 : null;
@@ -52,8 +52,8 @@ levelfield.traces = (() => {
   }
 
   /* Step times and every quantity, each a chart over the seconds since step 1 began. */
-  function overTime(place, file, found) {
-    const { traces, steps, window } = found;
+  function overTime(place, file, record) {
+    const { traces, steps, window } = record;
     const devices = traces.device_traces || [];
     if (!devices.length || !(traces.parts > 0) || !(traces.seconds > 0)) return;
     const ends = ending(steps);
@@ -64,12 +64,12 @@ levelfield.traces = (() => {
     const charts = el("div", { class: "charts" });
     place.append(charts);
     if (ends.length) {
-      levelfield.charts.add(charts, { ...common, ...own(file, found, "step-times"), name: t("step-time"), unit: "ms", x: ends, rest: t("chart-rest-steps", { count: ends.length }), lines: [{ name: t("step-time"), values: steps.map((s) => s * 1000) }],
+      levelfield.charts.add(charts, { ...common, ...saving(file, record, "step-times"), name: t("step-time"), unit: "ms", x: ends, rest: t("chart-rest-steps", { count: ends.length }), lines: [{ name: t("step-time"), values: steps.map((s) => s * 1000) }],
         describe: (i) => `${number(ends[i], 1)} s, ${t("step")} ${i + 1}: ${number(steps[i] * 1000, 1)} ms` });
     }
     const x = Array.from({ length: traces.parts }, (_, i) => (i + 0.5) * traces.seconds / traces.parts);
     const quantities = Object.keys(QUANTITIES).filter((name) => devices.some((device) => device.values[name]));
-    for (const name of quantities) quantity(charts, { ...common, ...own(file, found, name.replace(/_(watts|mebibytes|celsius)$/, "")) }, name, devices, x);
+    for (const name of quantities) quantity(charts, { ...common, ...saving(file, record, name.replace(/_(watts|mebibytes|celsius)$/, "")) }, name, devices, x);
     table(place, quantities, devices);
   }
 
@@ -102,14 +102,14 @@ levelfield.traces = (() => {
     levelfield.tables.add(place, t("readings-by-device"), columns, rows);
   }
 
-  function memory(place, file, found) {
-    const { traces } = found;
+  function memory(place, file, record) {
+    const { traces } = record;
     const peaks = traces.rank_peaks || [];
     if (!peaks.length) return;
     const kinds = ["process", "allocated", "reserved"].filter((kind) => peaks.some((rank) => Number.isFinite(rank[kind])));
     const rows = peaks.map((rank) => [{ v: rank.rank, text: String(rank.rank) }, ...kinds.map((kind) => ({ v: rank[kind] ?? null, text: number(Number.isFinite(rank[kind]) ? rank[kind] / 1024 : null, 2) }))]);
     place.append(el("h3", {}, t("memory-by-rank")));
-    if (peaks.length > 1) memoryChart(place, own(file, found, "memory-by-rank"), peaks, kinds);
+    if (peaks.length > 1) memoryChart(place, saving(file, record, "memory-by-rank"), peaks, kinds);
     const columns = [{ name: t("rank-number"), number: true }, ...kinds.map((kind) => ({ name: `${t(`memory.${kind}`)} (GiB)`, number: true }))];
     levelfield.tables.add(place, t("memory-of-ranks", { kept: peaks.length, count: traces.ranks }), columns, rows);
   }
