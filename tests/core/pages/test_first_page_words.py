@@ -84,10 +84,7 @@ def test_what_stands_against_the_first_says_so_and_what_is_of_a_side_does_not(tm
 
 def test_runs_whose_step_times_drift_are_counted(tmp_path: Path) -> None:
     """By hand: one of torch's three drifts; one of jax's was not checked; the other two are steady: 4 of 5."""
-    sides = (
-        *with_steps(torch(1000, 1010, 990), [], [TREND], []),
-        *with_steps(jax(400, 404, 396), [], None, []),
-    )
+    sides = (*with_steps(torch(1000, 1010, 990), [], [TREND], []), *with_steps(jax(400, 404, 396), [], None, []))
     page = pages(tmp_path / "some", *sides)["index.html"]
     assert "steady 4 of 5 runs repeats" in page and "Steady counts runs" in page
     (row,) = re.findall(r"checks (?:hold|missing)[^.]*?steady (\d of \d) runs", page)

@@ -35,10 +35,7 @@ from levelfield.specs.tuning import Tuning
 from seeded_nights import SeededNights
 
 MFU, ENERGY = metrics()[1:]
-QUIET = {
-    "other_use": other_use(0.1, 64),
-    "certificate": {"holds": True},
-}
+QUIET = {"other_use": other_use(0.1, 64), "certificate": {"holds": True}}
 
 
 def three(rate: float, first: int, spread: float = 0.002, **changes: Any) -> list[RunRecord]:
@@ -110,12 +107,7 @@ def test_a_difference_within_noise_makes_nobody_the_best() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"evidence": "tampered"},
-        {"evidence": "unsealed"},
-        {"word": "oom", "failure": "oom"},
-        {"verdict": "different"},
-    ],
+    [{"evidence": "tampered"}, {"evidence": "unsealed"}, {"word": "oom", "failure": "oom"}, {"verdict": "different"}],
     ids=str,
 )
 def test_a_run_that_does_not_count_has_no_bar_and_is_named(change: dict[str, Any]) -> None:

@@ -213,10 +213,7 @@ def test_pairs_are_the_runs_of_both_builds_by_night() -> None:
     """A run without its counterpart is no pair, and no pair has runs of two nights."""
     (calm,) = GivenRuns(SeededNights(series=1, nights=1, faults=False).records()).points().values()
     ran = [("1", "b"), ("1", "a"), ("1", "a"), ("1", "b"), ("1", "a"), ("2", "b"), ("2", "a"), ("2", "b")]
-    points = [
-        *calm,
-        *(calm[0].model_copy(update={"night": night, "purpose": f"confirm-{arm}"}) for night, arm in ran),
-    ]
+    points = [*calm, *(calm[0].model_copy(update={"night": night, "purpose": f"confirm-{arm}"}) for night, arm in ran)]
     assert pairs(points) == [
         {"night": "1", "a": 2, "b": 1},
         {"night": "1", "a": 3, "b": 4},

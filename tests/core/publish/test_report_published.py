@@ -20,12 +20,7 @@ from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
-from levelfield.publish.foreign_columns import (
-    FLAGPERF_LLAMA,
-    FORMATS,
-    as_report,
-    interval_table,
-)
+from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, as_report, interval_table
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
 from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
