@@ -39,7 +39,6 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.specs.figures import FigureSet
     from levelfield.specs.reference import Reference
-    from levelfield.specs.reported import ReportedSet
     from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
@@ -209,23 +208,17 @@ class Registry:
     def reference(self, name: str) -> Reference:
         from levelfield.specs.reference import Reference
 
-        return self._document(Reference, "reference", name, self.references)
+        return self.document(Reference, "reference", name, self.references)
 
     def figures(self, name: str) -> FigureSet:
         """Return a set of published figures."""
         from levelfield.specs.figures import FigureSet
 
-        return self._document(FigureSet, "published set", name, self.published)
-
-    def reported_set(self, name: str) -> ReportedSet:
-        """Return a set of runs that others logged."""
-        from levelfield.specs.reported import ReportedSet
-
-        return self._document(ReportedSet, "reported set", name, self.reported)
+        return self.document(FigureSet, "published set", name, self.published)
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
-        found = self._document(ImplementationFile, "framework", name, self.frameworks, "framework")
+        found = self.document(ImplementationFile, "framework", name, self.frameworks, "framework")
         path = self.frameworks[name]
         return chosen(found, version, path, self.frameworks), path.parent
 
@@ -248,7 +241,7 @@ class Registry:
         """Return the planner's constants of a framework; None without a document of them."""
         if framework not in self.constants_files:
             return None
-        return self._document(Constants, "planner's constants", framework, self.constants_files, "framework")
+        return self.document(Constants, "planner's constants", framework, self.constants_files, "framework")
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:
@@ -263,7 +256,7 @@ class Registry:
 
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
-        found = self._document(VendorFile, "vendor", name, self.vendors)
+        found = self.document(VendorFile, "vendor", name, self.vendors)
         return self.overlay.applied(found) if self.overlay else found
 
     def vendor(self, name: str) -> Vendor:
@@ -288,7 +281,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise DocumentError(f"{path}: Adapter(spec) raised {type(error).__name__}: {error}") from None
 
-    def _document(self, cls: type[D], kind: str, name: str, known: dict[str, Path], key: str = "name") -> D:
+    def document(self, cls: type[D], kind: str, name: str, known: dict[str, Path], key: str = "name") -> D:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
         path = self._path(kind, name, known)
         found = self.files.document(cls, path)

@@ -31,7 +31,7 @@ from levelfield.pages.series_history import (
     summary_of,
 )
 from levelfield.pages.site_files import PagesWriter, data_script
-from levelfield.publish.published_rows import FigureRow, published, reported
+from levelfield.publish.published_rows import FigureRow, published, reported, reported_sets
 from levelfield.report.costs import described
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
@@ -228,7 +228,7 @@ def _beside_rows(
 ) -> Iterator[tuple[FigureRow, str | None]]:
     """Yield for each case that has rows of others: our full-scale results first, with the names of their files."""
     cases = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
-    cases |= {row.case for name in registry.reported for row in registry.reported_set(name).rows}
+    cases |= {row.case for runs in reported_sets(registry) for row in runs.rows}
     for case in (case for case in registry.all_cases if case in cases):
         for runs in content.series.values():
             latest = summaries[runs.digest].latest

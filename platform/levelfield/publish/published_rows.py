@@ -138,10 +138,15 @@ def published(case: str, registry: Registry) -> list[FigureRow]:
     return [_published(figures, row, work, chips[row.setting.chip]) for figures, row in rows]
 
 
+def reported_sets(registry: Registry) -> list[ReportedSet]:
+    """Return the sets of runs that others logged, by their names."""
+    names = sorted(registry.reported)
+    return [registry.document(ReportedSet, "reported set", name, registry.reported) for name in names]
+
+
 def reported(case: str, registry: Registry) -> list[FigureRow]:
     """Return the reported runs that their readers take for this case, with what they did otherwise."""
-    sets = [registry.reported_set(name) for name in sorted(registry.reported)]
-    rows = [(runs, row) for runs in sets for row in runs.rows if row.case == case]
+    rows = [(runs, row) for runs in reported_sets(registry) for row in runs.rows if row.case == case]
     work = registry.case(case).work("full") if rows else None
     return [_reported(runs, row, work, _chip(row.chip, registry)) for runs, row in rows if work]
 

@@ -109,7 +109,8 @@ for words in ((), *map(str.split, sys.argv[1:])):
         sys.exit(f"{words}: {found}")
 with contextlib.redirect_stdout(io.StringIO()):
     main(["show"])
-if found := [name for name in sys.modules if name.startswith("levelfield.run.launchers.")]:
+of_runs = {f"levelfield.{name}" for name in ("specs.plan", "specs.record", "specs.result", "catalog.lookup")}
+if found := [name for name in sys.modules if name.startswith("levelfield.run.launchers.") or name in of_runs]:
     sys.exit(f"help and show import {found}")
 """
 
