@@ -263,7 +263,7 @@ def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:
 def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_acme(tmp_path)
     monkeypatch.setattr(
-        plan_checks, "_why_not", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
+        plan_checks, "_refusal", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
     )
     said = found(tmp_path, "cases").says
     assert f"none: gpt2_small: {'precisely ' * 15}..." in said and said.count("precisely") == 15

@@ -149,8 +149,15 @@ def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):  # without a start there is no record
         record = Texts(*_groups(start))
-        for other in others:
-            _look_for(other, text, start.end(), end, record)
+        for other in others:  # adds its groups where it matches once in the record, else the reason
+            matches = every_match(other, text, start.end(), end)
+            if len(matches) == 1:
+                groups, absent = _groups(matches[0])
+                record.values.update(groups)
+                record.problems.update(absent)
+            else:
+                reason = "says it more than once" if matches else "does not say, or not in this form"
+                record.problems.update(dict.fromkeys(re.compile(other).groupindex, f"the record {reason}"))
         yield record
 
 
@@ -158,18 +165,6 @@ def _groups(match: Any) -> tuple[dict[str, str], dict[str, str]]:
     groups = match.groupdict()
     absent = {name: "the record does not say" for name, text in groups.items() if text is None}
     return {name: text.strip() for name, text in groups.items() if text is not None}, absent
-
-
-def _look_for(pattern: str, text: str, start: int, end: int, record: Texts) -> None:
-    """Add the pattern's groups to the record when the pattern matches once in it; otherwise add the reason."""
-    matches = every_match(pattern, text, start, end)
-    if len(matches) == 1:
-        groups, absent = _groups(matches[0])
-        record.values.update(groups)
-        record.problems.update(absent)
-        return
-    reason = "the record says it more than once" if matches else "the record does not say, or not in this form"
-    record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, reason))
 
 
 @dataclass(frozen=True)
@@ -254,21 +249,12 @@ def parse(tool: Tool, output: str) -> Parsed:
         twice = {word for word, count in counts.items() if word and count > 1}
         damage += [f"{TWICE} {key} '{word}'" for word in sorted(twice)]
         records = [record for record in records if record.word(key) not in twice]
-    problem = None if records else _why_no_record(tool, damage)
-    return Parsed({record.index: record for record in records}, tuple(damage), problem=problem, tool=tool.command[0])
-
-
-def _why_no_record(tool: Tool, damage: Sequence[str]) -> str | None:
-    """Return why an output shows no device. None for an empty list of records, which says that there is none.
-
-    JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
-    """
-    if damage:
-        return _unreadable(tool, damage[0])
+    # JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
     has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
-    if has_frame:
-        return None
-    return _unreadable(tool, "found no record")
+    problem = None
+    if not records and (damage or not has_frame):
+        problem = _unreadable(tool, damage[0] if damage else "found no record")
+    return Parsed({record.index: record for record in records}, tuple(damage), problem=problem, tool=tool.command[0])
 
 
 def _unreadable(tool: Tool, reason: str) -> str:

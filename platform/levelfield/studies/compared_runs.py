@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
@@ -279,17 +279,6 @@ def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
                 first = record
 
 
-def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -> Iterator[RunRecord]:
-    """Yield records up to one that is the last, and those that began in the same second: their order is not known."""
-    ended: str | None = None
-    for record in records:
-        if ended is not None and record.began != ended:
-            return
-        yield record
-        if is_last(record):
-            ended = record.began
-
-
 def _runs_of_name(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
     if _is_pattern(name):
         if keys := source.matching(name):
@@ -306,14 +295,18 @@ def _is_pattern(name: str) -> bool:
 
 
 def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
-    """Yield the runs of the record's series, the newest first, until the first repeat of its command."""
-    begin = began(record)
+    """Yield the runs of the record's series, the newest first, until the first repeat of its command.
 
-    def is_first(repeat: RunRecord) -> bool:
-        other = began(repeat)
-        return repeat.result.repeat == 1 and (begin is None or other is None or other <= begin)
-
-    return _until(source.newest(record.series), is_first)
+    Also those that began in the same second: their order is not known.
+    """
+    begin, ended = began(record), None
+    for run in source.newest(record.series):
+        if ended is not None and run.began != ended:
+            return
+        yield run
+        other = began(run)
+        if run.result.repeat == 1 and (begin is None or other is None or other <= begin):
+            ended = run.began
 
 
 def _series_of_label(series: Iterable[Series], label: str) -> Series:

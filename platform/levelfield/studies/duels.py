@@ -156,18 +156,14 @@ def _advice(outcome: DuelOutcome) -> Iterator[str]:
     if unsteady := _unsteady(runs):
         yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
     n = outcome.ruling.pairs
-    needed = n + (outcome.ruling.more or 0)
     if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
-        yield _needed(needed, outcome.pair_seconds)
+        needed = n + (outcome.ruling.more or 0)
+        lasting = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
+        if needed > MOST_REPEATS:
+            yield f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might"
+        else:
+            yield f"about {needed} pairs ({lasting}) would decide: the same command with --repeat {needed}"
     yield "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
-
-
-def _needed(pairs: int, pair_seconds: float) -> str:
-    """Return how many pairs would decide, and how long they take."""
-    if pairs > MOST_REPEATS:
-        return f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might"
-    lasting = f"{2 * pairs} runs, about {duration(pairs * pair_seconds)}"
-    return f"about {pairs} pairs ({lasting}) would decide: the same command with --repeat {pairs}"
 
 
 def _unsteady(runs: Sequence[RunRecord]) -> int:

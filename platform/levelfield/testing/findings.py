@@ -78,8 +78,8 @@ def run_check(check: str, run: Callable[[], str]) -> CheckFinding:
     """Return the finding of one check. Code under test that raises fails the check and does not end the suite."""
     try:
         return CheckFinding(check, "ok", run())
-    except NotOk as known:
-        return CheckFinding(check, known.status, known.says, known.do)
+    except NotOk as error:
+        return CheckFinding(check, error.status, error.says, error.do)
     except UsageError as error:
         return CheckFinding(check, "fails", str(error), "correct the named key or file")
     except Exception as error:  # code under test may raise anything

@@ -94,11 +94,8 @@ class LauncherSubject:
 
     def run(self, fault: str, interrupted_at: int | None = None) -> LaunchedRun:
         """Run once for each fault. interrupted_at: the step after which the user interrupts."""
-        if fault not in self.shared:
-            self.shared[fault] = self._run(fault, interrupted_at)
-        return self.shared[fault]
-
-    def _run(self, fault: str, interrupted_at: int | None) -> LaunchedRun:
+        if fault in self.shared:
+            return self.shared[fault]
         mark = uuid.uuid4().hex
         plan = self.plan(fault, mark)
         plan = plan.model_copy(update={"run_id": new_run_id("drill", "drill", f"{plan.hardware.vendor}-{fault}")})
@@ -113,13 +110,11 @@ class LauncherSubject:
         result = runner.run(plan, self._vendor, self.runs, listener, "conformance")
         paths = RunPaths(self.runs / plan.run_id)
         outcome = json.loads(paths.outcome.read_text(encoding="utf-8"))
-        return LaunchedRun(result, paths, outcome, tuple(self._left(mark)))
-
-    def _left(self, mark: str) -> Sequence[str]:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := self.left(mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return left
+        self.shared[fault] = LaunchedRun(result, paths, outcome, tuple(left))
+        return self.shared[fault]
 
 
 def processes_here(mark: str) -> Sequence[str]:
@@ -160,8 +155,8 @@ class LauncherConformance:
     def test_launcher(self, launcher_check: str) -> None:
         try:
             LAUNCHER_CHECKS[launcher_check](self._subject())
-        except NotOk as found:
-            raise AssertionError(f"{launcher_check}: {found.says}. {found.do}") from None
+        except NotOk as fault:
+            raise AssertionError(f"{launcher_check}: {fault.says}. {fault.do}") from None
 
     @classmethod
     def _subject(cls) -> LauncherSubject:

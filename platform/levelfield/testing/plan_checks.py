@@ -185,7 +185,7 @@ def cases(subject: VendorSubject) -> str:
     if not frameworks or not subject.spec.chips:
         raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
     names, chip = sorted(subject.registry.cases), subject.spec.chips[0]
-    without = {name: reason for name in names if (reason := _why_not(subject, name, frameworks, chip))}
+    without = {name: reason for name in names if (reason := _refusal(subject, name, frameworks, chip))}
     if len(without) == len(names):
         name, reason = next(iter(without.items()))
         raise Fails(
@@ -196,7 +196,7 @@ def cases(subject: VendorSubject) -> str:
     return f"{summary}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
 
 
-def _why_not(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
+def _refusal(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
     """Return why no framework has a plan for the case, by the first one; None where one has."""
     reasons = []
     for framework in frameworks:

@@ -60,24 +60,9 @@ class Rehearsal:
 
 def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     """Run once for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
-    run = subject.shared.get(f"run {fault}")
-    if not isinstance(run, Rehearsal):
-        run = subject.shared[f"run {fault}"] = _rehearse(subject, fault)
-    return run
-
-
-def devices_of(subject: VendorSubject) -> list[Device]:
-    """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
-    try:
-        devices = subject.devices()
-    except NotApplicable:
-        devices = list(subject.adapter().devices())
-    if not devices:
-        raise NotApplicable("found no device to run on, with or without recordings")
-    return devices[:MOST_DEVICES]
-
-
-def _rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
+    earlier = subject.shared.get(f"run {fault}")
+    if isinstance(earlier, Rehearsal):
+        return earlier
     count, folder = len(devices_of(subject)), _copy(subject)
     subject.stage.replay(subject.outputs)
     before = _files(subject, folder)
@@ -95,7 +80,20 @@ def _rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     left = [f"process {p.pid} ({p.info['name']})" for p in subject.stage.processes()]
     subject.stage.end_all()
     left += [f"file {path}" for path in sorted(_files(subject, folder) - before)]
-    return Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
+    run = Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
+    subject.shared[f"run {fault}"] = run
+    return run
+
+
+def devices_of(subject: VendorSubject) -> list[Device]:
+    """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
+    try:
+        devices = subject.devices()
+    except NotApplicable:
+        devices = list(subject.adapter().devices())
+    if not devices:
+        raise NotApplicable("found no device to run on, with or without recordings")
+    return devices[:MOST_DEVICES]
 
 
 def _copy(subject: VendorSubject) -> Path:

@@ -105,8 +105,8 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
             or routing_fault(model, offer.precision, curve, reference.curve)
             or edited(row["code"], _code(subject))
         )
-    except Fails as found:
-        failure = found.says[-200:]
+    except Fails as error:
+        failure = error.says[-200:]
     difference = None if failure else difference
     return MatrixRun(
         name=offer.variant.name,
