@@ -58,6 +58,12 @@ def interpreter_of() -> Iterator[Callable[[str], Path]]:
         yield interpreter
 
 
+@pytest.fixture(scope="module")
+def python(request: pytest.FixtureRequest, interpreter_of: Callable[[str], Path]) -> Path:
+    """The interpreter of the framework that a file is of."""
+    return interpreter_of(request.module.FRAMEWORK)
+
+
 @pytest.fixture(scope="session")
 def torch_of(tmp_path_factory) -> Callable[[dict[str, Any]], Curve]:
     """torch's curve of a job, computed once for all processes of this run of the tests."""

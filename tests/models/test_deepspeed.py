@@ -33,9 +33,7 @@ def zero(stage: int, ranks: int = 2) -> dict[str, int]:
     return {"data": ranks, "sharding_stage": stage, "sharding_degree": ranks if stage else 1}
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("deepspeed")
+FRAMEWORK = "deepspeed"
 
 
 def test_sizes_that_ranks_do_not_divide(python, torch_of):

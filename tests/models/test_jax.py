@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, script_of, train
@@ -20,9 +19,7 @@ TRAIN = script_of("jax")
 PATIENCE_SECONDS = 240  # many ranks compile on busy cores
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("jax")
+FRAMEWORK = "jax"
 
 
 # ---- layouts beside those of the matrix

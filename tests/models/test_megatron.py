@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
@@ -17,9 +16,7 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 TRAIN = script_of("megatron")
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("megatron")
+FRAMEWORK = "megatron"
 
 
 @pytest.mark.parametrize(

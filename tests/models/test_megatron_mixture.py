@@ -43,9 +43,7 @@ EXPERT = {"data": 2, "expert": 2}
 SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("megatron")
+FRAMEWORK = "megatron"
 
 
 @pytest.fixture(scope="module")

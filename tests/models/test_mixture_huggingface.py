@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ import transformers
 from huggingface_classes import NoEquivalent, hf_config, mixture_arrays, to_hf
 from layouts import MODELS
 from levelfield.specs.architecture import Model
-from levelfield.worker import Initializer
-from levelfield.worker.job import namespace
 from safetensors.numpy import save_file
+from test_torch_huggingface import build, random_arrays
 from torch.nn import functional
 
 pytestmark = pytest.mark.torch
@@ -30,27 +28,6 @@ def model_of(router: dict | None = None, experts: dict | None = None, **changes)
     content["experts"] |= {"count": 5, "ffn_hidden_size": 18, "shared": 0, "first_layer": 0, **(experts or {})}
     content["experts"]["router"] |= {"auxiliary_loss": 0.0, **(router or {})}
     return Model.model_validate(content)
-
-
-def random_arrays(model: Model) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(4)
-    job = namespace({"model": model.model_dump(), "training": {"seed": 1, "sequence_length": LENGTH}})
-    return {
-        name: generator.normal(1.0 if spec.fill == 1.0 else 0.0, 0.2, spec.shape).astype(np.float32)
-        for name, spec in Initializer(job).parameters(job.model).items()
-    }
-
-
-def build(model: Model, arrays: dict[str, np.ndarray]):
-    from model.attention import choose_attention
-    from model.decoder import Decoder, stage_of
-
-    fields = namespace(model.model_dump())
-    attend = choose_attention("sdpa", 0.0, None, model.sliding_window)
-    ours = Decoder(SimpleNamespace(**vars(fields)), LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)
-    ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    ours.prepare(torch.device("cpu"))
-    return ours
 
 
 def theirs_of(model: Model, arrays: dict[str, np.ndarray], folder: Path):

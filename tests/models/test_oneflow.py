@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, launch, planted, script_of, train
@@ -14,9 +13,7 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 TRAIN = script_of("oneflow")
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("oneflow")
+FRAMEWORK = "oneflow"
 
 
 # ---- planted faults

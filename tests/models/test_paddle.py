@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 TRAIN = script_of("paddle")
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("paddle")
+FRAMEWORK = "paddle"
 
 
 @pytest.mark.parametrize(

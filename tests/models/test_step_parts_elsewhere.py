@@ -80,9 +80,7 @@ def test_a_compiled_program_tells_the_part_of_each_operation(python: Path) -> No
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def python(interpreter_of) -> Path:
-    return interpreter_of("jax")
+FRAMEWORK = "jax"
 
 
 @pytest.fixture(scope="module")
