@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing import VendorConformance
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.subject import VendorSubject
 
@@ -38,13 +37,6 @@ def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str)
 
 def test_only_the_cpu_has_nothing_to_replay() -> None:
     assert [name for name in VENDORS if not VendorSubject(name).recordings] == ["cpu"]
-
-
-class TestAscend(VendorConformance):
-    """The class of tests, as an author uses it."""
-
-    vendor = "ascend"
-    fast = True
 
 
 def test_the_class_has_a_test_for_each_check_and_needs_no_pytest(tmp_path: Path) -> None:

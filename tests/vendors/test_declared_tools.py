@@ -119,6 +119,7 @@ def test_a_tool_that_is_here_and_shows_no_device_is_a_problem_and_an_absent_one_
         (LIST, "[]", None),
         (KEYED, "{}", None),
         (KEYED, '{"error": "no driver"}', "found no record in the mapping"),
+        (KEYED, "0", "found int at [], expected a list or a mapping"),
         (LIST, "[{]", "found no JSON as it should be"),
         (LIST, "[1, 2]", "found the index"),
         (MX, "mx-smi version 2.0\n", "found no record"),

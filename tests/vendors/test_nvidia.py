@@ -458,6 +458,7 @@ def test_a_chip_is_known_by_its_whole_name(spec: VendorFile, name: str, chip: st
         (None, [0, 1]),
         ("1,0", [1, 0]),
         ("", []),
+        ("-1", []),
         ("GPU-1", [1]),
         ("GPU-", []),
         ("MIG-1111", []),
