@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.cli.site_command import preflight_lines, size
+from levelfield.preflight.preflight_lines import preflight_lines, size
 from levelfield.specs.preflight_report import (
     CollectiveReport,
     NodeReport,

@@ -1,0 +1,90 @@
+"""The report of a preflight, in lines of at most 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from levelfield.report.escapes import one_line
+from levelfield.report.sheets import padded
+from levelfield.report.words import NONE, WIDTH, wrapped
+from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
+
+_TERA, _GIGA, _MILLI = 1e12, 1e9, 1e-3
+_PER_TABLE = 5  # nodes side by side
+_SHOWN_NODES = 20
+_SHOWN_PAIRS = 15
+
+
+def preflight_lines(report: PreflightReport) -> list[str]:
+    """Return the report in lines of at most 80 columns."""
+    kind = "short preflight" if report.short else "preflight"
+    of = f" of {len(report.nodes)} node(s)" if report.nodes else ""
+    lines = [f"{kind}{of} by {report.launcher}, {report.framework}", f"{report.word}"]
+    if report.evidence:
+        lines.append(report.evidence)
+    lines += [f"! {finding.sentence}" for finding in report.faults]
+    lines += [f"remark: {finding.sentence}" for finding in report.remarks]
+    tables = [*_rates(report.nodes), *_collectives(report), *_pairs(report.pairs)]
+    return [*(wrapped(one_line(line), 2) for line in lines), *(line[:WIDTH] for line in tables)]
+
+
+def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
+    for first in range(0, min(len(nodes), _SHOWN_NODES), _PER_TABLE):
+        columns = nodes[first : first + _PER_TABLE]
+        figures = list(dict.fromkeys(figure for node in columns for figure in node.rates))
+        yield ""
+        widths = (24, *[-11] * len(columns))
+        yield padded(("median of repeats", *(one_line(node.name)[:10] for node in columns)), widths, gap="")
+        for figure in figures:
+            yield padded((f"{figure}, TFLOP/s", *(_value(node, figure) for node in columns)), widths, gap="")
+    if len(nodes) > _SHOWN_NODES:
+        yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
+
+
+def _value(node: NodeReport, figure: str) -> str:
+    rate = node.rates.get(figure)
+    return NONE if rate is None or rate.value is None else f"{rate.value / _TERA:,.4g}"
+
+
+def _collectives(report: PreflightReport) -> Iterator[str]:
+    if report.collectives_missing:
+        yield from ("", f"collectives: not measured: {one_line(report.collectives_missing)}")
+    if not report.collectives:
+        return
+    yield ""
+    ranks = report.collectives[0].ranks
+    barrier = f", barrier {_time(report.barrier_seconds)}" if report.barrier_seconds else ""
+    yield f"collectives of {ranks} ranks by {one_line(str(report.backend))[:20]}{barrier}; GB/s"
+    widths = (16, -10, -12, -12, -10)
+    yield padded(("", "size", "time", "algorithm", "bus", "  values"), widths, gap="")
+    for row in report.collectives:
+        rates = (f"{rate / _GIGA:.4g}" for rate in (row.algorithm_bytes_per_second, row.bus_bytes_per_second))
+        right = "  right" if row.wrong is None else "  WRONG"
+        yield padded((one_line(row.operation)[:15], size(row.bytes), _time(row.seconds), *rates, right), widths, gap="")
+
+
+def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield ""
+    widths = (34, -10, -12, -10)
+    yield padded(("pairs, slowest first", "size", "one way", "GB/s", "  values"), widths, gap="")
+    ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
+    for pair in ordered[:_SHOWN_PAIRS]:
+        name, rate = one_line(" to ".join(pair.members))[:33], f"{pair.bytes_per_second / _GIGA:.4g}"
+        right = "  right" if pair.wrong is None else "  WRONG"
+        yield padded((name, size(pair.bytes), _time(pair.seconds), rate, right), widths, gap="")
+    if len(pairs) > _SHOWN_PAIRS:
+        yield f"and {len(pairs) - _SHOWN_PAIRS} more; --json has all"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / _MILLI:.3f} ms"
+
+
+def size(number: int) -> str:
+    """Return bytes with a binary prefix: 4 KiB, 1.5 MiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= scale:
+            return f"{number / scale:.4g} {unit}"
+    return f"{number} B"
