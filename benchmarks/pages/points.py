@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
+from levelfield.compare.published_rows import rate
 from levelfield.predict import layout_search, machines
-from levelfield.publish.published_rows import rate
 from levelfield.specs.constants import Constants
 from levelfield.specs.figures import PublishedRow, Setting
 from levelfield.specs.tuning import Recompute, Tuning

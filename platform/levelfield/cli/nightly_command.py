@@ -28,6 +28,8 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import GATED_BY_OPTION
 
 if TYPE_CHECKING:
+    from levelfield.nights.gate import GateReport
+    from levelfield.nights.night_session import NightSession
     from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import Side
 
@@ -200,7 +202,7 @@ def _run(options: argparse.Namespace) -> int:
         problems = list(_unwritten(page, {"markdown": options.markdown, "junit": options.junit}))
         if options.html:
             try:
-                session.write_pages(options.html, report)
+                _write_site(session, options.html, report)
             except UsageError as error:
                 problems.append(str(error))
     for problem in problems:
@@ -208,6 +210,15 @@ def _run(options: argparse.Namespace) -> int:
     if url and (reason := delivered(url, written(page, "webhook"))):
         print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
+
+
+def _write_site(session: NightSession, folder: Path, report: GateReport) -> None:
+    """Write the static site of the whole store, with the findings of this night."""
+    from levelfield.pages.page_building import build_pages
+
+    findings = [finding.model_dump(mode="json") for finding in report.findings]
+    with session.output.bytes_progress("writing pages") as progress:
+        build_pages(session.store, folder, session.registry, findings, progress)
 
 
 def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:

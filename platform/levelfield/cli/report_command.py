@@ -94,7 +94,7 @@ def _report(options: argparse.Namespace) -> int:
     Raises the error of a run that goes on or is damaged, after the report of the others. A table with hidden columns is
     for others, and is not made without such a run.
     """
-    from levelfield.publish.published_rows import beside_published
+    from levelfield.compare.published_rows import beside_published
     from levelfield.report.tables import hidden_columns, with_hidden
 
     _refuse_together(options)

@@ -130,7 +130,8 @@ def _lines(reported: ReportedSet, output: Path | None, work: Work | None) -> Ite
 
 
 def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
-    from levelfield.publish.reported_runs import NOT_PRINTED, differences
+    from levelfield.compare.published_rows import differences
+    from levelfield.publish.reported_runs import NOT_PRINTED
 
     yield (
         "log",

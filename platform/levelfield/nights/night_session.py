@@ -56,7 +56,6 @@ from levelfield.nights.nightly import (
     write_state,
 )
 from levelfield.nights.stored_nights import gate_input
-from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, build_of
@@ -198,12 +197,6 @@ class NightSession:
             return finding
         self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
         return finding.model_copy(update={"explanation": why_slower(arms, self.asked.runs)})
-
-    def write_pages(self, folder: Path, report: GateReport) -> None:
-        """Write the static site of the whole store, with the findings of this night."""
-        with self.output.bytes_progress("writing pages") as progress:
-            judged = [finding.model_dump(mode="json") for finding in report.findings]
-            build_pages(self.store, folder, self.registry, judged, progress)
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)

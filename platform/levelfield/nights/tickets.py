@@ -20,7 +20,6 @@ from levelfield.nights.bisection import BuildTrials, first_bad
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.nights.stored_nights import gate_input
 from levelfield.node.regular_files import read_regular
-from levelfield.pages.site_files import slug
 from levelfield.run.builds import build_of, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
@@ -31,6 +30,7 @@ from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import GATED
+from levelfield.specs.short_names import slug
 from levelfield.store.database import Store
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 
 from levelfield.compare.sides import disturbance
 from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped, seconds_of
-from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import StoreEvent, nights_in_order
+from levelfield.specs.short_names import slug
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
 

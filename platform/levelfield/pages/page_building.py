@@ -12,6 +12,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.compare.published_rows import FigureRow, published, reported, reported_sets
 from levelfield.compare.ranking import metrics
 from levelfield.pages.case_view import case_view, training_figures
 from levelfield.pages.content import PagesContent, gathered
@@ -31,7 +32,6 @@ from levelfield.pages.series_history import (
     summary_of,
 )
 from levelfield.pages.site_files import PagesWriter, data_script
-from levelfield.publish.published_rows import FigureRow, published, reported, reported_sets
 from levelfield.report.costs import described
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -27,9 +26,6 @@ FOLDERS = ("zh", "assets", "assets/uplot", "data")  # one that holds another sta
 
 # A page that was opened from a file may not fetch. It may load a script. So each data file calls one function with a
 # text of JSON. A text is parsed and not executed: a key such as `__proto__` stays a key.
-DIGITS = 10  # of a name's digest: 40 bits, enough for a million names
-_UNSAFE = re.compile(r"[^a-z0-9]+")
-_READABLE = 40
 # New files wait in a folder of this name until all are there; one without a process is what a killed command left.
 _STAGING = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
 _STAGED = re.compile(r"[0-9]+")
@@ -213,13 +209,6 @@ def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
             if _STAGED.fullmatch(name) or name == NAME:
                 staging.remove(name)
         root.remove_folder(staging.path.name)
-
-
-def slug(name: str) -> str:
-    """Return a name of a file: readable, the same on systems that ignore capitals, and of no foreign character."""
-    readable = _UNSAFE.sub("-", name.lower())[:_READABLE].strip("-")
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
-    return f"{readable}-{digest}" if readable else digest
 
 
 def data_script(name: str, value: Any) -> str:

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from levelfield.compare.published_rows import RATE, above_peak
 from levelfield.measure.flops import flops_per_token
-from levelfield.measure.utilisation import peak_range
 from levelfield.publish.foreign_logs import ForeignLog, LoggedStep
 from levelfield.publish.log_files import LogFile
 from levelfield.specs.base import parse
-from levelfield.specs.case import Precision, Work
+from levelfield.specs.case import Work
 from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow
 from levelfield.specs.vendor import Chip
 
-RATE: FigureName = "tokens_per_second_per_device"
 NOT_PRINTED = "the log prints none"
 APART = 0.05  # printed figures that say the same agree within their rounding; units are apart by 2 and more
 # A step's time by the clock over the printed one. Evaluations and checkpoints lie between two lines.
@@ -62,19 +61,6 @@ def reported(
         "notes": (*log.notes, *_loss_notes(log)),
     }
     return parse(ReportedRow, content, file.name)
-
-
-def differences(row: ReportedRow, work: Work) -> list[str]:
-    """Return what the log states otherwise than the case: the same model then trains other work."""
-    pairs = {
-        "global batch": (row.global_batch, work.training.global_batch),
-        "sequence length": (row.sequence_length, work.training.sequence_length),
-    }
-    differing = [
-        f"{name} {value}, the case has {case}" for name, (value, case) in pairs.items() if value not in (None, case)
-    ]
-    unprinted = [name for name, (value, _) in pairs.items() if value is None]
-    return [*differing, *([f"{' and '.join(unprinted)} not printed"] if unprinted else [])]
 
 
 def _facts(log: ForeignLog) -> dict[str, Any]:
@@ -220,21 +206,6 @@ def _case_faults(
         )
         if fault := above_peak(flops, chip, facts.get("precision")):
             yield f"found {rate:,.6g} tokens/s per device, {fault}: the time, the device count or the chip is wrong"
-
-
-def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | None:
-    """Return why a chip cannot compute so many FLOP/s; None where it can, or no peak is public.
-
-    The peak is that of the precision, else the highest of all.
-    """
-    peaks = peak_range(precision, chip.peaks) if precision else None
-    exact = peaks and (peaks.fp8 or peaks.peak)
-    highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
-    peak, kind = (exact.tflops, precision) if exact else (highest, "highest")
-    if peak is None or flops <= peak * 1e12:
-        return None
-    times = _times(flops / 1e12 / peak)
-    return f"{flops / 1e12:,.4g} TFLOP/s of a device, {times} {chip.name}'s {kind} peak of {peak:,.4g}"
 
 
 def _loss_notes(log: ForeignLog) -> Iterator[str]:

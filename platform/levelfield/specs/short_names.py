@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import string
 
 from levelfield.errors import UsageError
 
+_UNSAFE = re.compile(r"[^a-z0-9]+")
+_READABLE, _DIGITS = 40, 10  # characters of a slug; 40 bits of a digest are enough for a million names
 _NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")  # of C++
 
 
@@ -30,6 +33,13 @@ def clipped(text: str, most: int) -> str:
 def short_kernel(name: str, most: int = 60) -> str:
     """Return the name of a kernel without namespaces and without the end of its C++ types."""
     return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), most)
+
+
+def slug(name: str) -> str:
+    """Return a name of a file: readable, the same on systems that ignore capitals, and of no foreign character."""
+    readable = _UNSAFE.sub("-", name.lower())[:_READABLE].strip("-")
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return f"{readable}-{digest}" if readable else digest
 
 
 def short_digest(digest: str, digits: int = 10) -> str:

@@ -12,7 +12,8 @@ import pytest
 from hostile_texts import ALL
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.pages.site_files import data_script, slug
+from levelfield.pages.site_files import data_script
+from levelfield.specs.short_names import slug
 
 JSON = st.recursive(
     st.none()

@@ -17,12 +17,12 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.compare.published_rows import beside, beside_published, rate, remarks
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, as_report, interval_table
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
-from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.figures import PublishedRow

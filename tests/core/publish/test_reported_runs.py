@@ -19,6 +19,8 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.compare.published_rows import RATE, beside_published
+from levelfield.compare.published_rows import reported as reported_rows
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
@@ -26,9 +28,7 @@ from levelfield.pages.series_history import GivenRuns
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.publish.foreign_logs import LONGEST, find_log
 from levelfield.publish.log_files import read_log_file
-from levelfield.publish.published_rows import beside_published
-from levelfield.publish.published_rows import reported as reported_rows
-from levelfield.publish.reported_runs import RATE, reported
+from levelfield.publish.reported_runs import reported
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.reported import ReportedRow, ReportedSet

@@ -11,13 +11,13 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare
 from levelfield.compare.comparison import sheets as compared_sheets
+from levelfield.compare.published_rows import beside_published
 from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
 from levelfield.pages.page_rendering import LANGUAGES, text
 from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
-from levelfield.publish.published_rows import beside_published
 from levelfield.report import repeats
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.sheets import as_text

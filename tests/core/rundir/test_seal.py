@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.compare.published_rows import measured
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.publish.foreign_tables import ReportedRun, notes
-from levelfield.publish.published_rows import measured
 from levelfield.report import repeats
 from levelfield.report.costs import listed
 from levelfield.report.tables import as_json, as_markdown, as_text

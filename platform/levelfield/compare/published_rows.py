@@ -15,7 +15,6 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token, versioned
 from levelfield.measure.utilisation import mfu, peak_range
-from levelfield.publish.reported_runs import RATE, above_peak, differences
 from levelfield.report import result_words, words
 from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
@@ -24,10 +23,11 @@ from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.figures import FigureSet, PublishedRow
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.reported import ReportedFigure, ReportedRow, ReportedSet
+from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow, ReportedSet
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip
 
+RATE: FigureName = "tokens_per_second_per_device"
 FIGURES = 3  # of a line: tokens/s/device, MFU, memory
 # The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
@@ -228,6 +228,33 @@ def _utilisation(
     if palm.high is None:
         return None, None, str(palm.reason)
     return palm.low, palm.high, f"converted: {palm.formula} of {palm.peak_tflops:g} TFLOP/s, {palm.peak_source}"
+
+
+def differences(row: ReportedRow, work: Work) -> list[str]:
+    """Return what the log states otherwise than the case: the same model then trains other work."""
+    training = work.training
+    pairs = {
+        "global batch": (row.global_batch, training.global_batch),
+        "sequence length": (row.sequence_length, training.sequence_length),
+    }
+    other = [f"{name} {value}, the case has {own}" for name, (value, own) in pairs.items() if value not in (None, own)]
+    absent = " and ".join(name for name, (value, _) in pairs.items() if value is None)
+    return [*other, f"{absent} not printed"] if absent else other
+
+
+def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | None:
+    """Return why a chip cannot compute so many FLOP/s; None where it can, or no peak is public.
+
+    The peak is that of the precision, else the highest of all.
+    """
+    public = peak_range(precision, chip.peaks) if precision else None
+    declared = public and (public.fp8 or public.peak)
+    highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
+    peak, kind = (declared.tflops, precision) if declared else (highest, "highest")
+    tflops = flops / 1e12
+    if peak is None or tflops <= peak:
+        return None
+    return f"{tflops:,.4g} TFLOP/s of a device, {tflops / peak:.4g} times {chip.name}'s {kind} peak of {peak:,.4g}"
 
 
 def rate(row: PublishedRow) -> tuple[float | None, str]:
