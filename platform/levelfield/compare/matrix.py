@@ -7,7 +7,8 @@ run that other programs disturbed is in a cell, and a row of such runs in a mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -153,8 +154,13 @@ def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[
     """Return the columns, the one with most results first; every other is compared with it."""
     names = {column for _, column in cells}
     names |= {name for name in expected if not names & {name, f"{name} base", f"{name} peak"}}
-    counts = {name: sum(cell.value is not None for (_, c), cell in cells.items() if c == name) for name in names}
-    return tuple(sorted(names, key=lambda name: (-counts[name], name)))
+    measured = Counter(column for (_, column), cell in cells.items() if cell.value is not None)
+    return most_results_first({name: measured[name] for name in names})
+
+
+def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of columns with their numbers of results in order; equal ones by name."""
+    return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:

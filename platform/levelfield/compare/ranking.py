@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
-from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, difference
+from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, difference, most_results_first
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
@@ -24,15 +24,15 @@ PARTS: tuple[PartName, ...] = get_args(PartName)
 
 @dataclass(frozen=True)
 class Metric:
-    """What sides are ranked by. name: of its texts."""
+    """What sides are ranked by."""
 
-    name: str
+    name: str  # of its texts
     quantity: Quantity
     is_less_better: bool = False
 
-    def order(self, value: float) -> float:
+    def order(self, value: float | None) -> float:
         """Return what sorts the better value first."""
-        return value if self.is_less_better else -value
+        return (value or 0.0) if self.is_less_better else -(value or 0.0)
 
 
 TOKENS = Metric("tokens", RATE)
@@ -46,40 +46,33 @@ def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A chip with a framework in one training: the newest counted runs of its fastest series.
-
-    tuning: `base` or `peak`; empty for runs of an earlier version.
-    """
+    """A chip with a framework in one training: the newest counted runs of its fastest series."""
 
     chip: str
     framework: str
-    tuning: str
+    tuning: str  # `base` or `peak`; empty for runs of an earlier version
     side: ComparedSide
     trust: tuple[TrustPart, ...]
 
 
 @dataclass(frozen=True)
 class RankedBar:
-    """One contender by a metric. value: the geometric mean of its runs, so that two bars divide to their ratio.
-
-    low, high: its 95 % interval; None where no noise is known.
-    ratio: to the best one; None of the best itself.
-    """
+    """One contender by a metric."""
 
     contender: Contender
     values: SideValues
-    value: float
-    low: float | None
+    value: float  # the geometric mean of its runs, so that two bars divide to their ratio
+    low: float | None  # of its 95 % interval; None where no noise is known
     high: float | None
-    ratio: Ratio | None
+    ratio: Ratio | None = None  # to the best one; None of the best itself
 
 
 @dataclass(frozen=True)
 class Unranked:
-    """A contender without a bar. why: it lacks the figure, or must not be compared with the others."""
+    """A contender without a bar: it lacks the figure, or must not be compared with the others."""
 
     contender: Contender
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -94,23 +87,18 @@ def contender(cell: MatrixCell) -> Contender:
     """Return the contender of a measured cell. Raises ValueError for another one."""
     if cell.side is None or cell.values is None:
         raise ValueError(f"found a cell that is {cell.state}, expected a measured one")
-    series = cell.side.first.series
-    found = trust(cell.side, cell.values)
-    return Contender(chip_of(series), series.framework_label, tuning_of(cell.side.first) or "", cell.side, found)
+    first = cell.side.first
+    parts = trust(cell.side, cell.values)
+    return Contender(chip_of(first.series), first.series.framework_label, tuning_of(first) or "", cell.side, parts)
 
 
 def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories) -> Ranking:
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
     alike, unranked = _most_alike(contenders)
-    known: list[tuple[float, RankedBar]] = []
-    for each in alike:
-        found = _bar(each, metric, histories)
-        if isinstance(found, Unranked):
-            unranked.append(found)
-        else:
-            known.append((metric.order(found.value), found))
-    known.sort(key=lambda pair: (pair[0], pair[1].contender.chip, pair[1].contender.framework))
-    bars = [bar for _, bar in known]
+    entries = [_bar(contender, metric, histories) for contender in alike]
+    unranked += [entry for entry in entries if isinstance(entry, Unranked)]
+    bars = [entry for entry in entries if isinstance(entry, RankedBar)]
+    bars.sort(key=lambda bar: (metric.order(bar.value), bar.contender.chip, bar.contender.framework))
     against = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
     return Ranking((*bars[:1], *against), tuple(unranked))
 
@@ -118,100 +106,83 @@ def ranking(contenders: Sequence[Contender], metric: Metric, histories: Historie
 def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[Unranked]]:
     """Return the largest group of contenders that may be compared, and the others with what they differ in."""
     groups: list[list[Contender]] = []
-    for each in contenders:
-        group = next((group for group in groups if not difference(group[0].side, each.side)), None)
-        if group is None:
-            groups.append(group := [])
-        group.append(each)
+    for contender in contenders:
+        for group in groups:
+            if not difference(group[0].side, contender.side):
+                group.append(contender)
+                break
+        else:
+            groups.append([contender])
     alike = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
-    rest = [
-        Unranked(each, difference(alike[0].side, each.side)) for group in groups if group is not alike for each in group
-    ]
-    return alike, rest
+    others = [contender for group in groups if group is not alike for contender in group]
+    return alike, [Unranked(contender, difference(alike[0].side, contender.side)) for contender in others]
 
 
-def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
+def _bar(contender: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
     """Return the bar, still without its ratio. Every run of the side must have the figure."""
-    values = side_values(metric.quantity, each.side, histories)
+    counted = contender.side.counted
+    values = side_values(metric.quantity, contender.side, histories)
     value = own_mean(values)
-    if value is None or len(values.values) < len(each.side.counted):
-        reason = side_figure(metric.quantity, each.side.counted).reason
-        return Unranked(each, reason or f"found {list(values.values)}, expected positive numbers")
+    if value is None or len(values.values) < len(counted):
+        reason = side_figure(metric.quantity, counted).reason
+        return Unranked(contender, reason or f"found {list(values.values)}, expected positive numbers")
     low, high = own_interval(values) or (None, None)  # of logarithms, as the ratio's: it never ends below zero
-    return RankedBar(each, values, value, low, high, None)
+    return RankedBar(contender, values, value, low, high)
 
 
-def caution_fields(best: Contender, each: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what calls for caution in `each` beside the best, with its values, and other fields that differ."""
-    sides = [each.side] if each is best else [best.side, each.side]
-    found = [*cautions(sides), *covering(metric.quantity, sides)]
-    named = [(field.name, field.cells[-1]) for field in found if field.name in WHY]
-    own = [(name, value) for name, value in named if value not in (NOTHING, HARMLESS.get(name))]
-    return own, [field.name for field in found if field.name not in WHY]
-
-
-# -- over all trainings
+def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return what calls for caution in `other` beside the best, with its values, and other fields that differ."""
+    sides = [other.side] if other is best else [best.side, other.side]
+    fields = [*cautions(sides), *covering(metric.quantity, sides)]
+    explained = [(field.name, field.cells[-1]) for field in fields if field.name in WHY]
+    grave = [(name, value) for name, value in explained if value not in (NOTHING, HARMLESS.get(name))]
+    return grave, [field.name for field in fields if field.name not in WHY]
 
 
 @dataclass(frozen=True)
 class Overall:
-    """Columns over all trainings, the best first. The first row is against itself.
+    """Columns over all trainings, the best first."""
 
-    is_by_chip: whether the columns are chips; else they are the frameworks of one chip. trainings: of which any column
-    has a bar. left_out: columns that share no training with the first.
-    """
-
-    rows: tuple[ColumnRatio, ...]
-    is_by_chip: bool
-    trainings: int
-    left_out: tuple[str, ...] = ()
+    rows: tuple[ColumnRatio, ...]  # the first is against itself
+    is_by_chip: bool  # whether the columns are chips; else they are the frameworks of one chip
+    trainings: int  # of which any column has a bar
+    left_out: tuple[str, ...] = ()  # columns that share no training with the first
 
 
 def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
     """Return the comparison of chips, each by its best framework; of the frameworks where all ran on one chip."""
-    chips = {bar.contender.chip for ranking in rankings for bar in ranking.bars}
-    is_by_chip = len(chips) > 1
+    is_by_chip = len({bar.contender.chip for ranking in rankings for bar in ranking.bars}) > 1
     tables = [_best_bars(ranking, is_by_chip) for ranking in rankings]
-    columns = _by_results(tables)
+    columns = most_results_first(Counter(column for table in tables for column in table))
     if not columns:
         return Overall((), is_by_chip, 0)
-    found = [_mean(tables, column, columns[0]) for column in columns]
-    shared = [each for each in found if each.ratio.value is not None]
-    shared.sort(key=lambda each: metric.order(each.ratio.value or 0.0))
-    best = shared[0].column
-    rows = [_mean(tables, each.column, best) for each in shared]
-    left_out = [each.column for each in [*found, *rows] if each.ratio.value is None]
-    kept = [each for each in rows if each.ratio.value is not None]
-    return Overall(tuple(kept), is_by_chip, sum(map(bool, tables)), tuple(dict.fromkeys(left_out)))
+    means = [_mean(tables, column, columns[0]) for column in columns]
+    shared = [mean for mean in means if mean.ratio.value is not None]
+    shared.sort(key=lambda mean: metric.order(mean.ratio.value))
+    rows = [_mean(tables, mean.column, shared[0].column) for mean in shared]
+    left_out = dict.fromkeys(mean.column for mean in [*means, *rows] if mean.ratio.value is None)
+    compared = tuple(row for row in rows if row.ratio.value is not None)
+    return Overall(compared, is_by_chip, sum(map(bool, tables)), tuple(left_out))
 
 
 def _best_bars(ranking: Ranking, is_by_chip: bool) -> dict[str, RankedBar]:
     """Return the best bar of each column."""
-    found: dict[str, RankedBar] = {}
-    for bar in ranking.bars:
-        found.setdefault(bar.contender.chip if is_by_chip else bar.contender.framework, bar)
-    return found
-
-
-def _by_results(tables: Sequence[dict[str, RankedBar]]) -> list[str]:
-    """Return the columns, the one with most trainings first."""
-    counts = Counter(column for table in tables for column in table)
-    return sorted(counts, key=lambda column: (-counts[column], column))
+    return {bar.contender.chip if is_by_chip else bar.contender.framework: bar for bar in reversed(ranking.bars)}
 
 
 def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> ColumnRatio:
-    both = [(table[column], table[base]) for table in tables if column in table and base in table]
-    disturbed = [any(bar.contender.side.is_disturbed for bar in pair) for pair in both]
-    return column_ratio(column, base, [(own.values, other.values) for own, other in both], disturbed)
+    pairs = [(table[column], table[base]) for table in tables if column in table and base in table]
+    disturbed = [any(bar.contender.side.is_disturbed for bar in pair) for pair in pairs]
+    return column_ratio(column, base, [(bar.values, other.values) for bar, other in pairs], disturbed)
 
 
 @dataclass(frozen=True)
 class TrustPart:
-    """detail: what was found, such as the verdict, or the number of runs."""
+    """Whether a figure can be trusted in one respect."""
 
     name: PartName
     holds: bool
-    detail: str
+    detail: str  # what was found, such as the verdict, or the number of runs
 
 
 def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
@@ -220,14 +191,14 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
     values: the speeds of the side, with the noise of its history.
     """
     runs = side.counted
-    verdicts = ", ".join(dict.fromkeys(record.verdict for record in runs))
-    evidence = ", ".join(dict.fromkeys(record.evidence for record in runs))
-    uncertified = next((why for record in runs if (why := _uncertified(record))), "")
+    verdicts = ", ".join(dict.fromkeys(run.verdict for run in runs))
+    evidence = ", ".join(dict.fromkeys(run.evidence for run in runs))
+    uncertified = next(filter(None, map(_uncertified, runs)), "")
     disturbed = _disturbed(runs)
     return (
-        TrustPart("aligned", bool(runs) and verdicts == "aligned", verdicts),
+        TrustPart("aligned", verdicts == "aligned", verdicts),
         TrustPart("certified", bool(runs) and not uncertified, uncertified),
-        TrustPart("sealed", bool(runs) and evidence == "sealed", evidence),
+        TrustPart("sealed", evidence == "sealed", evidence),
         TrustPart("quiet", bool(runs) and not disturbed, disturbed),
         TrustPart("repeats", len(values.values) >= LEAST_RUNS or values.history is not None, str(len(values.values))),
     )

@@ -213,7 +213,7 @@ def _lacking(view: FirstView) -> str:
     """Return why no run has the figure; empty where one has it or nothing ran."""
     if view.overall.rows:
         return ""
-    return "; ".join(dict.fromkeys(side.why for training in view.trainings for side in training.ranking.unranked))
+    return "; ".join(dict.fromkeys(side.reason for training in view.trainings for side in training.ranking.unranked))
 
 
 def _paid(view: FirstView, prices: Prices) -> list[str]:

@@ -147,7 +147,7 @@ def test_a_side_that_compare_would_refuse_has_no_bar_and_the_field_is_named(chan
     seen = view([*FAST, *three(900, 4, chip="Y"), *three(5000, 7, chip="Z9", **change)])
     assert [*bars(seen)] == ["acme X1", "acme Y"], "the fastest differs from most others"
     (unranked,) = seen.trainings[0].ranking.unranked
-    assert unranked.contender.chip == "acme Z9" and next(iter(change)) in unranked.why
+    assert unranked.contender.chip == "acme Z9" and next(iter(change)) in unranked.reason
 
 
 def test_the_largest_use_by_other_programs_is_named() -> None:
@@ -173,7 +173,7 @@ def test_a_figure_that_one_of_the_repeats_lacks_has_no_bar() -> None:
     energy = {**runs[0].stored_result.content["energy"], "joules_per_token": figure(None, "J/token", "no reading")}
     lacking = with_result(runs[0], energy=energy)
     seen = view([*FAST, lacking, *runs[1:]], ENERGY)
-    assert [*bars(seen)] == ["acme X1"] and [u.why for u in seen.trainings[0].ranking.unranked] == ["no reading"]
+    assert [*bars(seen)] == ["acme X1"] and [u.reason for u in seen.trainings[0].ranking.unranked] == ["no reading"]
 
 
 def test_a_missing_framework_is_named_and_the_mean_says_how_many() -> None:
@@ -408,7 +408,7 @@ def test_a_chip_without_a_price_has_no_bar() -> None:
     prices = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 3.6}}})
     seen = view([*FAST, *SLOW], metrics(prices)[-1])
     (unranked,) = seen.trainings[0].ranking.unranked
-    assert [*bars(seen)] == ["acme X1"] and "Z9" in unranked.why and seen.lead is None
+    assert [*bars(seen)] == ["acme X1"] and "Z9" in unranked.reason and seen.lead is None
 
 
 def test_a_metric_that_no_run_has_is_no_link(tmp_path: Path) -> None:
