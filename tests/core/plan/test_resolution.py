@@ -15,8 +15,9 @@ import yaml
 from levelfield.catalog.lookup import find
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
 from levelfield.corpus.facts import CorpusFacts
-from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
+from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, NotHere, UsageError
 from levelfield.plan import resolution
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.plan.resolution import code_digest, folder_digest, shared_folders
@@ -475,3 +476,33 @@ def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_
 def test_variables_that_lead_a_python_astray_are_not_inherited() -> None:
     given = {"HOME": "/h", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}
     assert inherited(given) == {"HOME": "/h"}
+
+
+# -- a run whose steps are recorded: how its ranks start, and which frameworks have it
+
+RECORDED = "gpt3_6.7B:{}:cpu:1:1"
+
+
+@pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron", "jax", "paddle"])
+def test_the_ranks_start_through_the_module_that_records(framework: str) -> None:
+    registry, text = Registry(), RECORDED.format(framework)
+    plain = make_plan(registry, text, scale="smoke")
+    plan = make_plan(registry, text, scale="smoke", explain_steps=4)
+    python, *program = plain.implementation.argv
+    assert plan.implementation.argv == (python, "-m", "levelfield.worker.step_profile", *program)
+    run = RunPaths(Path("/runs/one"))
+    told = {"steps": 4, "folder": "/runs/one/profile", "most_bytes": 2**26}
+    assert job_of(plan, run) == {**job_of(plain, run), "explain_step": told}
+    assert "explain_step" not in job_of(plain, run) and plain.explain_steps is None
+    assert plan.work_digest == plain.work_digest, "the work is another one, so that no run is compared with it"
+
+
+def test_a_framework_that_cannot_record_its_steps_is_refused_by_name() -> None:
+    with pytest.raises(NotHere, match=r"framework oneflow has no step_profile\.py"):
+        make_plan(Registry(), RECORDED.format("oneflow"), scale="smoke", explain_steps=3)
+
+
+@pytest.mark.parametrize("steps", ["0", "21", "-1"])
+def test_a_number_of_steps_has_bounds(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--case", RECORDED.format("torch"), "--explain-step", steps, "--dry-run"]) == 2
+    assert f"--explain-step: found {steps}, expected 1 to 20 steps" in capsys.readouterr().err

@@ -401,3 +401,49 @@ def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, foun
 
     missed = {sweep.name for sweep in unseen.sweeps_of(found) if sweep.regret > REGRET}
     assert sorted(sweep.split("|")[0] for sweep in missed) == sorted(MISSES)
+
+
+# ---- published recipes beside the planner's rows: the rank, the loss and its parts
+
+
+@pytest.fixture(scope="module")
+def recipes(unseen: ModuleType) -> ModuleType:
+    assert unseen  # its folder is on the path
+    import planner_recipes
+
+    return planner_recipes
+
+
+@pytest.fixture(scope="module")
+def recipe(recipes: ModuleType) -> Any:
+    run = next(run for run in recipes.runs_of(recipes.RUNS) if run.name == recipes.RECIPES[0])
+    return recipes.ranked(run, recipes.Questions(Registry()), Registry())
+
+
+def test_a_recipe_has_its_rank_and_its_loss(recipes: ModuleType, recipe: Any) -> None:
+    assert recipe.rank is not None and 1 <= recipe.rank <= recipe.layouts
+    assert recipe.loss == pytest.approx(1 - recipe.own.tokens_per_second / recipe.best.tokens_per_second)
+    assert recipe.best.tokens_per_second >= recipe.own.tokens_per_second or recipe.over_gib > 0
+    row = list(recipes.lines([recipe]))[-1]
+    assert row.startswith(f"| titan-8B-8-bf16 | 8 | DP8TP1PP1SH3SP8, 1 | {recipe.best.layout}, ")
+
+
+def test_the_parts_of_a_loss_are_those_of_the_step(recipes: ModuleType, recipe: Any) -> None:
+    slow = recipe.own.time._replace(data=recipe.own.time.data + recipe.best.time.total / 2)
+    worse = replace(recipe, own=replace(recipe.own, time=slow), rank=9)
+    name, share = worse.parts[0]
+    own = (recipe.own.time.data - recipe.best.time.data) / recipe.best.time.total
+    assert name == "data" and share == pytest.approx(0.5 + own)
+    assert recipes.why(worse).startswith("data +") and "among" not in recipes.why(worse)
+    assert "among the first three" in recipes.why(replace(recipe, rank=3))
+    assert "GiB over the memory" in recipes.why(replace(worse, capacity_bytes=2**30))
+
+
+def test_the_recipes_are_runs_of_the_data_by_six_programs(recipes: ModuleType) -> None:
+    paths = (recipes.RUNS, recipes.CONTEXT_RUNS, recipes.MIXTURE_RUNS, recipes.RECENT_RUNS)
+    runs = {run.name: run for path in paths for run in recipes.runs_of(path)}
+    chosen = [runs[name] for name in recipes.RECIPES]
+    assert len(chosen) == len(set(recipes.RECIPES)) >= 10
+    assert {run.devices for run in chosen} >= {8, 64, 256, 1024} and len({run.model for run in chosen}) >= 7
+    text = (ROOT / "docs" / "planner-recipes.md").read_text()
+    assert all(f"| {name} |" in text for name in recipes.RECIPES)
