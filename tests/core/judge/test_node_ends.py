@@ -19,13 +19,13 @@ from recorded_runs import break_off, seal_again
 DETAIL = "the connection ended after 12 s"
 
 
-def ended(run: RunPaths, cause: Cause, word: NodeWord, detail: str | None = DETAIL, **more: Any) -> Result:
-    """The result of a run on two nodes, of which node1 ended so."""
-    spread(run)
-    break_off(run, last_step=4)
-    ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, None, None, True))
-    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", word, detail, **more))
-    write_json(run.outcome, Outcome(cause, ends, "the launcher's line", nodes=nodes).to_dict())
+STOPPED, ENDED = NodeEnd(0, "rack-0", "stopped"), NodeEnd(0, "rack-0", "ended")
+WHOLE = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
+
+
+def ended(run: RunPaths, cause: Cause, ends: tuple[ProcessEnd, ...], *nodes: NodeEnd, evidence: str = "x") -> Result:
+    """The result of a run whose launcher left this outcome."""
+    write_json(run.outcome, Outcome(cause, ends, evidence, nodes=nodes).to_dict())
     seal_again(run)
     return collect(run)
 
@@ -46,7 +46,10 @@ WORDS: list[tuple[Cause, NodeWord, str, str | None, str]] = [
 def test_the_word_and_the_node(
     run: RunPaths, cause: Cause, node_word: NodeWord, word: str, failure: str | None, reason: str
 ) -> None:
-    result = ended(run, cause, node_word)
+    break_off(spread(run), last_step=4)
+    ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, None, None, True))
+    node = NodeEnd(1, "rack-1", node_word, DETAIL)
+    result = ended(run, cause, ends, STOPPED, node, evidence="the launcher's line")
     status = result.status
     assert (status.word, status.failure, status.reasons) == (word, failure, (reason,))
     evidence = f"the launcher's line; node1 (rack-1): {node_word}: {DETAIL}; 4 steps were finished"
@@ -58,13 +61,9 @@ def test_the_word_and_the_node(
 def test_a_failure_that_the_launcher_has_told_is_told_once(run: RunPaths) -> None:
     spread(run)
     why = "rack-1: it cannot be reached"
-    write_json(
-        run.outcome, Outcome("unreachable", (), why, nodes=(NodeEnd(1, "rack-1", "unreachable", why),)).to_dict()
-    )
     for path in (*run.events.glob("*"), run.node_telemetry(1), run.node_facts(1)):
         path.unlink()
-    seal_again(run)
-    result = collect(run)
+    result = ended(run, "unreachable", (), NodeEnd(1, "rack-1", "unreachable", why), evidence=why)
     assert result.status.word == "not-run" and str(result.status.evidence).count(why) == 1
     assert not [warning for warning in result.warnings if "did not arrive" in warning]
     lines = "\n".join(result_lines(result))
@@ -81,52 +80,36 @@ def test_a_failure_that_the_launcher_has_told_is_told_once(run: RunPaths) -> Non
     ],
 )
 def test_how_many_nodes_ended_in_which_way(run: RunPaths, words: tuple[NodeWord, NodeWord], said: str) -> None:
-    spread(run)
     ends = (ProcessEnd(0, 1, None, False), ProcessEnd(1, 1, None, False))
-    nodes = tuple(NodeEnd(rank, f"rack-{rank}", word, "why") for rank, word in enumerate(words))
-    write_json(run.outcome, Outcome("rank-failed", ends, "x", nodes=nodes).to_dict())
-    seal_again(run)
-    assert said in result_lines(collect(run))
+    nodes = (NodeEnd(rank, f"rack-{rank}", word, "why") for rank, word in enumerate(words))
+    assert said in result_lines(ended(spread(run), "rank-failed", ends, *nodes))
 
 
 def test_every_cause_of_the_contract_has_a_word(run: RunPaths) -> None:
     for cause in Cause.__args__:  # type: ignore[attr-defined]
-        write_json(run.outcome, Outcome(cause, (ProcessEnd(1, 1, None, False),), "x").to_dict())
-        seal_again(run)
-        assert (collect(run).status.word == "valid") == (cause == "exited"), cause
+        result = ended(run, cause, (ProcessEnd(1, 1, None, False),))
+        assert (result.status.word == "valid") == (cause == "exited"), cause
 
 
 def test_a_rank_that_failed_has_its_node_beside_it(run: RunPaths) -> None:
-    spread(run)
-    break_off(run, 4, {"class": "oom", "message": "out of memory", "type": "OutOfMemoryError"})
+    break_off(spread(run), 4, {"class": "oom", "message": "out of memory", "type": "OutOfMemoryError"})
     ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, 1, None, False))
-    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", "failed"))
-    write_json(run.outcome, Outcome("rank-failed", ends, "x", nodes=nodes).to_dict())
-    seal_again(run)
-    status = collect(run).status
+    status = ended(run, "rank-failed", ends, STOPPED, NodeEnd(1, "rack-1", "failed")).status
     assert status.word == "oom"
     assert status.evidence == "rank 1 on node1 (rack-1): OutOfMemoryError: out of memory; 4 steps were finished"
 
 
 def test_a_killed_rank_has_its_node_beside_it(run: RunPaths) -> None:
-    spread(run)
-    break_off(run, 4)
-    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", "failed"))
-    outcome = Outcome("rank-failed", (ProcessEnd(1, None, 9, False),), "x", nodes=nodes)
-    write_json(run.outcome, outcome.to_dict())
-    seal_again(run)
-    assert (collect(run).status.evidence or "").startswith("rank 1 on node1 (rack-1) was ended by SIGKILL")
+    break_off(spread(run), 4)
+    result = ended(run, "rank-failed", (ProcessEnd(1, None, 9, False),), STOPPED, NodeEnd(1, "rack-1", "failed"))
+    assert (result.status.evidence or "").startswith("rank 1 on node1 (rack-1) was ended by SIGKILL")
 
 
 def test_what_each_node_was_is_in_the_result_and_in_the_reports(run: RunPaths) -> None:
     spread(run)
     for node in (0, 1):
         write_json(run.node_software(node), {"driver": "535.1"})
-    nodes = (NodeEnd(0, "rack-0", "ended"), NodeEnd(1, "rack-1", "ended"))
-    ends = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
-    write_json(run.outcome, Outcome("exited", ends, nodes=nodes).to_dict())
-    seal_again(run)
-    result = collect(run)
+    result = ended(run, "exited", WHOLE, ENDED, NodeEnd(1, "rack-1", "ended"))
     assert result.status == Status(word="valid")
     second = result.machines[1]
     assert (second.node, second.name, second.word, second.missing) == (1, "rack-1", "ended", ())
@@ -141,11 +124,7 @@ def test_missing_evidence_is_a_warning_and_in_the_report(run: RunPaths) -> None:
     spread(run)
     run.node_telemetry(1).unlink()
     run.node_facts(1).unlink()
-    nodes = (NodeEnd(0, "rack-0", "ended"), NodeEnd(1, "rack-1", "ended", missing=("log", "telemetry")))
-    ends = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
-    write_json(run.outcome, Outcome("exited", ends, nodes=nodes).to_dict())
-    seal_again(run)
-    result = collect(run)
+    result = ended(run, "exited", WHOLE, ENDED, NodeEnd(1, "rack-1", "ended", missing=("log", "telemetry")))
     assert result.machines[1].missing == ("log", "telemetry", "facts")
     assert "node1 (rack-1): its log, telemetry, facts did not arrive" in result.warnings
     assert result.machines[1].kernel is None and result.machines[1].cores is None

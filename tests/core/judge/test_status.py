@@ -342,18 +342,6 @@ def test_a_rank_killed_by_the_kernel_for_memory_is_oom(run: RunPaths) -> None:
     assert word(collect(run)) == ("oom", "oom")
 
 
-def test_a_crash_of_native_code_is_named_by_its_signal(run: RunPaths) -> None:
-    break_off(run, 7)
-    fail(run, exit_code=None, signal=11)
-    assert collect(run).status.evidence == "rank 1 was ended by SIGSEGV; 7 steps were finished"
-
-
-def test_ranks_that_the_platform_stopped_are_no_cause(run: RunPaths) -> None:
-    break_off(run, 7, {"class": "corpus", "message": "damaged", "type": "CorpusError"})
-    fail(run)  # rank 0 has a signal: the platform's own
-    assert word(collect(run)) == ("failed", "corpus")
-
-
 @pytest.mark.parametrize("log", ["OSError: [Errno 28] No space left on device", ""])
 def test_a_rank_that_failed_on_a_full_disk_is_a_failure_of_storage(run: RunPaths, log: str) -> None:
     """It could not write its own error: the node's part says that the disk was full."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 from levelfield.measure.curves import QUANTILES
-from levelfield.measure.series import over_repeats
 from levelfield.measure.student import normal_tail, t_quantile, tail_probability
 
 # Abramowitz and Stegun (1964), table 26.10: percentiles of the t distribution, by degrees of freedom.
@@ -65,12 +63,3 @@ def test_the_closed_form_is_the_integral_of_the_density() -> None:
 def test_what_has_no_quantile_is_an_error(tail: float, degrees: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         t_quantile(tail, degrees)
-
-
-def test_the_interval_of_repeats_has_this_quantile() -> None:
-    """By hand: 4.302652729911275 standard errors of the logarithms of three values."""
-    logs = [math.log(value) for value in (90.0, 100.0, 121.0)]
-    half = 4.302652729911275 * statistics.stdev(logs) / math.sqrt(3)
-    found = over_repeats((90.0, 121.0, 100.0))
-    expected = math.exp(statistics.mean(logs) - half), math.exp(statistics.mean(logs) + half)
-    assert (found.low, found.high) == pytest.approx(expected, rel=1e-9)
