@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -163,31 +162,8 @@ def kind_of(layout: Layout) -> str | None:
     return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
 
 
-WIDTH = 10  # of the first column
 HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
 WORDS: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "new", "some": "isa", "chip": "acc", "-": "-"}
-
-
-def table(found: list[SupportRow]) -> list[str]:
-    """Return the table in lines of at most 80 columns, with the meaning of words and columns below."""
-    lines = _row_lines("framework", "family", "prec", {key: HEADINGS.get(key, key) for key in LAYOUTS})
-    for before, row in zip([None, *found], found, strict=False):
-        cells = {key: WORDS[state] for key, state in row.cells.items()}
-        own = _row_lines(row.framework, row.family, row.precision, cells)
-        lines += own[-1:] if before and before.framework == row.framework else own
-    lines += ["", *(f"  {WORDS[state]:<6}{meaning}" for state, meaning in STATES.items())]
-    lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
-    lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
-    notes = list(dict.fromkeys(row.note for row in found if row.note))
-    paragraph = textwrap.TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    return [*lines, *([""] if notes else []), *(line for note in notes for line in paragraph.wrap(note))]
-
-
-def _row_lines(framework: str, family: str, precision: str, cells: dict[str, str]) -> list[str]:
-    """Return the line of a row; a name that is too long for its column has a line of its own above it."""
-    above, name = ([], framework) if len(framework) < WIDTH else ([framework], "")
-    words = "".join(f"{cell:<4}" for cell in cells.values())
-    return [*above, f"{name:<{WIDTH}}{family:<8}{precision:<5}{words}".rstrip()]
 
 
 class ReferenceState:

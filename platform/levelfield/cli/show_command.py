@@ -97,7 +97,7 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
         return json_text(rows)
     blocks = ["\n".join([name, *LINES.get(name, _lines)(entries)]) for name, entries in rows.items()]
     if kind == "frameworks":
-        blocks += ["\n".join(support.table(works))]
+        blocks += ["\n".join(layout_lines(works))]
     return "\n\n".join(blocks)
 
 
@@ -145,6 +145,26 @@ def _framework_lines(rows: list[Row]) -> list[str]:
     for head, row in zip(heads[1:], rows, strict=True):
         lines += [head, *(wrapped(f"    {kind}: {where}", 6) for kind, where in row["verified"].items())]
     return lines
+
+
+def layout_lines(works: list[SupportRow]) -> list[str]:
+    """Return the support table in lines of at most 80 columns, with the meaning of words and columns below."""
+    from levelfield.catalog.support import HEADINGS, LAYOUTS, STATES, WORDS
+
+    widths = (10, 8, 5, *[4] * len(LAYOUTS))
+    lines = [padded(("framework", "family", "prec", *(HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
+    above = ""
+    for row in works:
+        is_long = len(row.framework) >= widths[0]
+        lines += [row.framework] if is_long and row.framework != above else []  # a line of its own
+        above = row.framework
+        cells = (WORDS[state] for state in row.cells.values())
+        lines.append(padded(("" if is_long else row.framework, row.family, row.precision, *cells), widths, ""))
+    lines += ["", *(padded((f"  {WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
+    lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
+    lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
+    notes = [wrapped(f"  {note}", 4) for note in dict.fromkeys(row.note for row in works if row.note)]
+    return [*lines, *([""] if notes else []), *notes]
 
 
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {

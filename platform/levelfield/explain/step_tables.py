@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import Sheet, padded, widths_of
+from levelfield.report.sheets import Sheet, aligned
 from levelfield.report.words import NONE, wrapped
 from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
@@ -150,10 +150,9 @@ def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
     scale = (_BAR - 1) / ((high - low) or 1.0)
     rows = [("A", f"{first:.2f}", "", _bar(low, first, low, scale))]
     for (part, before, after, _), (begin, end) in zip(changes, pairwise(places), strict=True):
-        rows.append((part, "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
+        rows.append((printable(part), "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
     rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
-    widths = [width * (1 if number in (0, 3) else -1) for number, width in enumerate(widths_of(rows))]
-    return [padded(map(printable, row), widths) for row in rows]
+    return aligned(rows, right=(1, 2))
 
 
 def _bar(begin: float, end: float, low: float, scale: float) -> str:

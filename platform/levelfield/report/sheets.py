@@ -32,9 +32,11 @@ def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> st
     return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows with columns as wide as their widest cells."""
+def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Return the rows with columns as wide as their widest cells. right: the columns whose cells are to the right."""
     widths = widths_of(rows)
+    for column in right:
+        widths[column] *= -1
     return [padded(row, widths) for row in rows]
 
 

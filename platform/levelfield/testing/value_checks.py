@@ -11,7 +11,7 @@ from typing import Any
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_fault, without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
-from levelfield.report.sheets import padded, widths_of
+from levelfield.report.sheets import aligned
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
 from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, without_reason
@@ -292,13 +292,12 @@ def readings(table: Sequence[CheckRow]) -> Iterator[str]:
     if not table:
         return
     fields = [field for field in HEADINGS if field in table[0].values]
-    cells = [[HEADINGS[field][0] for field in fields]]
+    lines = [["device", *(HEADINGS[field][0] for field in fields)]]
     for row in table:
         values = ((row.values[field], HEADINGS[field][1]) for field in fields)
-        cells.append(["null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values])
-    widths = [-width for width in widths_of(cells)]
-    for first, line in zip(["device", *(str(row.device) for row in table)], cells, strict=True):
-        yield padded((first, *line), (-6, *widths))
+        cells = ("null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values)
+        lines.append([str(row.device), *cells])
+    yield from aligned(lines, right=range(len(fields) + 1))
     nulls = dict.fromkeys(null for row in table for null in row.reasons.items())
     for field, reason in nulls:
         which = ", ".join(str(row.device) for row in table if row.reasons.get(field) == reason)

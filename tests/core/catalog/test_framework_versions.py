@@ -11,7 +11,8 @@ import pytest
 import yaml
 from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import SupportRow, rows, table
+from levelfield.catalog.support import SupportRow, rows
+from levelfield.cli.show_command import layout_lines
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest
 from levelfield.pages.run_details import command
@@ -261,7 +262,7 @@ def test_each_version_has_a_file_of_its_own() -> None:
 
 
 def test_a_long_name_leaves_the_table_in_80_columns_and_stands_once(folder: Path) -> None:
-    lines = table(list(rows(Registry([folder]))))
+    lines = "\n".join(layout_lines(list(rows(Registry([folder]))))).splitlines()
     assert max(map(len, lines)) <= 80 and lines.count("fake_2.0.0") == 1
     assert lines[lines.index("fake_2.0.0") + 1].startswith("          gpt     fp32 new ")
     assert sum(line.startswith("fake      ") for line in lines) > 1

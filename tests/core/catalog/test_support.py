@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import HEADINGS, LAYOUTS, kind_of, rows, table
+from levelfield.catalog.support import HEADINGS, LAYOUTS, kind_of, rows
+from levelfield.cli.show_command import layout_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
@@ -151,6 +152,6 @@ def test_kinds_of_layouts():
 
 
 def test_the_table_fits_80_columns():
-    lines = table(list(rows(Registry())))
+    lines = "\n".join(layout_lines(list(rows(Registry())))).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[3:] == [HEADINGS.get(key, key) for key in LAYOUTS]

@@ -78,8 +78,8 @@ def test_columns_to_the_left_and_to_the_right() -> None:
     assert labelled("long label", "text", 4) == "long label text" and labelled("", "text", 4) == "    text"
 
 
-# What is no table: a chart, and a line that is drawn over the one before. catalog/ stands beside report/.
-BY_HAND = {"report/sheets.py", "nights/series_history.py", "cli/terminal.py", "catalog/support.py"}
+# What is no table: a chart, and a line that is drawn over the one before.
+BY_HAND = {"report/sheets.py", "nights/series_history.py", "cli/terminal.py"}
 
 
 def test_columns_are_padded_nowhere_else() -> None:
