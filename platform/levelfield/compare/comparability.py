@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from levelfield.compare.sides import (
 )
 from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.record import RunRecord, Series
+from levelfield.specs.short_names import short_value
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
@@ -28,8 +28,6 @@ _PEAK = "peak of MFU"
 HARMLESS = {"alignment": "aligned", "source": "as committed"}
 NOTHING = "-"
 Reader = Callable[[RunRecord], object]
-_DIGEST = 12  # characters of a digest that a table shows
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 MOST_APART = timedelta(days=30)
 # Why a field asks for caution, where its name does not say it.
@@ -76,7 +74,7 @@ class ComparedField:
     @property
     def cells(self) -> tuple[str, ...]:
         """Return a text for each side."""
-        return tuple(", ".join(shortened(value) for value in side) or NOTHING for side in self.values)
+        return tuple(", ".join(short_value(value) for value in side) or NOTHING for side in self.values)
 
 
 def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
@@ -87,13 +85,6 @@ def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> Compared
 def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
     """Return a field for each reader, under its name."""
     return (field_of(name, sides, read) for name, read in readers.items())
-
-
-def shortened(value: str) -> str:
-    """Return a digest or a commit by its beginning, and any other value as it is."""
-    if _COMMIT.fullmatch(value):
-        return value[:_DIGEST]
-    return value[: len("sha256:") + _DIGEST] if value.startswith("sha256:") else value
 
 
 def chip_of(series: Series) -> str:

@@ -14,7 +14,6 @@ from levelfield.compare.comparability import (
     ComparedField,
     comparability,
     covering,
-    shortened,
 )
 from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
@@ -24,6 +23,7 @@ from levelfield.report.costs import described
 from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.short_names import short_value
 
 _APART = 0.02  # from which on a ratio is told apart from that of the medians
 NEWEST = 45  # nights of a history whose noise is taken
@@ -170,7 +170,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     yield Sheet("", ("side", "series", "build", "runs"), tuple(map(_side, comparison.sides)))
     if found.unequal:
         yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", found.unequal, names)
-    equal = "; ".join(f"{field.name} {shortened(field.values[0][0])}" for field in found.equal)
+    equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in found.equal)
     yield Sheet("equal on all sides", notes=(equal or NOTHING,))
     if found.on_purpose:
         yield _fields("differs on purpose", found.on_purpose, names)

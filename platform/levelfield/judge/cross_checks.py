@@ -140,10 +140,11 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
     expected, job = map(_without_folders, (job_of(plan, RunPaths(Path("/"))), job))
     followed = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
     if plan.choices and plan.choices.follows != (digest_of(str(followed)) if followed else None):
-        yield Contradiction("job.json: choices", "others", f"the plan has those of {_short(plan.choices.follows)}")
+        yield Contradiction("job.json: choices", "others", f"the plan has those of {clipped(plan.choices.follows, 80)}")
     for key in sorted(expected.keys() & job.keys()):
         if expected[key] != job[key]:
-            yield Contradiction(f"job.json: {key}", _short(job[key]), f"the plan gives {_short(expected[key])}")
+            planned = f"the plan gives {clipped(expected[key], 80)}"
+            yield Contradiction(f"job.json: {key}", clipped(job[key], 80), planned)
 
 
 def _without_folders(job: Event) -> Event:
@@ -212,7 +213,3 @@ def _day(seconds: float) -> str:
 
 def _seconds(time_ns: int) -> str:
     return f"{time_ns / NANOSECONDS:.1f} s"
-
-
-def _short(value: Any) -> str:
-    return clipped(str(value), 80)

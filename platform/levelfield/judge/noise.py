@@ -108,10 +108,10 @@ def row_of(
             "first_step": noise.first_step,
             "gradient": max(noise.gradient.values()) if noise.gradient else None,
             "curve": max(noise.curve.values()),
-            "losses": [_short(value) for value in noise.curve.values()],
+            "losses": [_rounded(value) for value in noise.curve.values()],
             "gradients": _nested(noise.gradient),
             "weights": _nested(noise.weights),
-            "norms": [_short(value) for value in (noise.norms or {}).values()],
+            "norms": [_rounded(value) for value in (noise.norms or {}).values()],
             "window": _nested(noise.window),
             "hardware": hardware,
             "by": user_name(),
@@ -126,9 +126,9 @@ def _nested(places: Places | None) -> dict[int | str, dict[str, float]]:
     nested: dict[int | str, dict[str, float]] = {}
     for place, value in (places or {}).items():
         if isinstance(place, tuple):
-            nested.setdefault(place[0], {})[place[1]] = _short(value)
+            nested.setdefault(place[0], {})[place[1]] = _rounded(value)
     return nested
 
 
-def _short(value: float) -> float:
+def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")

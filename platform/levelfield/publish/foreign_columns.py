@@ -25,9 +25,9 @@ from levelfield.publish.foreign_tables import (
     number,
     or_oom,
     share_of_peak,
-    short,
     table,
     used_bytes,
+    without_zeros,
 )
 from levelfield.report import escapes
 from levelfield.report.escapes import markdown
@@ -151,7 +151,7 @@ FLAGPERF_LLAMA: Columns = {
     "precision": _precision,
     "parallel": _sizes,
     "fix_hp": _unnamed,
-    "token/p/s": lambda run: short(run.tokens_per_second_per_device, 1),
+    "token/p/s": lambda run: without_zeros(run.tokens_per_second_per_device, 1),
     "是否精度对齐": aligned,
     "mem": memory_over_capacity,
     "MFU": mfu,
@@ -182,7 +182,7 @@ def _case(run: ReportedRun) -> str:
 
 def _latency(run: ReportedRun) -> str:
     """Return the mean step time of the window."""
-    return f"{short(1000 * run.result.throughput.step_seconds.mean)} (ms)" if run.result.throughput else NONE
+    return f"{without_zeros(1000 * run.result.throughput.step_seconds.mean)} (ms)" if run.result.throughput else NONE
 
 
 @or_oom
@@ -193,7 +193,7 @@ def _mebibytes(run: ReportedRun) -> str:
 
 def _petaflops(run: ReportedRun) -> str:
     achieved = achieved_tflops(run)
-    return NONE if achieved is None else short(achieved * run.result.devices / 1000)
+    return NONE if achieved is None else without_zeros(achieved * run.result.devices / 1000)
 
 
 ONEFLOW: Columns = {
@@ -201,8 +201,8 @@ ONEFLOW: Columns = {
     "case": _case,
     "lantency": _latency,
     "memory": _mebibytes,
-    "throuthput(sample/sec)": lambda run: short(run.samples_per_second),
-    "Achieved teraFLOP/s per GPU": lambda run: short(achieved_tflops(run)),
+    "throuthput(sample/sec)": lambda run: without_zeros(run.samples_per_second),
+    "Achieved teraFLOP/s per GPU": lambda run: without_zeros(achieved_tflops(run)),
     "Percentage of theoretical peak FLOP/s": share_of_peak,
     "Achieved aggregate petaFLOP/s": _petaflops,
 }

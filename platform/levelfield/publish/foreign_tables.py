@@ -87,7 +87,7 @@ def number(value: float | None, digits: int) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def short(value: float | None, digits: int = 2) -> str:
+def without_zeros(value: float | None, digits: int = 2) -> str:
     """Return a number without trailing zeros: 41 for 41.00."""
     text = number(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -23,6 +23,7 @@ from levelfield.run.runtimes.process_runtime import imports_file
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import CorpusUsed, Plan
+from levelfield.specs.short_names import short_value
 
 Mark = tuple[int, int, int, int]
 _MOST_NAMED = 3  # files
@@ -124,7 +125,7 @@ class CodeWatch:
             return None
         evidence = (
             f"{self._plan.implementation.folder}, a folder that it uses, or the worker has changed since the plan was "
-            f"made: found {_short(str(self._start))}, planned {_short(str(planned))}. Run the command again"
+            f"made: found {short_value(str(self._start))}, planned {short_value(str(planned))}. Run the command again"
         )
         return Outcome("code-changed", (), evidence)
 
@@ -179,7 +180,3 @@ class CodeWatch:
                 digests = {f"rank {rank}": "it did not say what it imported"}
             files |= {path: digest for path, digest in digests.items() if not path.startswith(covered)}
         return files
-
-
-def _short(digest: str) -> str:
-    return digest[:19] if digest.startswith("sha256:") else digest

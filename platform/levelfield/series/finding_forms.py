@@ -47,8 +47,8 @@ def as_text(page: FindingPage) -> str:
     for word in WORDS[:-1]:
         of_word = [finding for finding in page.findings if finding.word == word]
         for finding in of_word[:_MOST_OF_A_WORD]:
-            lines += ["", wrapped(f"{finding.word}  {_short(finding.label)}", 2)]
-            lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
+            lines += ["", wrapped(f"{finding.word}  {_line(finding.label)}", 2)]
+            lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _line(finding.detail)) if text]
             lines += [wrapped(f"  {text}", 5) for text in _why(finding)]
             if ticket := page.ticket(finding):
                 lines += ticket_lines(ticket, ticket.builds in shown)
@@ -119,7 +119,7 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
 
 def _why(finding: Finding) -> list[str]:
     """Return why a step takes longer, as numbered sentences."""
-    return [f"{number}. {_short(each)}" for number, each in enumerate(finding.explanation, start=1)]
+    return [f"{number}. {_line(each)}" for number, each in enumerate(finding.explanation, start=1)]
 
 
 def _within(blocks: Iterable[str], room: int) -> Iterator[str]:
@@ -138,9 +138,9 @@ def as_junit(page: FindingPage) -> str:
         suite.set(name, str(counts[kind]))
     for finding in page.findings:
         name = FIGURES[finding.figure] if finding.figure else "run"
-        case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_short(finding.label)), name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_line(finding.label)), name=name)
         if outcome := _outcome(finding, page):
-            texts = (finding.word, _figure_line(finding), _short(finding.detail))
+            texts = (finding.word, _figure_line(finding), _line(finding.detail))
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
             body = "\n".join(
@@ -182,7 +182,7 @@ def _plain(page: FindingPage, said: Sequence[Finding]) -> str:
     for finding in said[:5]:
         ticket = page.ticket(finding)
         blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
-        texts = (finding.word, _short(finding.label), _figure_line(finding), blamed)
+        texts = (finding.word, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
     lines += [f"{len(said) - 5} more"] if len(said) > 5 else []
     return "\n".join([*lines, page.link] if page.link else lines)
@@ -193,9 +193,9 @@ def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
     blamed = ticket.blamed if ticket else None
     return {
         **{name: getattr(finding, name) for name in names},
-        "label": _short(finding.label),
-        "detail": _short(finding.detail),
-        "explanation": [_short(each) for each in finding.explanation],
+        "label": _line(finding.label),
+        "detail": _line(finding.detail),
+        "explanation": [_line(each) for each in finding.explanation],
         "link": ticket.page if ticket else None,
         "commits": ticket.all_commits if ticket else None,
         "first_bad": blamed.model_dump(mode="json") if blamed else None,
@@ -241,7 +241,7 @@ def _row(finding: Finding, ticket: Ticket | None) -> list[str]:
 
 def _cell(text: str) -> Markdown:
     """Return foreign text for a merge request, where `@name` would notify somebody."""
-    return Markdown(markdown(_short(text)).replace("@", "&#64;"))
+    return Markdown(markdown(_line(text)).replace("@", "&#64;"))
 
 
 def _outcome(finding: Finding, page: FindingPage) -> str:
@@ -253,5 +253,5 @@ def _outcome(finding: Finding, page: FindingPage) -> str:
     return "skipped" if finding.word in OPEN else ""
 
 
-def _short(text: str) -> str:
+def _line(text: str) -> str:
     return clipped(one_line(text), _LONGEST)

@@ -25,8 +25,9 @@ def refuse_any(kind: str, name: str) -> None:
         )
 
 
-def clipped(text: str, most: int) -> str:
-    """Return the text in at most so many characters, with `...` in place of an end that is left out."""
+def clipped(value: object, most: int) -> str:
+    """Return the value as text of at most so many characters, with `...` in place of an end that is left out."""
+    text = str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -45,3 +46,10 @@ def slug(name: str) -> str:
 def short_digest(digest: str, digits: int = 10) -> str:
     """Return enough of a digest to tell one from another."""
     return digest.removeprefix("sha256:")[:digits]
+
+
+def short_value(value: str) -> str:
+    """Return a digest or a commit by its first 12 digits, and any other value as it is."""
+    if len(value) == 40 and set(value) <= set("0123456789abcdef"):
+        return value[:12]
+    return value[: len("sha256:") + 12] if value.startswith("sha256:") else value

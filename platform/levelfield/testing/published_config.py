@@ -110,7 +110,7 @@ class ConfigKeys:
         if (is_truth and bool in types) or (not is_truth and isinstance(value, types)):
             return value
         names = " or ".join("null" if member is type(None) else member.__name__ for member in types)
-        self.needed(key, f"found {_short(value)}, expected {names}")
+        self.needed(key, f"found {_as_json(value)}, expected {names}")
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
@@ -118,7 +118,7 @@ class ConfigKeys:
         self.read.add(key)
         value = self.content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(option) and value == option for option in allowed):
-            self.problem(key, f"{'found' if key in self.content else 'by default'} {_short(value)}: {reason}")
+            self.problem(key, f"{'found' if key in self.content else 'by default'} {_as_json(value)}: {reason}")
 
     def problem(self, key: str, says: str) -> None:
         """Add a problem of a key that the user may leave out."""
@@ -137,7 +137,7 @@ class ConfigKeys:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""
         for key, value in self.content.items():
             if key not in self.read and key not in IDLE and value is not None:
-                self.problem(key, f"found {_short(value)}, which a case cannot say")
+                self.problem(key, f"found {_as_json(value)}, which a case cannot say")
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
     classes = keys.take("architectures", (list, type(None))) or [expected]
     if {str(name).lower() for name in classes} != {expected.lower()}:  # some old files have LLaMAForCausalLM
-        keys.problem("architectures", f"found {_short(classes)}, expected {expected}, the language model of {kind}")
+        keys.problem("architectures", f"found {_as_json(classes)}, expected {expected}, the language model of {kind}")
     fields = read(keys)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
@@ -491,5 +491,5 @@ _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
 }
 
 
-def _short(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return clipped(json.dumps(value, default=str), 60)

@@ -19,6 +19,7 @@ from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES
 from levelfield.rundir.folder_descriptor import FolderDescriptor
+from levelfield.rundir.seal import DEVICE
 from levelfield.specs.tool import NodeCommand, Tool
 from levelfield.testing.file_checks import BLANK
 from levelfield.testing.recordings import ORIGINS, commands, file_name, why_unread
@@ -26,7 +27,6 @@ from levelfield.testing.subject import VendorSubject
 
 HEADING = "# Where the recorded output comes from\n"
 
-_UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"\b[0-9a-fA-F]{2}(?:([:-])[0-9a-fA-F]{2})(?:\1[0-9a-fA-F]{2}){4}\b")
 # What --redact replaces, in the words of its help and of docs/writing-a-vendor.md, by the label before the value: in
 # `Serial Number : X`, in `"serial_no": "X"`, in `<serial>X`, or as the heading of a column.
@@ -260,12 +260,12 @@ def identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tup
 def _identities_of(text: str, rule: Tool | str | None, read: str) -> Iterator[str]:
     """Return the identities of one text. read: what rules read of other values, which no form and no blank after a
     label makes an identity."""
-    yield from (match.group() for pattern in (_UUID, _MAC) for match in pattern.finditer(text))
+    yield from (match.group() for pattern in (DEVICE, _MAC) for match in pattern.finditer(text))
     labelled = (*(match[1] for match in _LABELLED.finditer(text)), *_cells_below(_HEADING, _WORD, text))
-    yield from (word for word in labelled if not _UUID.search(word))
+    yield from (word for word in labelled if not DEVICE.search(word))
     words = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
-    yield from (word for word in words if word and not _BUS.fullmatch(word) and not _UUID.search(word))
-    beside = (match[1] for match in _BESIDE.finditer(text) if not _UUID.search(match[1]))
+    yield from (word for word in words if word and not _BUS.fullmatch(word) and not DEVICE.search(word))
+    beside = (match[1] for match in _BESIDE.finditer(text) if not DEVICE.search(match[1]))
     yield from (word for word in (*beside, *_addresses(text), *_hosts(text)) if not _alone(word, read))
     if len(platform.node()) > 3 and platform.node() in text:
         yield platform.node()
