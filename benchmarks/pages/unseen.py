@@ -205,7 +205,7 @@ class Questions:
 
     def constants(self, run: Run) -> Constants:
         own = self.constants_with_programs(run.framework)
-        return own.of_program(run.program) if run.program in own.programs else own
+        return own.for_program(run.program) if run.program in own.programs else own
 
     def _chip(self, name: str) -> tuple[Chip, float]:
         """Return the chip, and the share of its power that it may take."""

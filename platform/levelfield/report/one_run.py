@@ -12,7 +12,7 @@ from levelfield.report.escapes import code, markdown
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
-from levelfield.specs.variables import shown
+from levelfield.specs.variables import for_readers
 
 ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
 
@@ -85,7 +85,7 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
 
 def _inherited(result: Result) -> str:
     """Return the inherited variables that are known to change trainings, and where the others are."""
-    known = shown(result.inherited)
+    known = for_readers(result.inherited)
     others = len(result.inherited) - len(known)
     rest = [f"{others} {'more' if known else 'that are not known to change a training'}: provenance.json"]
     return ", ".join([*(f"{name}={text}" for name, text in known.items()), *(rest if others else ())])

@@ -86,10 +86,10 @@ class RopeScaling(Value):
             "yarn": {"original_length", "beta_fast", "beta_slow"},
         }[self.kind]
         optional = {"kind", "factor"} | ({"magnitude"} if self.kind == "yarn" else set())
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        if missing := sorted(needed - given):
+        present = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        if missing := sorted(needed - present):
             raise ValueError(f"rope_scaling {self.kind}: missing {', '.join(missing)}")
-        if strange := sorted(given - needed - optional):
+        if strange := sorted(present - needed - optional):
             raise ValueError(f"rope_scaling {self.kind}: found {', '.join(strange)}, which this kind does not have")
         if self.kind == "llama3" and not (self.low_factor or 0) < (self.high_factor or 0):
             raise ValueError(f"low_factor: found {self.low_factor}, expected below high_factor {self.high_factor}")

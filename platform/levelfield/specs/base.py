@@ -93,13 +93,15 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
     if not isinstance(content, dict):
         raise DocumentError(f"{origin}: found {type(content).__name__}, expected a mapping of keys to values")
     content = dict(content)
-    if issubclass(cls, Document):
-        _check_schema(cls, content.pop("schema", None), origin)
+    if issubclass(cls, Document) and (schema := content.pop("schema", None)) != cls.schema_name():
+        raise DocumentError(f"{origin}: key 'schema': found {schema!r}, expected '{cls.schema_name()}'")
     try:
         value = cls.model_validate(content)
     except ValidationError as error:
-        raise DocumentError(_explain(error, origin, cls)) from None
-    if changed := [f"{origin}: {_key(place)}: {said}" for place, said in changed_types(content, value)]:
+        faults = error.errors(include_url=False)
+        lines = (f"{origin}: {_key(fault['loc'])}: {description(fault, cls)}" for fault in faults)
+        raise DocumentError("\n".join(lines)) from None
+    if changed := [f"{origin}: {_key(place)}: {fault}" for place, fault in changed_types(content, value)]:
         raise DocumentError("\n".join(sorted(changed)))
     return value
 
@@ -118,33 +120,18 @@ def load(cls: type[T], path: Path) -> T:
 def _digested(value: Any, dumped: Any) -> Any:
     """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
     if isinstance(value, Value):
-        fields = type(value).model_fields.items()
-        names = {name for name, field in fields if field.json_schema_extra == LATER and _is_default(value, name)}
-        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
+        later = {name: field for name, field in type(value).model_fields.items() if field.json_schema_extra == LATER}
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in later.items()}
+        unused = {name for name, default in defaults.items() if getattr(value, name) == default}
+        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in unused}
     if isinstance(value, dict) and isinstance(dumped, dict):
-        return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}
+        return {name: _digested(part, old) for part, (name, old) in zip(value.values(), dumped.items(), strict=True)}
     if isinstance(value, (list, tuple)):
-        return [_digested(each, old) for each, old in zip(value, dumped, strict=True)]
+        return [_digested(part, old) for part, old in zip(value, dumped, strict=True)]
     return dumped
 
 
-def _is_default(value: Value, name: str) -> bool:
-    default = type(value).model_fields[name].get_default(call_default_factory=True)
-    return bool(getattr(value, name) == default)
-
-
-def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
-    expected = cls.schema_name()
-    if found != expected:
-        raise DocumentError(f"{origin}: key 'schema': found {found!r}, expected '{expected}'")
-
-
-def _explain(error: ValidationError, origin: str, cls: type[Value]) -> str:
-    details = error.errors(include_url=False)
-    return "\n".join(f"{origin}: {_key(e['loc'])}: {description(e, cls)}" for e in details)
-
-
-def _key(location: tuple[int | str, ...]) -> str:
+def _key(location: Place) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
@@ -152,21 +139,21 @@ def description(detail: Any, cls: type[Value]) -> str:
     """Return what was found and expected, by a fault of pydantic in a document of type `cls`."""
     if detail["type"] == "missing":
         return "missing; it is required"
-    found = f"found {clipped(repr(detail['input']), 60)}"
+    value = f"found {clipped(repr(detail['input']), 60)}"
     if detail["type"] == "extra_forbidden":
-        known = sorted(_fields_at(cls, detail["loc"][:-1]))
-        near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=3)
-        offer = f"nearest: {', '.join(near)}; all: {', '.join(known)}" if near else f"known: {', '.join(known)}"
-        return f"unknown key ({found}); {offer if known else 'remove it or correct its name'}"
+        keys = sorted(_fields_at(cls, detail["loc"][:-1]))
+        near = difflib.get_close_matches(str(detail["loc"][-1]), keys, n=3)
+        offer = f"nearest: {', '.join(near)}; all: {', '.join(keys)}" if near else f"known: {', '.join(keys)}"
+        return f"unknown key ({value}); {offer if keys else 'remove it or correct its name'}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     if detail["type"] in _EXPECTED:
         expected = _EXPECTED[detail["type"]].format_map(detail.get("ctx", {}))
-        return f"{found}, expected {expected}"
-    return f"{found}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        return f"{value}, expected {expected}"
+    return f"{value}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
+def _fields_at(cls: type[BaseModel], location: Place) -> Iterable[str]:
     """Return the keys of the value at a location inside `cls`; none where the location leads into no single type."""
     types: list[Any] = [cls]
     for part in location:
@@ -195,8 +182,8 @@ def changed_types(content: Any, value: Any, place: Place = ()) -> Iterator[tuple
     elif isinstance(content, (list, tuple)) and isinstance(value, (list, tuple)):
         if {*map(type, content), *map(type, value)} <= {float, int}:
             return  # no need to look at each loss of a long run
-        for index, (each, validated) in enumerate(zip(content, value, strict=False)):
-            yield from changed_types(each, validated, (*place, index))
+        for index, (part, validated) in enumerate(zip(content, value, strict=False)):
+            yield from changed_types(part, validated, (*place, index))
     elif type(value) in _KINDS and _kind(content) is not _kind(value):
         yield place, f"found {content!r}, expected {_KINDS[type(value)]}"
 

@@ -25,8 +25,8 @@ MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
 MOST_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
 MOST_DIGITS = 25  # of a whole number; 2**64 has 20
-_SHOWN = 60  # characters of a line in a message
-_OF_TAGS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
+_MOST_LINE = 60  # characters of a line in a message
+_TAG_FAULTS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
 PLAIN_LEVELS = 32  # of a JSON text that is read fast
 _DEEP = b"\n" + b" " * PLAIN_LEVELS
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -45,7 +45,7 @@ _WORDS = {
 }
 # Numbers of 1.1 that are none in 1.2, or other ones: with a leading zero, base 2, base 60, or "_" between digits.
 _SUSPECT = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)")
-_MOST_SHOWN = 25  # characters of a number whose values are shown
+_MOST_NUMBER = 25  # characters of a number whose values are shown
 
 
 def read_mapping(path: Path) -> Any:
@@ -57,24 +57,20 @@ def mapping_of(path: Path, text: str) -> Any:
     """Return the raw content of a file with this text. Raises DocumentError when it is not valid."""
     try:
         if path.suffix == ".json":
-            return _json(text)
+            try:
+                return plain_json(text.encode())
+            except ValueError:
+                return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except DifferentValues as error:
-        line = text.splitlines()[error.line - 1].strip()[:_SHOWN]
+        line = text.splitlines()[error.line - 1].strip()[:_MOST_LINE]
         raise DocumentError(f"{path}: line {error.line}, `{line}`: {error}") from None
-    except (yaml.YAMLError, *_OF_TAGS) as error:
+    except (yaml.YAMLError, *_TAG_FAULTS) as error:
         kind = path.suffix.lstrip(".") or "YAML"
         raise DocumentError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise DocumentError(f"{path}: found lists and mappings nested too deep, expected few levels") from None
-
-
-def _json(text: str) -> Any:
-    try:
-        return plain_json(text.encode())
-    except ValueError:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
 
 
 def bounded_bytes(path: Path) -> bytes:
@@ -103,8 +99,9 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return _tag_of(value) if kind is yaml.ScalarNode and implicit[0] else super().resolve(kind, value, implicit)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if isinstance(node, yaml.ScalarNode):
-            _refuse_different(node)
+        """Return the value of a node. Raises DifferentValues for an unquoted word with another value in YAML 1.1."""
+        if isinstance(node, yaml.ScalarNode) and not node.style and (message := _difference(node.value)):
+            raise DifferentValues(node.start_mark.line + 1, f"found {message}")
         return super().construct_object(node, deep)
 
 
@@ -113,43 +110,26 @@ def _check_events(text: str) -> None:
 
     The parser's events come one by one; the loader's own recursion would end the process on a deep text.
     """
-    count = _ValueCount()
+    sizes: dict[str | None, int] = {}  # of the node with each anchor: its values
+    counts, anchors = [0], list[str | None]()  # of the document and of each open list or mapping
     for event in yaml.parse(text, Loader=_Loader):
+        anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
-            count.open(event.anchor)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            count.close()
-        elif isinstance(event, yaml.ScalarEvent):
-            count.add(1, event.anchor)
+            counts.append(1)
+            anchors.append(anchor)
+            if len(anchors) > MOST_LEVELS:
+                raise ValueError(f"found more than {MOST_LEVELS} nested levels")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = anchors.pop(), counts.pop()
         elif isinstance(event, yaml.AliasEvent):
-            count.add(count.sizes.get(str(event.anchor), 1))
-
-
-class _ValueCount:
-    """The values of a document so far. sizes: those of each anchored node. _open: of each open list or mapping."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, int] = {}
-        self._open: list[tuple[str | None, int]] = []
-
-    def open(self, anchor: str | None) -> None:
-        self._open.append((anchor, 1))
-        if len(self._open) > MOST_LEVELS:
-            raise ValueError(f"found more than {MOST_LEVELS} nested levels")
-
-    def close(self) -> None:
-        anchor, size = self._open.pop()
-        self.add(size, anchor)
-
-    def add(self, size: int, anchor: str | None = None) -> None:
-        """Add a node of `size` values to the list or mapping that holds it."""
+            anchor, size = None, sizes.get(anchor, 1)
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
         if anchor is not None:
-            self.sizes[anchor] = size
-        if self._open:
-            above, before = self._open.pop()
-            size += before
-            self._open.append((above, size))
-        if size > MOST_VALUES:
+            sizes[anchor] = size
+        counts[-1] += size
+        if counts[-1] > MOST_VALUES:
             raise ValueError(f"found more than {MOST_VALUES:,} values, with what aliases stand for")
 
 
@@ -185,12 +165,13 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return the mapping of a JSON object. Raises ValueError for a key that is there twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"found key '{twice[:_SHOWN]}' twice, expected it once")
-    return found
+        raise ValueError(f"found key '{twice[:_MOST_LINE]}' twice, expected it once")
+    return content
 
 
 _Loader.add_constructor(_TAG + "map", _mapping_without_duplicates)
@@ -207,18 +188,18 @@ def plain_json(content: bytes) -> Any:
     """
     if b"\\u" in content or _LONG in content.translate(_DIGITS):
         raise ValueError
-    found = from_json(content, allow_inf_nan=False)
-    again = to_json(found, indent=1, inf_nan_mode="constants")  # a number such as 1e999 was read as an infinity
+    value = from_json(content, allow_inf_nan=False)
+    again = to_json(value, indent=1, inf_nan_mode="constants")  # a number such as 1e999 was read as an infinity
     if again.count(b":") != content.count(b":") or _DEEP in again or b"Infinity" in again:
         raise ValueError
-    return found
+    return value
 
 
 class DifferentValues(ValueError):
     """A word that has two values. line: its line in the file, from 1."""
 
-    def __init__(self, line: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
         self.line = line
 
 
@@ -233,12 +214,6 @@ def _value_of(word: str) -> int:
     return int(word, 0) if word[:2] in ("0o", "0x") else int(word.replace("_", "x"))
 
 
-def _refuse_different(node: yaml.ScalarNode) -> None:
-    """Raises DifferentValues for an unquoted word that is another number, or true or false, in YAML 1.1."""
-    if not node.style and (said := _difference(node.value)):
-        raise DifferentValues(node.start_mark.line + 1, f"found {said}")
-
-
 class WordDumper(yaml.SafeDumper):
     """Writes texts with quotes where a version of YAML reads another value without them."""
 
@@ -251,18 +226,20 @@ class WordDumper(yaml.SafeDumper):
 
 
 def _difference(word: str) -> str | None:
+    """Return what an unquoted word is in both versions of YAML, and what to write; None where it is the same."""
+    old: Any
+    new: Any
     if word in _WORDS:
-        return _said(word, _WORDS[word], word)
-    if not _SUSPECT.fullmatch(word):
+        old, new = _WORDS[word], word
+    elif not _SUSPECT.fullmatch(word):
         return None
-    if len(word) > _MOST_SHOWN:
-        return f"{word[:_MOST_SHOWN]}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
-    readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _value_of, _TAG + "float": float}
-    old, new = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
-    return None if (type(old), old) == (type(new), new) else _said(word, old, new)
-
-
-def _said(word: str, old: Any, new: Any) -> str:
-    shown = ["a text" if isinstance(value, str) else str(value).lower() for value in (old, new)]
-    write = ", ".join(value for value in shown if value != "a text")
-    return f"{word}, which is {shown[0]} in YAML 1.1 and {shown[1]} in YAML 1.2; write {write} or '{word}'"
+    elif len(word) > _MOST_NUMBER:
+        return f"{word[:_MOST_NUMBER]}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
+    else:
+        readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _value_of, _TAG + "float": float}
+        old, new = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
+    if (type(old), old) == (type(new), new):
+        return None
+    texts = ["a text" if isinstance(value, str) else str(value).lower() for value in (old, new)]
+    write = ", ".join(text for text in texts if text != "a text")
+    return f"{word}, which is {texts[0]} in YAML 1.1 and {texts[1]} in YAML 1.2; write {write} or '{word}'"

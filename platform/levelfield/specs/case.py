@@ -198,9 +198,9 @@ class Case(Document):
     def _idle(self) -> tuple[str, ...]:
         """The values of the model that change nothing at either scale, by field."""
         works = [self.written(scale) for scale in SCALES]
-        each = [(work, _idle_values(work)) for work in works]
-        named = sorted({name for _, names in each for name in names})
-        return tuple(n for n in named if all(n in names or _value_at(work, n) is None for work, names in each))
+        idle = [(work, _idle_values(work)) for work in works]
+        fields = sorted({name for _, names in idle for name in names})
+        return tuple(n for n in fields if all(n in names or _value_at(work, n) is None for work, names in idle))
 
     def fingerprint(self) -> str:
         """Return the digest of the document without the values that change nothing."""
@@ -230,14 +230,14 @@ class Case(Document):
                 work = self.written(scale)
             except ValidationError as error:
                 raise ValueError(f"at scale {scale}: {_flat(error)}") from None
-        if changed := [f"{'.'.join(map(str, place))}: {said}" for place, said in changed_types(self.smoke, work)]:
+        if changed := [f"{'.'.join(map(str, place))}: {fault}" for place, fault in changed_types(self.smoke, work)]:
             raise ValueError(f"at scale smoke: {'; '.join(changed)}")
         return self
 
 
 def _flat(error: ValidationError) -> str:
-    found = ((".".join(map(str, e["loc"])) or "work", e["msg"].removeprefix("Value error, ")) for e in error.errors())
-    return "; ".join(f"{key}: {message}" for key, message in found)
+    faults = ((".".join(map(str, e["loc"])) or "work", e["msg"].removeprefix("Value error, ")) for e in error.errors())
+    return "; ".join(f"{key}: {message}" for key, message in faults)
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

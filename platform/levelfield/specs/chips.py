@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,8 +11,80 @@ from pydantic import model_validator
 
 from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, Value, parse
-from levelfield.specs.chip_ranges import out_of_range
-from levelfield.specs.vendor import Chip, VendorFile
+from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
+
+# Several times wider than the chips of today.
+Range = tuple[float, float]
+PEAKS: dict[PeakDtype, Range] = {
+    "fp64": (0.05, 1000),
+    "fp32": (1, 1000),
+    "tf32": (5, 10_000),
+    "bf16": (5, 20_000),
+    "fp16": (5, 20_000),
+    "fp8": (10, 40_000),
+    "nvfp4": (20, 80_000),
+}
+# First over second. bf16 is half of fp16 on MI100; fp8 equals bf16 on Gaudi 3; tf32 is half of bf16 wherever both are.
+RATIOS: dict[tuple[PeakDtype, PeakDtype], Range] = {
+    ("fp64", "fp32"): (0.005, 1.05),
+    ("tf32", "bf16"): (0.3, 1.05),
+    ("bf16", "fp16"): (0.45, 1.05),
+    ("bf16", "fp32"): (0.95, 64),
+    ("fp16", "fp32"): (0.95, 64),
+    ("fp8", "bf16"): (0.95, 4.2),
+    ("nvfp4", "fp8"): (1.5, 4.2),
+}
+MEMORY_GIB: Range = (2, 4096)
+BANDWIDTH_GB: Range = (50, 50_000)
+LINK_GB: Range = (1, 10_000)
+NETWORK_GB: Range = (0.1, 1000)  # of one device
+POWER_WATTS: Range = (30, 10_000)
+FLOPS_PER_BYTE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
+REACHED: Range = (0.15, 1)  # achievable over peak
+SPARSE = "compare unit, sparsity and chip of both sources"
+UNITS = "correct the number or its unit"
+
+
+def out_of_range(chip: Chip) -> Iterator[tuple[str, str]]:
+    """Yield each number of a chip that is out of its range, or does not fit another one: what was found, what to do."""
+    for what, value, (least, most), do in (*_alone(chip), *_together(chip)):
+        if not least <= value <= most:
+            yield f"{what} is {value:.4g}, expected {least:g} to {most:g}", do
+
+
+def _alone(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
+    """Return each number that has a range of its own: what it is, value, range, advice."""
+    for dtype, peak in chip.peaks.items():
+        yield f"the {dtype} peak in TFLOP/s", peak.tflops, PEAKS[dtype], UNITS
+    if chip.memory_bytes and chip.device_is != "host share":
+        yield "memory_bytes in GiB", chip.memory_bytes / 2**30, MEMORY_GIB, UNITS
+    if chip.memory_bandwidth_bytes_per_second:
+        yield "the memory's bandwidth in GB/s", chip.memory_bandwidth_bytes_per_second / 1e9, BANDWIDTH_GB, UNITS
+    link = chip.interconnect
+    rates = (link.each_way_bytes_per_second, link.pair_each_way_bytes_per_second) if link else ()
+    for rate in filter(None, rates):
+        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNITS
+    if chip.node:
+        rate = chip.node.network_each_way_bytes_per_second
+        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNITS
+    if chip.power_watts:
+        yield "power_watts", chip.power_watts, POWER_WATTS, UNITS
+
+
+def _together(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
+    """Return each ratio of two numbers, likewise."""
+    peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
+    for (first, second), limits in RATIOS.items():
+        if first in peaks and second in peaks:
+            yield f"{first} over {second}", peaks[first] / peaks[second], limits, SPARSE
+    for dtype, reached in chip.achievable.items():
+        if dtype in peaks:
+            yield f"achievable over the peak in {dtype}", reached.tflops / peaks[dtype], REACHED, SPARSE
+    half = max((peaks[dtype] for dtype in ("bf16", "fp16") if dtype in peaks), default=None)
+    if half and chip.memory_bandwidth_bytes_per_second:
+        per_byte = half * 1e12 / chip.memory_bandwidth_bytes_per_second
+        yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE, UNITS
+
 
 SOURCES = {
     "memory_bytes": "memory_source",
@@ -88,36 +161,36 @@ class ChipOverlay:
                 )
         return None
 
-    def _chip(self, known: Chip | None, correction: ChipCorrection, vendor: VendorFile, where: str) -> Chip:
-        if known is None and correction.device_is is None:
+    def _chip(self, public: Chip | None, correction: ChipCorrection, vendor: VendorFile, where: str) -> Chip:
+        if public is None and correction.device_is is None:
             names = ", ".join(chip.name for chip in vendor.chips)
             raise DocumentError(
                 f"{self.path}: key '{where}.device_is': missing; {vendor.name} has no chip '{correction.name}', "
                 f"and a new chip needs the key (card, die or host share). {vendor.name} has the chips {names}"
             )
-        given = _marked(correction.model_dump(exclude_unset=True), self.label)
-        before = known.model_dump() if known else {}
-        rates = {key: {**before.get(key, {}), **given.get(key, {})} for key in RATES}
-        name = known.name if known else correction.name
-        chip = parse(Chip, {**before, **given, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
-        public = {*out_of_range(known)} if known else set()
-        if wrong := next((each for each in out_of_range(chip) if each not in public), None):
-            raise DocumentError(f"{self.path}: key '{where}', chip {name}: {wrong[0]}; {wrong[1]}")
+        changes = _marked(correction.model_dump(exclude_unset=True), self.label)
+        before = public.model_dump() if public else {}
+        rates = {key: {**before.get(key, {}), **changes.get(key, {})} for key in RATES}
+        name = public.name if public else correction.name
+        chip = parse(Chip, {**before, **changes, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
+        published = {*out_of_range(public)} if public else set()
+        if fault := next((fault for fault in out_of_range(chip) if fault not in published), None):
+            raise DocumentError(f"{self.path}: key '{where}', chip {name}: {fault[0]}; {fault[1]}")
         return chip
 
 
 def _fields(correction: ChipCorrection) -> list[str]:
-    given = sorted(correction.model_fields_set - {"name", *RATES})
-    return [*given, *(f"{key}.{dtype}" for key in RATES for dtype in getattr(correction, key))]
+    fields = sorted(correction.model_fields_set - {"name", *RATES})
+    return [*fields, *(f"{key}.{dtype}" for key in RATES for dtype in getattr(correction, key))]
 
 
-def _marked(given: dict[str, Any], label: str) -> dict[str, Any]:
+def _marked(correction: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the content of a correction with `label` before each source."""
 
     def marked(sourced: dict[str, Any]) -> dict[str, Any]:
         return {**sourced, "source": f"{label}: {sourced['source']}"}
 
-    sources = {key: f"{label}: {given[key]}" for key in SOURCES.values() if given.get(key)}
-    rates = {key: {dtype: marked(rate) for dtype, rate in given.get(key, {}).items()} for key in RATES}
-    links = {key: marked(given[key]) for key in ("interconnect", "node") if given.get(key)}
-    return {**given, **sources, **rates, **links}
+    sources = {key: f"{label}: {correction[key]}" for key in SOURCES.values() if correction.get(key)}
+    rates = {key: {dtype: marked(rate) for dtype, rate in correction.get(key, {}).items()} for key in RATES}
+    links = {key: marked(correction[key]) for key in ("interconnect", "node") if correction.get(key)}
+    return {**correction, **sources, **rates, **links}

@@ -202,7 +202,7 @@ class Constants(Document):
         }
         return self._with(differing, {}).model_copy(update={"programs": programs})
 
-    def of_program(self, name: str) -> Constants:
+    def for_program(self, name: str) -> Constants:
         """Return the constants of a program. Raises KeyError."""
         program = self.programs[name]
         return self._with(program.keeping, program.pace)

@@ -85,18 +85,18 @@ class Derivation(Value):
 def split_name(name: str) -> tuple[str, Derivation]:
     """Return the name of the case and the changes to it. Raises UsageError for an unknown change."""
     base, *parts = name.split("+")
-    found: dict[str, int] = {}
+    changes: dict[str, int] = {}
     for part in parts:
         match = _PART.fullmatch(part)
         field = _FIELDS.get(match["word"]) if match else None
-        if match is None or field is None or field in found:
+        if match is None or field is None or field in changes:
             words = ", ".join(f"+{word}N" for word in _FIELDS)
             raise UsageError(f"case '{name}': found '+{part}', expected each at most once: {words}")
         try:
-            found[field] = number_of(match["number"])
+            changes[field] = number_of(match["number"])
         except ValueError as error:
             raise UsageError(f"case '{base}+{match['word']}...': {error}") from None
-    return base, parse(Derivation, found, f"case '{name}'")
+    return base, parse(Derivation, changes, f"case '{name}'")
 
 
 class Extension(Document):
@@ -129,7 +129,7 @@ class Extension(Document):
 
     def applied(self, base: Case, origin: str) -> Case:
         """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
-        own = self.model_dump(include={"name", "title", "source", "parameters"})
-        own |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
-        content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **own})
+        identity = self.model_dump(include={"name", "title", "source", "parameters"})
+        identity |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
+        content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **identity})
         return parse(Case, {"schema": Case.schema_name(), **content}, f"{origin}: changes to {base.name}")

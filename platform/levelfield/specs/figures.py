@@ -128,7 +128,7 @@ class Column(Value):
         return UNITS[self.means or self.unit or "pieces"]
 
     @model_validator(mode="after")
-    def _known(self) -> Column:
+    def _units_exist(self) -> Column:
         if self.means and self.means not in UNITS:
             raise ValueError(f"means: found '{self.means}', expected one of {', '.join(UNITS)}")
         if self.unit and not self.means and self.unit not in UNITS:
@@ -176,8 +176,8 @@ class PublishedRow(Value):
 
     def values(self, name: str) -> tuple[float, ...]:
         """Return the figure's numbers in SI units: one, or one for each pipeline stage; empty when there is none."""
-        found = self.figures.get(name)
-        return tuple(float(number) for number in found.numbers) if found else ()
+        figure = self.figures.get(name)
+        return tuple(float(number) for number in figure.numbers) if figure else ()
 
 
 class Defaults(Value):

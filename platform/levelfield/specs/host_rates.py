@@ -46,8 +46,8 @@ class HostShare(Value):
     @model_validator(mode="after")
     def _several_send(self) -> HostShare:
         if bool(self.collectives) != (self.processes > 1):
-            found = f"found {len(self.collectives)} for {self.processes} process(es)"
-            raise ValueError(f"collectives: {found}, expected some for several processes and none for one")
+            count = f"found {len(self.collectives)} for {self.processes} process(es)"
+            raise ValueError(f"collectives: {count}, expected some for several processes and none for one")
         if any(not sizes for sizes in self.matmul_flops_per_second.values()):
             raise ValueError("matmul_flops_per_second: found a precision without sizes, expected at least one")
         return self

@@ -193,8 +193,8 @@ class ImplementationFile(Document):
 
     def environment(self, kind: str) -> dict[str, str]:
         """Return the variables of a training process on this device kind."""
-        own = self.reaches[kind].environment if kind in self.reaches else {}
-        return {**self.launch.environment, **own}
+        variables = self.reaches[kind].environment if kind in self.reaches else {}
+        return {**self.launch.environment, **variables}
 
     def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
         """Return the precisions that are supported on this device kind, with or without a condition."""
@@ -207,8 +207,8 @@ class ImplementationFile(Document):
 
     def refusals(self, kind: str) -> dict[Refusable, str]:
         """Return the refused choices on this device kind, each with the reason."""
-        own = self.refuses.get(kind, self.refuses.get(_stand_in(kind), {}))
-        return {**self.refuses.get(ANY_KIND, {}), **own}
+        of_kind = self.refuses.get(kind, self.refuses.get(_stand_in(kind), {}))
+        return {**self.refuses.get(ANY_KIND, {}), **of_kind}
 
 
 def _stand_in(kind: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +16,7 @@ from levelfield.specs.base import (
     Document,
     Value,
     json_digest,
+    sha256_of,
 )
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
@@ -351,7 +351,7 @@ class Plan(Document):
     def variables_digest(self) -> str:
         """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
         variables = masked({**self.hardware.environment, **self.tuning.environment})
-        return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
+        return sha256_of(json.dumps(variables, sort_keys=True).encode())
 
     @property
     def repeats_digest(self) -> str:
@@ -360,8 +360,8 @@ class Plan(Document):
         for key in OF_ONE_RUN:
             *above, name = key.split(".")
             place: dict[str, Any] | None = content
-            for each in above:
-                place = place and place[each]
+            for part in above:
+                place = place and place[part]
             if place and not (key == "environment.python" and not self.environment.digest):
                 place.pop(name, None)
         measurement = self.peak.measurement
@@ -385,6 +385,10 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
     later = LATER_FIELDS.difference(plan.tuning.differing)  # left out as in the jobs that bundles have
     tuning = {name: value for name, value in tuning.items() if name not in later}
+    # The library of a layer's float32 products on a processor, where the probe of the peak has measured it.
+    products = plan.peak.measurement.products if plan.peak.measurement and plan.hardware.is_host else None
+    # The steps after the last one of a training that is explained, and where they are recorded.
+    recorded = {"steps": plan.explain_steps, "folder": str(paths.profile), "most_bytes": MOST_RECORD_BYTES}
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,
@@ -398,26 +402,11 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "device": plan.access.device,
         "backend": plan.access.backend,
         "preload": list(plan.access.preload),
-        **_products(plan),
+        **({"products": products} if products else {}),
         **({"choices": {"known": plan.choices.known}} if plan.choices else {}),
         "gradient_steps": [*plan.work.evidence.gradient_steps, *plan.window_steps],
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,
-        **_explained(plan, paths),
+        **({"explain_step": recorded} if plan.explain_steps is not None else {}),
     }
-
-
-def _explained(plan: Plan, paths: RunPaths) -> dict[str, Any]:
-    """Return how many steps after the last one are recorded, and where; nothing for an ordinary training."""
-    if plan.explain_steps is None:
-        return {}
-    folder = str(paths.profile)
-    return {"explain_step": {"steps": plan.explain_steps, "folder": folder, "most_bytes": MOST_RECORD_BYTES}}
-
-
-def _products(plan: Plan) -> dict[str, str]:
-    """Return the library for float32 products on a processor, where the probe of the peak has measured it."""
-    measurement = plan.peak.measurement
-    chosen = measurement.products if measurement and plan.hardware.is_host else None
-    return {"products": chosen} if chosen else {}

@@ -36,12 +36,12 @@ class ChipPrice(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_currency(cls, found: Any) -> Any:
-        if isinstance(found, dict) and "currency" in found:
+    def _has_no_currency(cls, price: Any) -> Any:
+        if isinstance(price, dict) and "currency" in price:
             raise ValueError(
-                f"found a currency of its own, {found['currency']!r}; expected the one of the file: convert this price"
+                f"found a currency of its own, {price['currency']!r}; expected the one of the file: convert this price"
             )
-        return found
+        return price
 
     @model_validator(mode="after")
     def _is_rented_or_owned(self) -> ChipPrice:

@@ -70,8 +70,8 @@ class OwnNoise(DifferenceLimits):
     parameter_norm: float = 0
 
 
-def _scaled(fixed: float, own: float) -> float:
-    return min(max(fixed, OVER_NOISE * own), LOOSEST * fixed)
+def _scaled(fixed: float, noise: float) -> float:
+    return min(max(fixed, OVER_NOISE * noise), LOOSEST * fixed)
 
 
 class Difference(Value):
@@ -94,15 +94,15 @@ class Difference(Value):
         self, precision: Precision = "fp32", noise: OwnNoise | None = None
     ) -> dict[str, tuple[float | None, float]]:
         """Return each figure that is not within its limit of `precision`, with the limit, for a shape of this noise."""
-        limits, own = LIMITS[precision], noise or OwnNoise()
+        limits, noise = LIMITS[precision], noise or OwnNoise()
         bounds = {
-            "first_loss": _scaled(limits.first_loss, own.first_loss),
-            "loss": _scaled(limits.loss, own.loss),
-            "grad_norm": _scaled(limits.grad_norm, own.grad_norm),
+            "first_loss": _scaled(limits.first_loss, noise.first_loss),
+            "loss": _scaled(limits.loss, noise.loss),
+            "grad_norm": _scaled(limits.grad_norm, noise.grad_norm),
             "total_norm": 1e-5,
         }
         if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
-            bounds["parameter_norm"] = _scaled(limits.grad_norm, own.parameter_norm)
+            bounds["parameter_norm"] = _scaled(limits.grad_norm, noise.parameter_norm)
         figures = ((name, getattr(self, name), limit) for name, limit in bounds.items())
         return {name: (value, limit) for name, value, limit in figures if value is None or not value <= limit}
 

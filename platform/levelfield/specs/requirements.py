@@ -127,9 +127,9 @@ def numbers(version: str) -> tuple[int, ...] | None:
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else None
 
 
-def takes_python(wanted: str, version: PythonVersion) -> bool:
+def takes_python(clauses: str, version: PythonVersion) -> bool:
     """Return whether `version` fits clauses like ">=3.10,<3.12" or "==3.10.*". Raises ValueError for other forms."""
-    fits = [_fits(clause.strip(), version) for clause in wanted.split(",")]  # a list: every wrong clause raises
+    fits = [_fits(clause.strip(), version) for clause in clauses.split(",")]  # a list: every wrong clause raises
     return all(fits)
 
 
@@ -201,5 +201,5 @@ def require_pin(packages: tuple[str, ...], version: str, key: str) -> None:
     """
     public, _, beside = version.partition("+")
     pinned = [version, public] if re.fullmatch(BESIDE, beside) else [version]
-    if not any(re.search(rf"=={re.escape(each)}(\+|$)", package) for package in packages for each in pinned):
+    if not any(re.search(rf"=={re.escape(pin)}(\+|$)", package) for package in packages for pin in pinned):
         raise ValueError(f"{key}: found {', '.join(packages)}, expected a package pinned with =={version}")

@@ -61,8 +61,8 @@ def labelled(framework: str, version: str | None) -> str:
 
 def split_label(text: str) -> tuple[str, str | None]:
     """Return framework and version of `jax_0.10.1`. Another text is a framework without a version."""
-    found = _FRAMEWORK.fullmatch(text)
-    return (found["name"], found["version"]) if found else (text, None)
+    match = _FRAMEWORK.fullmatch(text)
+    return (match["name"], match["version"]) if match else (text, None)
 
 
 def split_target(text: str) -> tuple[str | None, str | None]:

@@ -51,12 +51,12 @@ def _quantity(amount: int | str) -> int | str:
     return amount
 
 
-def _public(found: dict[str, str]) -> dict[str, str]:
+def _public(variables: dict[str, str]) -> dict[str, str]:
     """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
-    for name, value in found.items():
+    for name, value in variables.items():
         if is_secret(name, value):
             raise ValueError(f"{name} looks like a secret; give it with --env, which no file keeps")
-    return found
+    return variables
 
 
 def _without_secret(command: str) -> str:
@@ -200,7 +200,7 @@ class KubernetesSite(Value):
 
     @model_validator(mode="after")
     def _volumes_are_different(self) -> KubernetesSite:
-        if twice := twice_in([*POD_VOLUMES, *(each.name for each in self.volumes)]):
+        if twice := twice_in([*POD_VOLUMES, *(volume.name for volume in self.volumes)]):
             raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
         return self
 
@@ -208,7 +208,7 @@ class KubernetesSite(Value):
     def _restricted_pods_may_start(self) -> KubernetesSite:
         """A namespace that enforces the standard would refuse the pods, and only an event would say it."""
         memory = [name for name in self.resources if name.startswith(RDMA)]
-        folders = [each.name for each in self.volumes if "hostPath" in each.source]
+        folders = [volume.name for volume in self.volumes if "hostPath" in volume.source]
         is_host = ["host_network"] if self.host_network else []
         if self.restricted and (against := [*memory, *folders, *is_host]):
             raise ValueError(f"restricted: found it with {', '.join(against)}, which the restricted standard forbids")

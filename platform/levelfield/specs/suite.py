@@ -6,7 +6,7 @@ Hardware is written as size and chip: "4x8 V100-SXM2-16GB" is four nodes with ei
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -37,11 +37,9 @@ def read_hardware(text: str) -> NamedHardware:
     return NamedHardware(nodes=int(match[1]), devices=int(match[2]), chip=match[3])
 
 
-def _from_text(value: Any) -> Any:
-    return read_hardware(value) if isinstance(value, str) else value
-
-
-HardwareText = Annotated[NamedHardware, BeforeValidator(_from_text)]
+HardwareText = Annotated[
+    NamedHardware, BeforeValidator(lambda value: read_hardware(value) if isinstance(value, str) else value)
+]
 
 
 class SuiteEntry(Value):
@@ -81,7 +79,7 @@ class Suite(Document):
     @model_validator(mode="after")
     def _names_are_unique(self) -> Suite:
         for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
-            if twice := twice_in(each.name for each in getattr(self, key) if each.name):
+            if twice := twice_in(entry.name for entry in getattr(self, key) if entry.name):
                 raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
         return self
 

@@ -35,11 +35,11 @@ SECONDS = Field(default=5.0, gt=0, le=60)
 def _compiles(text: str) -> str:
     """Check a pattern in both libraries: `regex` matches it, within a time limit, and `re` is what authors know."""
     try:
-        found = re.compile(text)
+        pattern = re.compile(text)
         regex.compile(text)
     except (re.error, regex.error) as error:
         raise ValueError(f"found '{text}', expected a regular expression: {error}") from None
-    if found.fullmatch(""):
+    if pattern.fullmatch(""):
         raise ValueError(f"found '{text}', which matches an empty text; expected a pattern that does not")
     return text
 
@@ -120,8 +120,8 @@ class Tool(Value):
     def _check_groups(self) -> None:
         groups = [group for pattern in self.patterns for group in re.compile(pattern).groupindex]
         if sorted(groups) != sorted(self.fields):
-            found, wanted = ", ".join(groups) or "none", ", ".join(self.fields)
-            raise ValueError(f"patterns: found the groups {found}, expected each field once: {wanted}")
+            names, fields = ", ".join(groups) or "none", ", ".join(self.fields)
+            raise ValueError(f"patterns: found the groups {names}, expected each field once: {fields}")
         if "index" not in re.compile(self.patterns[0]).groupindex:
             raise ValueError("patterns: the first pattern begins a record, so it needs the group 'index'")
         if any(where.column is not None or where.path is not None for where in self.fields.values()):
@@ -134,12 +134,12 @@ def units_of(field: str) -> dict[str, str]:
 
 
 def _check_unit(field: str, unit: str | None, scale: float | None) -> None:
-    known = units_of(field)
-    if known and unit not in known:
-        raise ValueError(f"fields.{field}.unit: found {unit!r}, expected one of {', '.join(known)}")
-    if not known and scale is not None:
+    units = units_of(field)
+    if units and unit not in units:
+        raise ValueError(f"fields.{field}.unit: found {unit!r}, expected one of {', '.join(units)}")
+    if not units and scale is not None:
         raise ValueError(f"fields.{field}.scale: found {scale:g}, expected none: the field is not a quantity")
-    if not known and unit is not None:
+    if not units and unit is not None:
         raise ValueError(f"fields.{field}.unit: found '{unit}', expected none: the field is not a quantity")
 
 

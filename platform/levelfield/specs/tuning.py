@@ -154,21 +154,21 @@ class TuningRow(Value):
         self, scale: str, chip: str | None, framework: str | None, devices: int | None, nodes: int | None
     ) -> bool:
         """Return whether every condition of the row holds. A condition on an unknown value (None) does not hold."""
-        known = {"chip": chip, "framework": framework, "devices": devices, "nodes": nodes}
-        return self.scale == scale and all(known[name] == value for name, value in self.conditions.items())
+        place = {"chip": chip, "framework": framework, "devices": devices, "nodes": nodes}
+        return self.scale == scale and all(place[name] == value for name, value in self.conditions.items())
 
     @property
     def conditions(self) -> dict[str, str | int]:
         """The conditions beside the scale, by name; empty for a row that always applies."""
-        named = {"chip": self.chip, "framework": self.framework, "devices": self.devices, "nodes": self.nodes}
-        return {name: value for name, value in named.items() if value is not None}
+        values = {"chip": self.chip, "framework": self.framework, "devices": self.devices, "nodes": self.nodes}
+        return {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="before")
     @classmethod
     def _conditions_are_not_locked_fields(cls, content: Any) -> Any:
         for name in content if isinstance(content, dict) else ():
-            if name not in cls.model_fields and (why := reason(str(name))):
-                raise ValueError(f"'{name}' is locked, the case fixes it: {why}")
+            if name not in cls.model_fields and (locked := reason(str(name))):
+                raise ValueError(f"'{name}' is locked, the case fixes it: {locked}")
         return content
 
 
@@ -187,7 +187,7 @@ class Locked:
 
     fields: tuple[str, ...]
     also: tuple[str, ...]
-    why: str
+    reason: str
 
 
 LOCKED = (
@@ -267,17 +267,17 @@ def chosen_by(origin: str) -> str | None:
 
 def reason(field: str) -> str | None:
     """Return the reason why the field is locked, or None when it is free."""
-    return next((group.why for group in LOCKED if field in (*group.fields, *group.also)), None)
+    return next((group.reason for group in LOCKED if field in (*group.fields, *group.also)), None)
 
 
 def refuse_locked(names: Iterable[str], free: Iterable[str]) -> None:
     """Raise ValueError for the first name that is locked, with the reason, or unknown, with the nearest names."""
-    known = list(free)
+    fields = list(free)
     for name in names:
-        if name in known:
+        if name in fields:
             continue
-        if why := reason(name):
-            raise ValueError(f"'{name}' is locked, the case fixes it: {why}. Free fields: {', '.join(known)}")
-        near = difflib.get_close_matches(name, known, n=3)
+        if locked := reason(name):
+            raise ValueError(f"'{name}' is locked, the case fixes it: {locked}. Free fields: {', '.join(fields)}")
+        near = difflib.get_close_matches(name, fields, n=3)
         nearest = f"; nearest: {', '.join(near)}" if near else ""
-        raise ValueError(f"unknown field '{name}'{nearest}. Free fields: {', '.join(known)}")
+        raise ValueError(f"unknown field '{name}'{nearest}. Free fields: {', '.join(fields)}")

@@ -73,7 +73,7 @@ _OF_MAKERS = (
 )  # fmt: skip
 # They describe an image to its container's runtime, or to a reader.
 _OF_IMAGE = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
-_MOST_SHOWN = 80  # characters of a value
+_MOST_CHARACTERS = 80  # characters of a value
 RULE = "all but names that cannot matter"  # in provenance, of runs whose variables are recorded by exclusion
 
 
@@ -83,7 +83,7 @@ def reserved(name: str, by: str = "tuning") -> str | None:
         return None
     if by == "container" and _VISIBLE.fullmatch(name):
         return None
-    return next((why for pattern, why in _RESERVED.items() if re.fullmatch(pattern, name)), None)
+    return next((reason for pattern, reason in _RESERVED.items() if re.fullmatch(pattern, name)), None)
 
 
 def check(variables: dict[str, str], by: str) -> dict[str, str]:
@@ -91,8 +91,8 @@ def check(variables: dict[str, str], by: str) -> dict[str, str]:
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
-        if why := reserved(name, by):
-            raise ValueError(f"{name} cannot be set here: {why}; leave it out")
+        if reason := reserved(name, by):
+            raise ValueError(f"{name} cannot be set here: {reason}; leave it out")
         if "\0" in value:
             raise ValueError(f"{name}: found a NUL character, which no variable can hold")
         if not is_text(value):
@@ -104,11 +104,9 @@ def check_visible(name: str) -> str:
     """Return the name of a variable that names devices. Raises ValueError for one with another meaning."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
-    why = reserved(name)
-    if why == _DEVICES:
-        return name
-    if why or _SYSTEM.fullmatch(name):
-        meaning = why or "other programs read it"
+    reason = reserved(name)
+    if reason != _DEVICES and (reason or _SYSTEM.fullmatch(name)):
+        meaning = reason or "other programs read it"
         raise ValueError(f"found {name}, expected the variable of the maker that names devices: {meaning}")
     return name
 
@@ -125,9 +123,9 @@ def is_text(value: str) -> bool:
     return True
 
 
-TuningVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "tuning"))]
-VendorVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "vendor"))]
-ContainerVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "container"))]
+TuningVariables = Annotated[dict[str, str], AfterValidator(lambda variables: check(variables, "tuning"))]
+VendorVariables = Annotated[dict[str, str], AfterValidator(lambda variables: check(variables, "vendor"))]
+ContainerVariables = Annotated[dict[str, str], AfterValidator(lambda variables: check(variables, "container"))]
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -142,8 +140,11 @@ def masked(variables: Mapping[str, str]) -> dict[str, str]:
 
 def recorded(variables: Mapping[str, str]) -> dict[str, str]:
     """Return all variables but those of the session, in order. Of what looks like a secret there is a digest."""
-    kept = {name: text for name, text in sorted(variables.items()) if not _OF_SESSION.fullmatch(name)}
-    return {name: _secret(name, text) if is_secret(name, text) else text for name, text in kept.items()}
+    return {
+        name: _secret(name, text) if is_secret(name, text) else text
+        for name, text in sorted(variables.items())
+        if not _OF_SESSION.fullmatch(name)
+    }
 
 
 def counting(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
@@ -155,8 +156,11 @@ def counting(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
 
 def known_to_matter(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with names that are known to matter. LEVELFIELD_ variables change no training."""
-    own = "LEVELFIELD_"
-    return {k: text for k, text in variables.items() if k.startswith(KNOWN_TO_MATTER) and not k.startswith(own)}
+    return {
+        name: text
+        for name, text in variables.items()
+        if name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")
+    }
 
 
 def is_known(name: str) -> bool:
@@ -164,10 +168,13 @@ def is_known(name: str) -> bool:
     return name.startswith((*KNOWN_TO_MATTER, *_OF_MAKERS))
 
 
-def shown(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a reader is shown: those that are known to change trainings. Long values are cut."""
-    found = {k: text for k, text in inherited.items() if is_known(k) and not k.startswith("LEVELFIELD_")}
-    return {k: clipped(text, _MOST_SHOWN) for k, text in found.items() if not _OF_IMAGE.fullmatch(k)}
+def for_readers(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that reports have: those that are known to change trainings. Long values are cut."""
+    return {
+        name: clipped(text, _MOST_CHARACTERS)
+        for name, text in inherited.items()
+        if is_known(name) and not name.startswith("LEVELFIELD_") and not _OF_IMAGE.fullmatch(name)
+    }
 
 
 def _secret(name: str, text: str) -> str:

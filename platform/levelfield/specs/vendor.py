@@ -287,5 +287,4 @@ class VendorFile(Document):
 
     def chip(self, name: str) -> Chip | None:
         """Return the chip with this name or alias, in any case, or None."""
-        wanted = name.lower()
-        return next((c for c in self.chips if wanted in [n.lower() for n in (c.name, *c.aliases)]), None)
+        return next((c for c in self.chips if name.lower() in [n.lower() for n in (c.name, *c.aliases)]), None)

@@ -424,7 +424,7 @@ def _constants(constants: Constants, request: PlanRequest) -> Constants:
     overlap = request.tensor_overlap
     if overlap is not None and not 0 <= overlap <= 1:
         raise UsageError(f"--tensor-overlap: found {overlap:g}, expected a share from 0 to 1")
-    constants = constants.of_program(request.program) if request.program else constants
+    constants = constants.for_program(request.program) if request.program else constants
     stated = {"tensor_overlap": overlap, "attention": request.attention}
     changes = {name: value for name, value in stated.items() if value is not None}
     return constants.model_copy(update={"pace": constants.pace.model_copy(update=changes)})

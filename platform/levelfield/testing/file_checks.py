@@ -10,8 +10,7 @@ from levelfield.catalog.chip_names import chip_clash
 from levelfield.contracts.readings import is_named
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs.chip_ranges import SPARSE, out_of_range
-from levelfield.specs.chips import SOURCES
+from levelfield.specs.chips import SOURCES, SPARSE, out_of_range
 from levelfield.specs.vendor import Chip, PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import ORIGINS, Recording

@@ -91,4 +91,4 @@ def test_published_programs_keep_the_kernel_that_they_had() -> None:
     for framework in ("torch", "deepspeed"):
         constants = REGISTRY.constants(framework)
         assert constants is not None
-        assert "sdpa" not in {constants.of_program(name).pace.attention for name in constants.programs}
+        assert "sdpa" not in {constants.for_program(name).pace.attention for name in constants.programs}

@@ -77,7 +77,7 @@ def test_a_program_changes_what_it_says_and_keeps_the_rest() -> None:
         overlap=0.1,
         programs={"one": program(pace={"tensor_overlap": 0.3}, keeping={"norm_bytes": 6})},
     )
-    one = found.of_program("one")
+    one = found.for_program("one")
     assert (one.pace.overlap, one.pace.tensor_overlap) == (0.1, 0.3)
     assert (one.keeping.score_bytes, one.keeping.norm_bytes) == (5, 6)
     assert (found.pace.tensor_overlap, found.keeping.norm_bytes) == (0, 8)
@@ -95,7 +95,7 @@ def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
     assert (found.keeping.gated_mlp_tensors, found.keeping.fused_loss) == (3, True)
     assert (other.keeping, other.programs) == (before.keeping, before.programs)
     for name in programs:
-        assert found.of_program(name) == before.of_program(name).model_copy(update={"programs": found.programs}), name
+        assert found.for_program(name) == before.for_program(name).model_copy(update={"programs": found.programs}), name
     assert found.on_kind("one kind") == found
 
 
@@ -367,7 +367,7 @@ def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
     for name, program_name in shipped():
         found = registry.constants(name)
         assert found is not None
-        pace = (found.of_program(program_name) if program_name else found).pace
+        pace = (found.for_program(program_name) if program_name else found).pace
         for rate in (*RATES, "communication_efficiency"):
             assert getattr(pace, rate) == getattr(own, rate), (name, program_name, rate)
 
@@ -386,7 +386,7 @@ def shipped() -> list[tuple[str, str | None]]:
 def test_more_recomputation_never_needs_more_memory(framework: str, program_name: str | None) -> None:
     own = Registry().constants(framework)
     assert own is not None
-    model = (own.of_program(program_name) if program_name else own).keeping
+    model = (own.for_program(program_name) if program_name else own).keeping
     work = Registry().case("llama3_8b").work("full")
     for layout in ("DP8", "DP4TP2SH1SP4", "DP8SH3SP8", "PP8"):
         none, selective, full = (

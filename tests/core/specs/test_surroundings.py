@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.specs.variables import RULE, counting, recorded, shown
+from levelfield.specs.variables import RULE, counting, for_readers, recorded
 
 # Of libraries that a training may load; each was once recorded by no prefix.
 CHANGING = (
@@ -54,6 +54,6 @@ def test_provenance_of_an_earlier_run_counts_as_it_did() -> None:
 def test_a_reader_is_shown_what_is_known_to_matter_with_short_values() -> None:
     known = {"CUDA_HOME": "/usr/local/cuda", "NVIDIA_TF32_OVERRIDE": "1", "MUSA_LAUNCH_BLOCKING": "1", "XLA_FLAGS": "x"}
     others = ("SSL_CERT_FILE", "NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NV_CUDA_LIB_VERSION", "LEVELFIELD_RUNS", "PATH")
-    assert shown({**known, **dict.fromkeys(others, "1")}) == known
-    assert shown({"LD_LIBRARY_PATH": 80 * "x"}) == {"LD_LIBRARY_PATH": 80 * "x"}
-    assert shown({"LD_LIBRARY_PATH": 81 * "x"}) == {"LD_LIBRARY_PATH": 77 * "x" + "..."}
+    assert for_readers({**known, **dict.fromkeys(others, "1")}) == known
+    assert for_readers({"LD_LIBRARY_PATH": 80 * "x"}) == {"LD_LIBRARY_PATH": 80 * "x"}
+    assert for_readers({"LD_LIBRARY_PATH": 81 * "x"}) == {"LD_LIBRARY_PATH": 77 * "x" + "..."}
