@@ -48,7 +48,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         print(json_text(contents))
     else:
         alone = [_text(plan, runs) for plan in plans if plan.entry is None]
-        suites = ["\n".join(tables.planned(suite)) for suite in tables.by_suite(plans)]
+        suites = ["\n".join(tables.plan_lines(suite)) for suite in tables.grouped_by_suite(plans)]
         print("\n\n".join([*alone, *suites]))
     return 0
 

@@ -149,7 +149,7 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
 
 def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     """Yield what the figures of a training hold and where they are from."""
-    from levelfield.report.costs import described  # it imports numpy, which no other plan needs
+    from levelfield.report.costs import price_lines  # it imports numpy, which no other plan needs
 
     chip, prices = plan.chip, plan.request.prices
     if chip.power_watts:
@@ -157,7 +157,7 @@ def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     else:
         yield f"MWh: none, as no source gives the power of {chip.name}; --chips FILE adds it"
     if prices:
-        yield from (f"{prices.currency}: {price}" for price in described(prices, [chip.name]))
+        yield from (f"{prices.currency}: {price}" for price in price_lines(prices, [chip.name]))
         if bill.reason:
             yield f"{prices.currency}: none: {bill.reason}"
     yield "restarts, evaluation and checkpoints are not in it"

@@ -181,12 +181,12 @@ def _foreign(
 
 
 def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], prices: Prices | None) -> str:
-    from levelfield.report.costs import RunCosts, listed
+    from levelfield.report.costs import RunCosts, results_as
     from levelfield.report.one_run import result_lines, run_report
 
     costs = RunCosts(prices) if prices else None
     if len(results) > 1 or form in ("csv", "json"):
-        return listed(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
+        return results_as(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
     rows = [("cost", *costs.explained(results[0]))] if costs else []
     if form == "markdown":
         return run_report(results[0], read_plan(folders[0]), rows)

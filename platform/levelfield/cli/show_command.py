@@ -198,7 +198,7 @@ def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
         verified = {}
         for kind, needs in manifest.requirements.items():
             ran = "pins ran nowhere yet" if needs.verified == "none" else needs.verified
-            verified[kind] = _joined(ran, rehearsals.said(framework=name, kind=kind))
+            verified[kind] = _joined(ran, rehearsals.latest(framework=name, kind=kind))
         verified |= {"every device": SIMULATED} if manifest.simulated else {}
         row: Row = {"name": name, "version": manifest.version, "families": support.families_of(manifest)}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
@@ -211,7 +211,7 @@ def _vendors(registry: Registry) -> list[Row]:
     rows, rehearsals = [], _rehearsals(registry)
     for name in sorted(registry.vendors):
         devices = registry.machine.devices(name)
-        verified = _joined(registry.vendor_file(name).verified, rehearsals.said(vendor=name))
+        verified = _joined(registry.vendor_file(name).verified, rehearsals.latest(vendor=name))
         unknown = devices.problem is not None and not devices
         here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
         row: Row = {"name": name, "says": f"here: {here}; verified: {verified}"}

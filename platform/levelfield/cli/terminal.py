@@ -160,8 +160,8 @@ class Terminal:
             print("\n".join(result_lines(alone[0])))
         elif alone:
             print(tables.as_text(alone), end="")
-        for suite in tables.by_suite(results):
-            print("\n".join(tables.ran(suite)))
+        for suite in tables.grouped_by_suite(results):
+            print("\n".join(tables.suite_lines(suite)))
         if lines := repeats.as_lines(results, plan_digests(results, runs)):
             print("\n".join([*lines, ""]))
         for result in results:

@@ -19,7 +19,7 @@ from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValu
 from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
-from levelfield.report.costs import described
+from levelfield.report.costs import price_lines
 from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
@@ -182,7 +182,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         yield _ratios(comparison)
     if comparison.figures and comparison.prices:
         chips = [side.first.series.chip for side in comparison.sides]
-        yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(described(comparison.prices, chips)))
+        yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(price_lines(comparison.prices, chips)))
 
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _missing(comparison: Comparison) -> Iterator[str]:
 def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Iterator[tuple[str, ...]]:
     column = figure.quantity.column
     for number, (side, found) in enumerate(zip(sides, figure.sides, strict=True)):
-        median = column.shown(found.interval.median if found.interval else None)
+        median = column.text(found.interval.median if found.interval else None)
         ends = column.ends(found.interval) if found.interval else ""
         yield column.heading if number == 0 else "", side.name, str(len(found.values)), median, ends
 

@@ -314,7 +314,7 @@ def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
     ratio = f" ({cell.ratio.shown})" if cell.ratio else ""
     marks = "".join(mark for mark, said in (("*", cell.detail), ("!", cell.cautions)) if said)
     disturbed = "disturbed" if cell.is_disturbed else ""
-    return " ".join(filter(None, (RATE.column.shown(cell.value) + ratio, marks, disturbed)))
+    return " ".join(filter(None, (RATE.column.text(cell.value) + ratio, marks, disturbed)))
 
 
 def _ratios(found: ResultMatrix) -> Sheet:

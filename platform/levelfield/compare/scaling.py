@@ -172,7 +172,7 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
         str(row.devices),
         f"{len(row.rate.values)}{', disturbed' if row.side.is_disturbed else ''}",
         number(None if median is None else median * row.devices),
-        RATE.column.shown(median),
+        RATE.column.text(median),
         number(row.speed_up, 2),
         _efficiency(row.efficiency),
         _predicted_cell(row),

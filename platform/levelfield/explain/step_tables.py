@@ -20,34 +20,40 @@ Change = tuple[str, float, float, float | None]  # the part, before, after, half
 
 
 def step_sheets(parts: StepParts) -> Iterator[Sheet]:
-    """Give the tables of one run: parts, places, kernels, and ranks where there are several."""
-    yield Sheet(_heading(parts), notes=tuple(_notes(parts)))
+    """Yield the tables of one run: parts, places, kernels, and ranks where there are several."""
+    mean = parts.step.mean
+    steps = "1 recorded step" if parts.recorded_steps == 1 else f"{parts.recorded_steps} recorded steps"
+    heading = f"{parts.run_id}: where {mean:.2f} ms of a step go, mean of {steps}"
+    yield Sheet(heading, notes=tuple(_notes(parts)))
+    ordered = sorted(parts.parts, key=lambda row: -row.time.mean)
+    ordered.sort(key=lambda row: not (row.part == "unexplained" and row.time.mean / mean >= _LARGE))  # it is the first
     header = ("part", "ms", "95 %", "share", "recomputed", "overlapped")
-    ordered = sorted(parts.parts, key=lambda each: _place_of(each.part, each.time.mean / parts.step.mean))
     rows = [
         (
-            each.part,
-            f"{each.time.mean:.2f}",
-            interval(each.time),
-            f"{each.time.mean / parts.step.mean:.1%}",
-            f"{each.recompute_ms:.2f}" if each.recompute_ms else "",
-            f"{each.overlapped_ms:.2f}" if each.overlapped_ms else "",
+            row.part,
+            f"{row.time.mean:.2f}",
+            interval(row.time),
+            f"{row.time.mean / mean:.1%}",
+            f"{row.recompute_ms:.2f}" if row.recompute_ms else "",
+            f"{row.overlapped_ms:.2f}" if row.overlapped_ms else "",
         )
-        for each in ordered
+        for row in ordered
     ]
-    total = ("step", f"{parts.step.mean:.2f}", interval(parts.step), "100.0%", _sum(parts), "")
-    used = [place for place, cells in enumerate(zip(*rows, total, strict=True)) if any(cells)]
-    shown, *rest = (tuple(row[place] for place in used) for row in (header, *rows, total))
-    yield Sheet("", shown, tuple(rest))
+    repeated = sum(row.recompute_ms for row in parts.parts)
+    total = ("step", f"{mean:.2f}", interval(parts.step), "100.0%", f"{repeated:.2f}" if repeated else "", "")
+    used = [column for column, cells in enumerate(zip(*rows, total, strict=True)) if any(cells)]
+    names, *lines = (tuple(row[column] for column in used) for row in (header, *rows, total))
+    yield Sheet("", names, tuple(lines))
     if parts.alone is not None:
         yield _alone_sheet(parts.alone)
     if parts.planned is not None:
         yield _planned_sheet(parts.planned)
     yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
     kernels = [
-        (each.part, short_kernel(each.name), each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels
+        (kernel.part, short_kernel(kernel.name), kernel.kind, kernel.dtype or "", f"{kernel.ms:.2f}")
+        for kernel in parts.kernels[:_MOST_KERNELS]
     ]
-    yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
+    yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels))
     if len(parts.ranks) > 1:
         yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
 
@@ -56,16 +62,16 @@ def _alone_sheet(alone: StepAlone) -> Sheet:
     """Return the table of what the parts' operations take in place, alone, and at the rates of the chip."""
     rows = [
         (
-            each.part,
-            f"{each.in_place_ms:.2f}",
-            f"{each.alone_ms:.2f}",
-            "?" if each.allowed_ms is None else f"{each.allowed_ms:.2f}",
-            f"{min(1.0, each.share):.0%}",
+            row.part,
+            f"{row.in_place_ms:.2f}",
+            f"{row.alone_ms:.2f}",
+            "?" if row.allowed_ms is None else f"{row.allowed_ms:.2f}",
+            f"{min(1.0, row.share):.0%}",
         )
-        for each in sorted(alone.parts, key=lambda each: -each.in_place_ms)
+        for row in sorted(alone.parts, key=lambda row: -row.in_place_ms)
     ]
-    rates = [f"{name}: {said}" for name, said in (("peak", alone.peak), ("memory", alone.memory)) if said]
-    missing = [f"missing: {each}" for each in alone.missing]
+    rates = [f"{name}: {source}" for name, source in (("peak", alone.peak), ("memory", alone.memory)) if source]
+    missing = [f"missing: {reason}" for reason in alone.missing]
     header = ("part", "in place ms", "alone ms", "chip allows ms", "of the part")
     return Sheet("alone on the device", header, tuple(rows), (*alone.findings, *rates, *missing))
 
@@ -76,27 +82,22 @@ def _planned_sheet(planned: StepPlanned) -> Sheet:
         return Sheet("", notes=(f"the planner predicts no parts: {planned.reason}",))
     rows = [
         (
-            each.name,
-            f"{each.measured_ms:.2f}",
-            f"{each.planned_ms:.2f}",
-            NONE if each.low_ms is None else f"{each.low_ms:.2f} to {each.high_ms:.2f}",
-            "off" if each.is_off else "",
+            part.name,
+            f"{part.measured_ms:.2f}",
+            f"{part.planned_ms:.2f}",
+            NONE if part.low_ms is None else f"{part.low_ms:.2f} to {part.high_ms:.2f}",
+            "off" if part.is_off else "",
         )
-        for each in planned.parts
+        for part in planned.parts
     ]
-    notes = [f"planner's finding: {each}" for each in planned.findings]
+    notes = [f"planner's finding: {finding}" for finding in planned.findings]
     notes.append(
         "optimizer: with gradient clipping; step: measured with what the planner does not predict, such as host, "
         "waiting and input"
     )
-    if any(each.low_ms is None for each in planned.parts):
+    if any(part.low_ms is None for part in planned.parts):
         notes.append("no published run of this kind says how far the planner may be off, so nothing is expected")
     return Sheet("beside the planner", ("part", "measured ms", "planned ms", "expected", ""), tuple(rows), tuple(notes))
-
-
-def _heading(parts: StepParts) -> str:
-    steps = "1 recorded step" if parts.recorded_steps == 1 else f"{parts.recorded_steps} recorded steps"
-    return f"{parts.run_id}: where {parts.step.mean:.2f} ms of a step go, mean of {steps}"
 
 
 def _notes(parts: StepParts) -> Iterator[str]:
@@ -104,15 +105,11 @@ def _notes(parts: StepParts) -> Iterator[str]:
     between = "" if cost.low is None or cost.high is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
     grew = "; parts with many short operations grew most" if cost.ratio > _LARGE else ""
     yield f"recording changed these steps by {cost.ratio:+.1%}{between}{grew}; the window was not recorded"
-    yield from (f"warning: {each}" for each in parts.warnings)
+    yield from (f"warning: {warning}" for warning in parts.warnings)
     for late in parts.late:
         longer = "" if late.longer_ms is None else f": {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
         yield f"others wait {late.waited_ms:.1f} ms for rank {late.rank}{longer}"
-    yield from (f"missing: {each}" for each in parts.missing)
-
-
-def _place_of(part: str, share: float) -> tuple[bool, float]:
-    return not (part == "unexplained" and share >= _LARGE), -share
+    yield from (f"missing: {reason}" for reason in parts.missing)
 
 
 def interval(time: Milliseconds) -> str:
@@ -120,26 +117,21 @@ def interval(time: Milliseconds) -> str:
     return "" if time.high is None else f"±{time.high - time.mean:.2f}"
 
 
-def _sum(parts: StepParts) -> str:
-    again = sum(each.recompute_ms for each in parts.parts)
-    return f"{again:.2f}" if again else ""
-
-
 def _places(parts: StepParts) -> Iterator[tuple[str, ...]]:
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    times: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            found[place.part, of_all_layers(place.where)] += place.ms / len(parts.ranks)
-    for (part, where), ms in sorted(found.items(), key=lambda each: -each[1])[:_MOST_PLACES]:
+            times[place.part, of_all_layers(place.where)] += place.ms / len(parts.ranks)
+    for (part, where), ms in sorted(times.items(), key=lambda item: -item[1])[:_MOST_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 
 
 def _ranks(parts: StepParts) -> Iterator[tuple[str, ...]]:
     for rank in parts.ranks:
-        waited = sum(each.ms for each in rank.waited_for)
-        most = sorted(rank.waited_for, key=lambda each: -each.ms)[:3]
-        said = ", ".join(f"rank {each.rank} {each.ms:.2f} ms" for each in most)
-        yield str(rank.rank), f"{rank.step.mean:.2f}", f"{rank.step.mean - waited:.2f}", said
+        waited = sum(wait.ms for wait in rank.waited_for)
+        longest = sorted(rank.waited_for, key=lambda wait: -wait.ms)[:3]
+        waits = ", ".join(f"rank {wait.rank} {wait.ms:.2f} ms" for wait in longest)
+        yield str(rank.rank), f"{rank.step.mean:.2f}", f"{rank.step.mean - waited:.2f}", waits
 
 
 def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
@@ -156,7 +148,7 @@ def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
 
 
 def _bar(begin: float, end: float, low: float, scale: float) -> str:
-    left, right = (round((each - low) * scale) for each in sorted((begin, end)))
+    left, right = (round((place - low) * scale) for place in sorted((begin, end)))
     return " " * left + ("#" if end >= begin else "-") * (right - left + 1)
 
 
@@ -170,9 +162,9 @@ def difference_lines(
         f"A  {printable(a)}: {before:.2f} ms a step",
         f"B  {printable(b)}: {after:.2f} ms a step",
     ]
-    lines += [wrapped(f"{number}. {one_line(printable(each))}", 3) for number, each in enumerate(sentences, start=1)]
+    lines += [wrapped(f"{number}. {one_line(printable(text))}", 3) for number, text in enumerate(sentences, start=1)]
     lines.append(f"Together they explain {explained:.0%} of the change." if is_real else _NO_DIFFERENCE)
-    return [*lines, *(wrapped(one_line(printable(each)), 3) for each in warnings)]
+    return [*lines, *(wrapped(one_line(printable(warning)), 3) for warning in warnings)]
 
 
 def difference_sheet(rows: Sequence[Change]) -> Sheet:

@@ -32,7 +32,7 @@ from levelfield.pages.series_history import (
     summary_of,
 )
 from levelfield.pages.site_files import PagesWriter, data_script
-from levelfield.report.costs import described
+from levelfield.report.costs import price_lines
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.store.database import rare_collections
@@ -220,7 +220,7 @@ def _paid(view: FirstView, prices: Prices) -> list[str]:
     """Return the prices of the chips that have a cost, each with what the cost includes."""
     sides = [bar.contender.side.first for training in view.trainings for bar in training.ranking.bars]
     covers = {side.series.chip: view.metric.quantity.covers(side) for side in sides}
-    return [f"{line} ({covers[chip]})" for chip in covers for line in described(prices, [chip])]
+    return [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
 
 
 def _beside_rows(

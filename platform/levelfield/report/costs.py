@@ -45,34 +45,32 @@ class RunCosts:
 
     def explained(self, result: Result) -> tuple[str, str]:
         """Return the cost of one run, and its parts or why there is none."""
-        found, currency = self.of(result), self.prices.currency
-        if found.reason:
-            return NONE, found.reason
-        return f"{significant(found.value)} {currency} per million tokens", self._parts(result.chip, found)
+        price, currency = self.of(result), self.prices.currency
+        if price.reason:
+            return NONE, price.reason
+        parts = price_in_words(self.prices.chips[result.chip], currency)
+        if price.power is not None:
+            power = f"{significant(price.power)} for the power of its {price.power_of}"
+            parts = f"{significant(price.machine)} for the machine, {power} ({parts})"
+        return f"{significant(price.value)} {currency} per million tokens", parts
 
     def notes(self, results: Sequence[Result]) -> list[str]:
         """Return what the prices are for each chip, and why runs have no cost; equal reasons once."""
-        reasons = dict.fromkeys(f"none: {found.reason}" for found in map(self.of, results) if found.reason)
-        said = (*described(self.prices, [result.chip for result in results]), *reasons)
-        covered = dict.fromkeys(found.power_of for found in map(self.of, results) if found.power_of)
+        costs = [self.of(result) for result in results]
+        reasons = dict.fromkeys(f"none: {price.reason}" for price in costs if price.reason)
+        covered = dict.fromkeys(price.power_of for price in costs if price.power_of)
         power = [f"the power is that of {' in some runs and of '.join(covered)}"] if covered else []
-        return [f"{self.column.heading}: {each}" for each in (*said, *power)]
-
-    def _parts(self, chip: str, found: Cost) -> str:
-        paid = in_words(self.prices.chips[chip], self.prices.currency)
-        if found.power is None:
-            return paid
-        power = f"{significant(found.power)} for the power of its {found.power_of}"
-        return f"{significant(found.machine)} for the machine, {power} ({paid})"
+        prices = price_lines(self.prices, [result.chip for result in results])
+        return [f"{self.column.heading}: {note}" for note in (*prices, *reasons, *power)]
 
     def plain(self, result: Result) -> dict[str, object]:
         """Return the cells of a CSV row."""
-        found = self.of(result)
+        price = self.of(result)
         return {
-            NAME: found.value,
+            NAME: price.value,
             "cost_currency": self.prices.currency,
-            "cost_reason": found.reason,
-            "cost_power_of": found.power_of,
+            "cost_reason": price.reason,
+            "cost_power_of": price.power_of,
         }
 
     def as_values(self, results: Sequence[Result]) -> dict[str, object]:
@@ -81,22 +79,22 @@ class RunCosts:
         return {"schema": SCHEMA, "unit": self.column.unit, "prices": self.prices.model_dump(mode="json"), "runs": runs}
 
 
-def listed(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
+def results_as(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
     """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
 
     plans: as `repeats_of` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
     """
     added = costs.column if costs else None
     figures = (*repeats.ALL, added) if added else repeats.ALL
-    columns = {**COLUMNS, added.heading: lambda r: added.shown(added.read(r))} if added else COLUMNS
+    columns = {**COLUMNS, added.heading: lambda r: added.text(added.read(r))} if added else COLUMNS
     if form == "json":
         return tables.as_json(results, plans, [costs.as_values(results)] if costs else (), figures)
     if form == "csv":
         return tables.csv_text([tables.plain(r) | (costs.plain(r) if costs else {}) for r in results])
     notes = costs.notes(results) if costs else []
     if form == "markdown":
-        said = tables.as_markdown(results, columns) + repeats.as_markdown(results, plans, figures)
-        return said + "".join(f"\n{markdown(note)}\n" for note in notes)
+        page = tables.as_markdown(results, columns) + repeats.as_markdown(results, plans, figures)
+        return page + "".join(f"\n{markdown(note)}\n" for note in notes)
     lines = [
         *repeats.as_lines(results, plans, figures),
         *([""] if notes else []),
@@ -105,19 +103,19 @@ def listed(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunC
     return tables.as_text(results, columns=columns) + "".join(f"{line}\n" for line in lines)
 
 
-def described(prices: Prices, chips: Iterable[str]) -> Iterator[str]:
+def price_lines(prices: Prices, chips: Iterable[str]) -> Iterator[str]:
     """Yield the price of each of these chips that has one, in words."""
     for chip in dict.fromkeys(chips):
         if chip in prices.chips:
-            yield f"{chip}: {in_words(prices.chips[chip], prices.currency)}"
+            yield f"{chip}: {price_in_words(prices.chips[chip], prices.currency)}"
 
 
-def in_words(price: ChipPrice, currency: str) -> str:
+def price_in_words(price: ChipPrice, currency: str) -> str:
     """Return a price in words."""
     if price.own is None:
         return f"rent of {price.rent:,.10g} {currency} an hour per {price.per}, with power"
-    own = price.own
+    machine = price.own
     return (
-        f"{own.capital:,.12g} {currency} per {price.per} over {own.years:g} years, in use for {own.utilisation:.0%} of "
-        f"them; power at {own.power_per_kwh:g} {currency}/kWh and PUE {own.pue:g}"
+        f"{machine.capital:,.12g} {currency} per {price.per} over {machine.years:g} years, in use for "
+        f"{machine.utilisation:.0%} of them; power at {machine.power_per_kwh:g} {currency}/kWh and PUE {machine.pue:g}"
     )

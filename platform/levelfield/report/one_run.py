@@ -41,8 +41,8 @@ def _rows(result: Result) -> Iterator[LabelledText]:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         yield "MFU", f"{result_words.percent(mfu)} {mfu.formula} {peak}".rstrip()
         yield "", f"{mfu.peak_source or mfu.reason}"
-    beyond = [each for each in result.utilisation if each.is_above_peak and each != mfu]
-    yield from (("", f"{each.kind} {each.formula}: {each.reason}") for each in beyond)
+    beyond = (use for use in result.utilisation if use.is_above_peak and use != mfu)
+    yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in beyond)
     name, memory = result_words.worst_memory(result)
     yield "memory", f"{words.gib(memory)} ({name})"
     yield "", f"expected {result_words.expectation(result)}"
@@ -85,10 +85,10 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
 
 def _inherited(result: Result) -> str:
     """Return the inherited variables that are known to change trainings, and where the others are."""
-    known = for_readers(result.inherited)
-    others = len(result.inherited) - len(known)
-    rest = [f"{others} {'more' if known else 'that are not known to change a training'}: provenance.json"]
-    return ", ".join([*(f"{name}={text}" for name, text in known.items()), *(rest if others else ())])
+    important = for_readers(result.inherited)
+    others = len(result.inherited) - len(important)
+    rest = [f"{others} {'more' if important else 'that are not known to change a training'}: provenance.json"]
+    return ", ".join([*(f"{name}={text}" for name, text in important.items()), *(rest if others else ())])
 
 
 @cache  # compiling it takes longer than all else of a report
@@ -111,7 +111,7 @@ def _template() -> Template:
         result_words.memory_rows,
     )
     lines = (result_words.tuning_lines, result_words.to_loss_lines, result_words.pace_lines, result_words.expert_lines)
-    environment.globals.update({each.__name__: each for each in (*texts, *lines)}, inherited_variables=_inherited)
+    environment.globals.update({write.__name__: write for write in (*texts, *lines)}, inherited_variables=_inherited)
     return environment.get_template("run.md.j2")
 
 

@@ -41,7 +41,7 @@ class FigureColumn:
     most: float | None = None
     basis: Callable[[Result], object] = lambda result: None
 
-    def shown(self, value: float | None) -> str:
+    def text(self, value: float | None) -> str:
         """Return the value as a table shows it."""
         return scaled(value, self.divisor, self.digits)
 
@@ -49,7 +49,7 @@ class FigureColumn:
         """Return both ends of an interval as a table shows them; empty where there is none."""
         if interval.low is None or interval.high is None:
             return ""
-        return f"[{self.shown(interval.low)}, {self.shown(interval.high)}]"
+        return f"[{self.text(interval.low)}, {self.text(interval.high)}]"
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,17 @@ def _figures(results: Sequence[Result], columns: Columns) -> Iterator[RepeatedFi
 
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
-    column, found = figure.column, figure.interval
-    return column.heading, column.shown(found.median), column.ends(found)
+    column, interval = figure.column, figure.interval
+    return column.heading, column.text(interval.median), column.ends(interval)
 
 
 def _notes(repeats: Repeats) -> list[str]:
     if not repeats.figures:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
-    found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
+    methods = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
     basis = FIGURE_COLUMNS["mfu_palm"].basis
     peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
     apart = (
         [f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
     )
-    return apart + [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(found)]
+    return apart + [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]

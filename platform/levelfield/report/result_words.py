@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 # As measure/throughput.py writes it into result.json.
 _TREND = re.compile(
-    r"(?P<said>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
+    r"(?P<drift>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
 )
-_CHANGE = re.compile(r"(?P<said>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
+_CHANGE = re.compile(r"(?P<shift>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
 MOST_NODES = 8  # in the report of one run; report.md has all
 
 
-def percent(found: Utilisation | None) -> str:
+def percent(use: Utilisation | None) -> str:
     """Return a percentage such as 37.7 %, or a range such as 25.4-50.9 % for mixed fp8."""
-    if found is None:
+    if use is None:
         return NONE
-    if found.low is not None and found.high is not None and found.low != found.high:
-        return f"{found.low:.1%}-{found.high:.1%}".replace("%", "") + " %"
-    return NONE if found.value is None else f"{found.value * 100:.1f} %"
+    if use.low is not None and use.high is not None and use.low != use.high:
+        return f"{use.low:.1%}-{use.high:.1%}".replace("%", "") + " %"
+    return NONE if use.value is None else f"{use.value * 100:.1f} %"
 
 
 def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
@@ -42,13 +42,13 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
     On a processor the device's is the machine's, with all other programs, and never counts.
     """
     memory = result.memory
-    named = (
+    figures = (
         ("device used", memory.device_used_peak),
         ("reserved", memory.reserved_peak),
         ("allocated", memory.allocated_peak),
         ("process", memory.process_peak),
     )
-    order = (named[3], *named[1:3]) if _is_host(result) else named
+    order = (figures[3], *figures[1:3]) if _is_host(result) else figures
     return next(((name, figure.value) for name, figure in order if figure.value is not None), (order[0][0], None))
 
 
@@ -69,8 +69,8 @@ def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
     memory, headline = result.memory, "peak; what runs are compared by"
     used = ("device used", memory.device_used_peak, headline)
     if _is_host(result):
-        own = "peak of all programs on the machine, or in its control group; no figure of this run"
-        used = ("whole machine", memory.device_used_peak, own)
+        foreign = "peak of all programs on the machine, or in its control group; no figure of this run"
+        used = ("whole machine", memory.device_used_peak, foreign)
     return (
         used,
         ("framework reserved", memory.reserved_peak, "peak"),
@@ -81,26 +81,27 @@ def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
 
 def expectation(result: Result) -> str:
     """Return the expected memory, and which measured figure is how many times that."""
-    found = result.memory.expectation
+    comparison = result.memory.expectation
     expected = gib(result.memory.expected_bytes)
-    if found is None or found.ratio is None:
+    if comparison is None or comparison.ratio is None:
         return expected
-    return f"{expected}; the {found.figure}, {gib(found.measured.value)}, is {number(found.ratio, 2)} times that"
+    measured = f"the {comparison.figure}, {gib(comparison.measured.value)}"
+    return f"{expected}; {measured}, is {number(comparison.ratio, 2)} times that"
 
 
-def reason_without_limits(found: Alignment) -> str:
+def reason_without_limits(alignment: Alignment) -> str:
     """Return the reason of a verdict without the source of its limits, which is a line of its own."""
-    return found.reason.replace(f" ({found.limits})", "") if found.limits else found.reason
+    return alignment.reason.replace(f" ({alignment.limits})", "") if alignment.limits else alignment.reason
 
 
 def node_rows(result: Result) -> list[tuple[str, str]]:
     """Return how many nodes ended in which way, `1 failed, 1 stopped`, and a line for each that did not just end."""
-    number_of = Counter(each.word or "without a known end" for each in result.machines)
+    number_of = Counter(node.word or "without a known end" for node in result.machines)
     if set(number_of) == {"ended"}:
         lines = [f"{len(result.machines)} of {len(result.machines)} ended"]
     else:
         lines = [", ".join(f"{number} {word}" for word, number in number_of.items())] if number_of else []
-    bad = [each for each in result.machines if each.word not in ("ended", "stopped", None)]
+    bad = [node for node in result.machines if node.word not in ("ended", "stopped", None)]
     lines += [
         f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}"
         for n in bad[:MOST_NODES]
@@ -112,13 +113,13 @@ def node_rows(result: Result) -> list[tuple[str, str]]:
 def flag(stored: str) -> str:
     """Return the flag of step times in words. A drift is that of a fitted line, which may lose more than the median."""
     if change := _CHANGE.fullmatch(stored):
-        return f"{change['said']} of the window's median{change['rest']}"
-    found = _TREND.fullmatch(stored)
-    if found is None:
+        return f"{change['shift']} of the window's median{change['rest']}"
+    trend = _TREND.fullmatch(stored)
+    if trend is None:
         return stored
-    half = float(found["percent"]) / 200
+    half = float(trend["percent"]) / 200
     first, last = (significant(max(0.0, end), 3) for end in (1 - half, 1 + half))
-    return f"{found['said']} of its median over the window, on a line from {first} to {last} times it {found['p']}"
+    return f"{trend['drift']} of its median over the window, on a line from {first} to {last} times it {trend['p']}"
 
 
 def energy_lines(result: Result) -> tuple[str, ...]:
@@ -136,19 +137,16 @@ def energy_lines(result: Result) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _of_node(name: str) -> str:
-    return "'s ranks" if name.startswith("node") else ""
-
-
 def pace_lines(result: Result) -> tuple[str, ...]:
     """Return a sentence for each node and rank that the others waited for."""
     if result.pace is None:
         return ()
-    steps = result.pace.steps
+    steps, ranks = result.pace.steps, "'s ranks"
     return tuple(
-        f"{each.name}{_of_node(each.name)} took {each.excess:.1%} longer before the exchange (slowest in "
-        f"{each.slowest_in} of {steps} steps); the others waited {each.waited_seconds * 1000:,.1f} ms in each"
-        for each in result.pace.stragglers
+        f"{slow.name}{ranks if slow.name.startswith('node') else ''} took {slow.excess:.1%} longer before the exchange "
+        f"(slowest in {slow.slowest_in} of {steps} steps); the others waited {slow.waited_seconds * 1000:,.1f} ms in "
+        "each"
+        for slow in result.pace.stragglers
     )
 
 
@@ -163,7 +161,7 @@ def expert_lines(result: Result) -> tuple[str, ...]:
     load = result.experts
     if load is None:
         return ()
-    worst = max(load.layers, key=lambda each: each.imbalance)
+    worst = max(load.layers, key=lambda layer: layer.imbalance)
     over = f"the {load.steps} steps of the window" if load.over == "window" else f"{load.steps} warm-up steps"
     lines = [
         f"largest load {load.imbalance:.2f} x the mean (layer {worst.layer}, over {over}), {load.imbalance_last:.2f} x "
@@ -171,7 +169,7 @@ def expert_lines(result: Result) -> tuple[str, ...]:
         f"mean {worst.mean:.2%}"
     ]
     if load.never_chosen:
-        where = ", ".join(str(each.layer) for each in load.layers if each.never_chosen)
+        where = ", ".join(str(layer.layer) for layer in load.layers if layer.never_chosen)
         lines.append(f"never chosen: {load.never_chosen} experts (layers {where})")
     if load.auxiliary_first is not None and load.auxiliary_last is not None:
         lines.append(f"auxiliary loss {load.auxiliary_first:.4g} -> {load.auxiliary_last:.4g}")
@@ -191,19 +189,19 @@ def tuning_lines(result: Result) -> tuple[str, ...]:
 
 def to_loss(result: Result) -> str:
     """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
-    found = result.to_loss
-    return NONE if found is None or found.seconds is None else f"{number(found.seconds, 2)} ({found.level:g})"
+    time = result.to_loss
+    return NONE if time is None or time.seconds is None else f"{number(time.seconds, 2)} ({time.level:g})"
 
 
 def to_loss_lines(result: Result) -> tuple[str, ...]:
     """Return the time and tokens to a loss in a sentence, with what is not counted; none for a run without."""
-    found = result.to_loss
-    if found is None or found.seconds is None:
+    time = result.to_loss
+    if time is None or time.seconds is None:
         return ()
     return (
-        f"{number(found.seconds, 2)} s and {number(found.tokens, 0)} tokens to a loss of {found.level:g}, in step "
-        f"{number(found.step, 2)} (loss averaged over {found.averaged_steps} steps); the seconds do not count start, "
-        f"compilation and steps 1 to {found.uncounted_steps}",
+        f"{number(time.seconds, 2)} s and {number(time.tokens, 0)} tokens to a loss of {time.level:g}, in step "
+        f"{number(time.step, 2)} (loss averaged over {time.averaged_steps} steps); the seconds do not count start, "
+        f"compilation and steps 1 to {time.uncounted_steps}",
     )
 
 

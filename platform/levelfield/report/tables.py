@@ -76,12 +76,28 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
     """Return a Markdown table of each training with every column; below it, the reasons for missing figures."""
-    return "\n".join(_markdown_group(*group, columns) for group in _groups(results))
+    groups = []
+    for heading, group in _groups(results):
+        above = [f"### {markdown(heading)}", ""] if heading else []
+        lines = table(columns, ([write(result) for write in columns.values()] for result in group))
+        groups.append("\n".join([*above, *lines, *map(markdown, _notes(group))]) + "\n")
+    return "\n".join(groups)
 
 
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
     """Return a text table of each training within `width` columns. A run takes two lines when one is too short."""
-    return "\n".join(_text_group(*group, width, columns) for group in _groups(results))
+    more = [name for name in columns if name not in COLUMNS]
+    names = [*_NARROW, *more]
+    groups = []
+    for heading, group in _groups(results):
+        above = [wrapped(one_line(heading), 2)] if heading else []
+        rows = [names, *([one_line(columns[name](result)) for name in names] for result in group)]
+        lines = aligned(rows) if group else [""]
+        if group and sum(widths_of(rows)) + 2 * len(names) > width:
+            lines = [wrapped(line, 4) for result in group for line in _two_lines(result, columns, more)]
+        notes = (wrapped(note, 2) for note in _notes(group))
+        groups.append("\n".join([*above, *lines, *notes]) + "\n")
+    return "\n".join(groups)
 
 
 def hidden_columns(names: Iterable[str]) -> list[str]:
@@ -137,55 +153,27 @@ def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     for result in results:
         key = (result.case, result.scale, result.window, result.identity.work, result.identity.corpus)
         groups.setdefault(key, []).append(result)
-    headings = [_heading(group[0]) for group in groups.values()]
     if len(groups) < 2:
         return [("", list(results))]
-    named = zip(headings, groups.values(), strict=True)
-    return [(heading if headings.count(heading) == 1 else f"{heading}, {_work(g[0])}", g) for heading, g in named]
-
-
-def _heading(result: Result) -> str:
-    first, last = result.window
-    return f"{result.case} ({result.scale}), {result.precision}, steps {first} to {last}"
-
-
-def _work(result: Result) -> str:
-    """Return what tells two trainings of one name apart: the beginnings of their digests."""
-    work, corpus = (short_digest(digest, 8) for digest in (result.identity.work, result.identity.corpus))
-    return f"work {work}, corpus {corpus}"
-
-
-def _markdown_group(heading: str, results: Sequence[Result], columns: Columns) -> str:
-    lines = table(columns, ([write(r) for write in columns.values()] for r in results))
-    above = [f"### {markdown(heading)}", ""] if heading else []
-    return "\n".join([*above, *lines, *map(markdown, _notes(results))]) + "\n"
-
-
-def _text_group(heading: str, results: Sequence[Result], width: int, columns: Columns) -> str:
-    names = [*_NARROW, *_more(columns)]
-    rows = [names, *([one_line(columns[name](r)) for name in names] for r in results)]
-    lines = aligned(rows) if results else [""]
-    if results and sum(widths_of(rows)) + 2 * len(names) > width:
-        lines = [wrapped(line, 4) for r in results for line in _two_lines(r, columns)]
-    notes = [wrapped(note, 2) for note in _notes(results)]
-    above = [wrapped(one_line(heading), 2)] if heading else []
-    return "\n".join([*above, *lines, *notes]) + "\n"
-
-
-def _two_lines(result: Result, columns: Columns) -> list[str]:
-    said = {name: write(result) for name, write in columns.items()}
-    tuning = "".join(tuning_lines(result))
-    more = "".join(f"{name} {said[name]}  " for name in _more(columns))
+    firsts = [group[0] for group in groups.values()]
+    headings = [f"{r.case} ({r.scale}), {r.precision}, steps {r.window[0]} to {r.window[1]}" for r in firsts]
+    digests = [(short_digest(r.identity.work, 8), short_digest(r.identity.corpus, 8)) for r in firsts]
     return [
-        f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}  {tuning}",
-        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU (palm) {said['MFU (palm)']}  {more}"
-        f"{said['memory']}  loss {said['loss']}",
+        (heading if headings.count(heading) == 1 else f"{heading}, work {work}, corpus {corpus}", group)
+        for heading, (work, corpus), group in zip(headings, digests, groups.values(), strict=True)
     ]
 
 
-def _more(columns: Columns) -> list[str]:
-    """Return the columns beyond the usual ones."""
-    return [name for name in columns if name not in COLUMNS]
+def _two_lines(result: Result, columns: Columns, more: Iterable[str]) -> list[str]:
+    """Return the lines of a result where a line has no room for it. more: the columns beyond the usual ones."""
+    cells = {name: write(result) for name, write in columns.items()}
+    tuning = "".join(tuning_lines(result))
+    others = "".join(f"{name} {cells[name]}  " for name in more)
+    return [
+        f"{cells['case']} ({cells['scale']})  {cells['framework']}  {cells['chip']}  {cells['layout']}  {tuning}",
+        f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  MFU (palm) {cells['MFU (palm)']}  {others}"
+        f"{cells['memory']}  loss {cells['loss']}",
+    ]
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
@@ -195,6 +183,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 def plain(result: Result) -> dict[str, object]:
     """Return a result's figures in one row, by names with units."""
+    nodes = result.energy.nodes  # a table without node power has no column of it
     return {
         "run_id": result.run_id,
         "case": result.case,
@@ -220,7 +209,7 @@ def plain(result: Result) -> dict[str, object]:
         "process_peak_bytes": result.memory.process_peak.value,
         "expected_memory_bytes": result.memory.expected_bytes,
         "memory_over_expected": result.memory.expectation and result.memory.expectation.ratio,
-        **_of_nodes(result),
+        **({"joules_per_token_not_of_chips": nodes.other_joules_per_token.value} if nodes else {}),
         "loss_first": result.loss.first,
         "loss_level": result.to_loss and result.to_loss.level,
         "tokens_to_loss": result.to_loss and result.to_loss.tokens,
@@ -229,48 +218,62 @@ def plain(result: Result) -> dict[str, object]:
     }
 
 
-def _of_nodes(result: Result) -> dict[str, object]:
-    """Return the cells of whole nodes. A table without node power has no column of it."""
-    nodes = result.energy.nodes
-    if nodes is None:
-        return {}
-    return {
-        "joules_per_token_not_of_chips": nodes.other_joules_per_token.value,
-    }
-
-
-def planned(plans: Sequence[Plan]) -> list[str]:
-    """Return two lines per entry, under the headings of groups, and notes on single entries below."""
+def plan_lines(plans: Sequence[Plan]) -> list[str]:
+    """Return two lines for each entry of a suite, under the headings of groups, and notes on single entries below."""
     once = [plan for plan in plans if plan.repeat == 1]
-    firsts = _in_columns([_PLANNED[0], *(_first_cells(plan) for plan in once)])
-    seconds = _in_columns([_PLANNED[1], *(_second_cells(plan) for plan in once)])
-    lines = [f"suite {_entry_of(once[0]).suite}: {len(once)} entries", "", firsts[0], seconds[0]]
-    for heading, first, second in zip(_group_headings(once), firsts[1:], seconds[1:], strict=True):
+    firsts, seconds = [_PLANNED[0]], [_PLANNED[1]]
+    for plan in once:
+        tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
+        fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
+        state = "ASSUMED" if hardware.assumed else plan.scale
+        firsts.append((_entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS[fits], state))
+        seconds.append(
+            (
+                f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
+                str(tuning.layout),
+                f"{tuning.micro_batch} x {plan.accumulation}",
+                tuning.recomputation,
+                f"{_rounded_gib(memory.total_bytes)} of {_rounded_gib(memory.available_bytes)}",
+            )
+        )
+    above, below = _in_columns(firsts), _in_columns(seconds)
+    lines = [f"suite {_entry_of(once[0]).suite}: {len(once)} entries", "", above[0], below[0]]
+    for heading, first, second in zip(_group_headings(once), above[1:], below[1:], strict=True):
         lines += [*heading, first, second]
     return [*lines, *(wrapped(note, 2) for note in _plan_notes(once))]
 
 
-def ran(results: Sequence[Result]) -> list[str]:
-    """Return one line per entry, under the headings of groups; below, reasons for missing figures and deviations."""
-    rows = _in_columns([_RAN, *(_entry_outcome(result) for result in results)])
-    lines = [f"suite {_entry_of(results[0]).suite}", "", rows[0]]
-    for heading, row in zip(_group_headings(results), rows[1:], strict=True):
+def suite_lines(results: Sequence[Result]) -> list[str]:
+    """Return a line for each entry of a suite, under the headings of groups; below, reasons for missing figures and
+    deviations."""
+    rows, notes = [_RAN], []
+    for result in results:
+        name, status_of = _entry_of(result).name, result.status
+        speed = result.throughput.tokens_per_second_per_device if result.throughput else None
+        memory = worst_memory(result)[1]
+        label = name + (f" ({result.repeat})" if result.repeat > 1 else "")
+        gib = number(memory / GIB if memory else None, 2)
+        rows.append((label, status(result), result.alignment.verdict, number(speed), gib))
+        evidence = [status_of.evidence] if status_of.word != "valid" and status_of.evidence else []
+        notes += [f"{name}: {reason}" for reason in (*status_of.reasons, *evidence, *result.deviations)]
+    columns = _in_columns(rows)
+    lines = [f"suite {_entry_of(results[0]).suite}", "", columns[0]]
+    for heading, row in zip(_group_headings(results), columns[1:], strict=True):
         lines += [*heading, row]
-    notes = [f"{_entry_of(r).name}: {said}" for r in results for said in (*_reasons(r), *r.deviations)]
     return [*lines, *(wrapped(note, 2) for note in (["", *notes] if notes else []))]
 
 
-def by_suite(found: Iterable[Row]) -> list[list[Row]]:
+def grouped_by_suite(rows: Iterable[Row]) -> list[list[Row]]:
     """Return the rows of each suite, in order of first appearance. Rows without a suite are left out."""
     suites: dict[str, list[Row]] = {}
-    for row in found:
+    for row in rows:
         if row.entry:
             suites.setdefault(row.entry.suite, []).append(row)
     return list(suites.values())
 
 
-def _entry_of(of: Plan | Result) -> EntryUsed:
-    return of.entry or EntryUsed(suite=NONE, name=of.run_id)
+def _entry_of(row: Plan | Result) -> EntryUsed:
+    return row.entry or EntryUsed(suite=NONE, name=row.run_id)
 
 
 def _group_headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
@@ -282,25 +285,7 @@ def _group_headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
         before = group
 
 
-def _first_cells(plan: Plan) -> Cells:
-    memory = plan.expected_memory
-    fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
-    state = "ASSUMED" if plan.hardware.assumed else plan.scale
-    return _entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS[fits], state
-
-
-def _second_cells(plan: Plan) -> Cells:
-    tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
-    return (
-        f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
-        str(tuning.layout),
-        f"{tuning.micro_batch} x {plan.accumulation}",
-        tuning.recomputation,
-        f"{_short_gib(memory.total_bytes)} of {_short_gib(memory.available_bytes)}",
-    )
-
-
-def _short_gib(size_bytes: int | None) -> str:
+def _rounded_gib(size_bytes: int | None) -> str:
     """Return GiB with at most four digits, so that the line fits."""
     gib = (size_bytes or 0) / GIB
     return "unknown" if size_bytes is None else f"{gib:.{1 if gib < 100 else 0}f}"
@@ -316,21 +301,8 @@ def _plan_notes(plans: Sequence[Plan]) -> Iterator[str]:
         )
     for plan in plans:
         refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
-        said = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
-        yield from (f"{_entry_of(plan).name}: {sentence}" for sentence in said if sentence)
-
-
-def _entry_outcome(result: Result) -> Cells:
-    name = _entry_of(result).name + (f" ({result.repeat})" if result.repeat > 1 else "")
-    speed = result.throughput.tokens_per_second_per_device if result.throughput else None
-    memory = worst_memory(result)[1]
-    return name, status(result), result.alignment.verdict, number(speed), number(memory / GIB if memory else None, 2)
-
-
-def _reasons(result: Result) -> Iterator[str]:
-    yield from result.status.reasons
-    if result.status.word != "valid" and result.status.evidence:
-        yield result.status.evidence
+        sentences = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
+        yield from (f"{_entry_of(plan).name}: {sentence}" for sentence in sentences if sentence)
 
 
 def _in_columns(rows: Sequence[Cells]) -> list[str]:

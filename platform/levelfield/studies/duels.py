@@ -173,7 +173,7 @@ def _unsteady(runs: Sequence[RunRecord]) -> int:
 
 def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
     """Return the comparison of both sides, then the pairs in their order below the conclusion."""
-    rows, show = [], RATE.column.shown
+    rows, show = [], RATE.column.text
     for number, (a, b) in enumerate(outcome.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""

@@ -8,7 +8,7 @@ import io
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.memory import MemoryPeak, MemoryPeaks, against_expected
-from levelfield.report.costs import listed
+from levelfield.report.costs import results_as
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_json
 from levelfield.run.runner import finish
@@ -157,7 +157,7 @@ def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
     assert f"| memory, expected | 0.50 GiB | the process peak is 2.00 times that; remark: {remark} |" in report
     assert "expected 0.50 GiB; the process peak, 1.00 GiB, is 2.00 times that" in lines and f"remark: {remark}" in lines
     assert all(len(line) <= 80 for text in result_lines(result) for line in text.splitlines())
-    (row,) = csv.DictReader(io.StringIO(listed("csv", [result], [None])))
+    (row,) = csv.DictReader(io.StringIO(results_as("csv", [result], [None])))
     assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
     assert int(row["expected_memory_bytes"]) == GIB // 2
     assert '"remark": "the process peak is 2 times' in as_json([result], [None])

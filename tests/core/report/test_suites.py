@@ -224,7 +224,7 @@ def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(
     assert [(r.entry.name, r.status.word) for r in found if r.entry] == [("one", "unsupported"), ("two", "unsupported")]
     assert found[0].status.evidence == "fake on fake: Python >=3.10 is needed to make the environment"
     assert {p.name for p in (tmp_path / "runs" / found[0].run_id).iterdir()} >= {"plan.json", "result.json"}
-    table = "\n".join(tables.ran(found))
+    table = "\n".join(tables.suite_lines(found))
     assert "one    unsupported  unchecked" in table and "two: this machine cannot run it" in table
 
 
@@ -275,6 +275,6 @@ def test_tables_stand_for_all_repeats_and_groups(
         plan.model_copy(update={"repeat": repeat, "entry": tables.EntryUsed(suite="s", name=name, group=group)})
         for name, group, repeat in (("a", "G", 1), ("a", "G", 2), ("b", "G", 1), ("c", "H", 1))
     ]
-    lines = tables.planned(named)
+    lines = tables.plan_lines(named)
     assert lines[0] == "suite s: 3 entries" and [line for line in lines if line.startswith("[")] == ["[G]", "[H]"]
-    assert tables.by_suite([plan, *named]) == [named]
+    assert tables.grouped_by_suite([plan, *named]) == [named]
