@@ -13,9 +13,8 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
     """Return the chip of this name or alias, and its vendor. Raises UnknownName with the nearest names, and UsageError
     for a name that stands for several things."""
     files = [registry.vendor_file(v) for v in registry.vendors]
-    named = [(spec, chip) for spec in files if (chip := spec.chip(name))]
-    if named:
-        spec, chip = named[0]
+    if matches := [(spec, chip) for spec in files if (chip := spec.chip(name))]:
+        spec, chip = matches[0]
         if clash := chip_clash(registry, spec, (name,)):
             raise UsageError(f"{clash}; write another name of the chip, or change one in vendor.yaml")
         return spec, chip
@@ -24,8 +23,8 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
             f"found the vendor '{vendor.name}', expected a chip: {', '.join(c.name for c in vendor.chips)}"
         )
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    own = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
-    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
+    plugins = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
+    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{plugins}")
 
 
 def find_chips(registry: Registry, text: str) -> list[tuple[VendorFile, Chip]]:
@@ -33,24 +32,24 @@ def find_chips(registry: Registry, text: str) -> list[tuple[VendorFile, Chip]]:
     Raises as find_chip does."""
     files = [registry.vendor_file(v) for v in registry.vendors]
     names = [text] if any(spec.chip(text) for spec in files) else [name.strip() for name in text.split(",")]
-    found: dict[str, tuple[VendorFile, Chip]] = {}
+    chips: dict[str, tuple[VendorFile, Chip]] = {}
     for name in names:
         vendors = [] if any(spec.chip(name) for spec in files) else [v for v in files if v.name.lower() == name.lower()]
-        for spec, chip in [(v, each) for v in vendors for each in v.chips] or [find_chip(registry, name)]:
-            found.setdefault(chip.name, (spec, chip))
-    return list(found.values())
+        pairs = [(vendor, chip) for vendor in vendors for chip in vendor.chips] or [find_chip(registry, name)]
+        chips |= {chip.name: (vendor, chip) for vendor, chip in pairs if chip.name not in chips}
+    return list(chips.values())
 
 
 def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:
     """Return a sentence about a name of the vendor's chips that is a vendor or a chip of another one as well, in any
     case; None without one. names: those to look at; None: all of them."""
-    own = names or sorted(name for chip in vendor.chips for name in (chip.name, *chip.aliases))
-    others = [registry.vendor_file(each) for each in registry.vendors if each != vendor.name]
-    for name, mine in ((name, vendor.chip(name)) for name in own):
-        said = f"'{name}' names {mine.name if mine else 'a chip'} of vendor {vendor.name}"
+    others = [registry.vendor_file(other) for other in registry.vendors if other != vendor.name]
+    for name in names or sorted(name for chip in vendor.chips for name in (chip.name, *chip.aliases)):
+        mine = vendor.chip(name)
+        meaning = f"'{name}' names {mine.name if mine else 'a chip'} of vendor {vendor.name}"
         for other in others:
             if other.name.lower() == name.lower():
-                return f"{said}, and the vendor {other.name}"
+                return f"{meaning}, and the vendor {other.name}"
             if chip := other.chip(name):
-                return f"{said}, and {chip.name} of vendor {other.name}"
+                return f"{meaning}, and {chip.name} of vendor {other.name}"
     return None

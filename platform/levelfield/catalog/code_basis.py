@@ -49,18 +49,19 @@ def chosen(file: ImplementationFile, version: str | None, path: Path, frameworks
     if version in (None, file.version):
         return file
     if version not in file.versions:
-        known = ", ".join((f"{file.version} (the default)", *file.versions))
+        versions = ", ".join((f"{file.version} (the default)", *file.versions))
         raise UsageError(
-            f"framework {file.framework}: found version {version}, expected one of: {known}. Name one of them, or "
+            f"framework {file.framework}: found version {version}, expected one of: {versions}. Name one of them, or "
             f"`{file.framework}` alone for the default; or pin it below `versions` in {path}"
         )
-    found = file.model_copy(update={"version": version, "requirements": file.versions[version].requirements})
-    if taken := [name for name in frameworks if name == found.stem or name.startswith(f"{found.stem}-")]:
+    manifest = file.model_copy(update={"version": version, "requirements": file.versions[version].requirements})
+    stem = manifest.stem
+    if clash := next((name for name in frameworks if name == stem or name.startswith(f"{stem}-")), None):
         raise DocumentError(
-            f"{path}: key 'versions.{version}': its environments are named {found.stem}-..., and so are those of the "
-            f"framework {taken[0]}; rename that framework"
+            f"{path}: key 'versions.{version}': its environments are named {stem}-..., and so are those of the "
+            f"framework {clash}; rename that framework"
         )
-    return found
+    return manifest
 
 
 def runs_path(file: ImplementationFile, folder: Path) -> Path:

@@ -30,28 +30,22 @@ FALLBACK_VENDOR = "cpu"
 
 @dataclass(frozen=True)
 class Selection:
-    """All documents and devices of one selector. devices: those of this chip that are here.
-
-    overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
-    problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
-    the plan and the result; the problem is one of them. listed: how many devices of all chips of the vendor are here.
-    busy: the devices that others use, by index, each with a sentence. options: of a command that finds the same names.
-    """
+    """All documents and devices of one selector."""
 
     case: Case
     implementation: ImplementationFile
     folder: Path
     adapter: Vendor
     chip: Chip
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...]  # of this chip that are here
     tuning_rows: tuple[TuningRow, ...]
-    overlay: OverlayUsed | None = None
-    constants: Constants | None = None
-    problem: str | None = None
-    notices: tuple[str, ...] = ()
-    listed: int = 0
-    busy: Mapping[int, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    overlay: OverlayUsed | None = None  # the private values of the chip
+    constants: Constants | None = None  # the planner's constants of the framework
+    problem: str | None = None  # why the vendor's tool, which is here, does not show all devices
+    notices: tuple[str, ...] = ()  # sentences about the machine for plan and result; the problem is one of them
+    vendor_devices: int = 0  # here, of all chips of the vendor
+    busy: Mapping[int, str] = field(default_factory=dict)  # by index: a sentence about a device that others use
+    options: tuple[str, ...] = ()  # of a command that finds the same names
 
     @property
     def vendor(self) -> VendorFile:
@@ -89,24 +83,23 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
-    here = find_hardware(registry, selector.target)
-    vendor, constants = here.adapter.spec, registry.constants(implementation.framework)
+    hardware = find_hardware(registry, selector.target)
+    vendor, constants = hardware.adapter.spec, registry.constants(implementation.framework)
     if check:
-        _check_supported(case, implementation, vendor)
-        _check_version(implementation, vendor.device_kind, folder)
+        _check_supported(case, implementation, vendor, folder)
     return Selection(
         case=case,
         implementation=implementation,
         folder=folder,
-        adapter=here.adapter,
-        chip=here.chip,
-        devices=here.devices,
+        adapter=hardware.adapter,
+        chip=hardware.chip,
+        devices=hardware.devices,
         tuning_rows=tuning_rows(registry, vendor.name, case.name),
-        overlay=registry.overlay.used(vendor, here.chip) if registry.overlay else None,
+        overlay=registry.overlay.used(vendor, hardware.chip) if registry.overlay else None,
         constants=constants and constants.on_kind(vendor.device_kind),
-        problem=here.problem,
-        notices=(*here.notices, *access_notices(implementation, vendor)),
-        listed=len(registry.machine.devices(vendor.name)),
+        problem=hardware.problem,
+        notices=(*hardware.notices, *access_notices(implementation, vendor)),
+        vendor_devices=len(registry.machine.devices(vendor.name)),
         busy=registry.machine.busy(vendor.name),
         options=registry.options,
     )
@@ -130,27 +123,19 @@ def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
     """
     if target is None or target in registry.vendors:
         name = detect(registry).spec.name if target is None else target
-        found = registry.machine.devices(name)
-        chip, devices = _chip_of(registry.vendor_file(name), found)
+        listing = registry.machine.devices(name)
+        chip, devices = _present_chip(registry.vendor_file(name), listing)
     else:
         spec, chip = find_chip(registry, target)
-        name, found = spec.name, registry.machine.devices(spec.name)
-        devices = tuple(d for d in found if d.chip == chip.name)
-    notices = _notices(registry, name, target)
-    return HardwareHere(registry.vendor(name), chip, devices, found.problem, notices)
-
-
-def _notices(registry: Registry, name: str, target: str | None) -> tuple[str, ...]:
-    """Return a sentence about the chosen vendor's tool, and one for each vendor that is not used for its silent tool.
-
-    Beside the cpu every vendor counts, and otherwise those that come before the chosen one.
-    """
-    own = registry.machine.devices(name).problem
+        name, listing = spec.name, registry.machine.devices(spec.name)
+        devices = tuple(device for device in listing if device.chip == chip.name)
+    # Beside the cpu every vendor with a silent tool is named, and otherwise those that come before the chosen one.
     others = [other for other in _accelerators(registry) if other != name]
     if not registry.vendor_file(name).is_host:
         others = [other for other in others if other < name] if target is None else []
-    silent = (f"vendor {other} is not used: {why}" for other, why in registry.machine.silent(others))
-    return (*((f"vendor {name}: {own}",) if own else ()), *silent)
+    notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
+    notices += [f"vendor {other} is not used: {reason}" for other, reason in registry.machine.silent(others)]
+    return HardwareHere(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
 
 
 def _accelerators(registry: Registry) -> list[str]:
@@ -162,25 +147,22 @@ def detect(registry: Registry) -> Vendor:
 
     Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
     """
-    known = _accelerators(registry)
-    if found := next((name for name in known if registry.machine.devices(name)), None):
-        return registry.vendor(found)
-    if silent := dict(registry.machine.silent(known)):
-        raise UsageError(_silent_tools(registry, silent))
-    return registry.vendor(FALLBACK_VENDOR)
-
-
-def _silent_tools(registry: Registry, silent: Mapping[str, str]) -> str:
+    accelerators = _accelerators(registry)
+    if present := next((name for name in accelerators if registry.machine.devices(name)), None):
+        return registry.vendor(present)
+    silent = dict(registry.machine.silent(accelerators))
+    if not silent:
+        return registry.vendor(FALLBACK_VENDOR)
     variables = [registry.vendor_file(name).visible_devices_variable for name in silent]
     hide = " ".join(f"{variable}=" for variable in variables if variable)
-    return (
-        f"{'; '.join(f'vendor {name}: {why}' for name, why in silent.items())}. So it is unknown whether the devices "
-        "are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind the "
-        f"framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
+    raise UsageError(
+        f"{'; '.join(f'vendor {name}: {reason}' for name, reason in silent.items())}. So it is unknown whether the "
+        "devices are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind "
+        f"the framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
     )
 
 
-def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
+def _present_chip(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
     """Return the chip of the devices here, or one without peaks when vendor.yaml does not have it."""
     if not devices:
         return spec.chips[0], ()
@@ -198,25 +180,22 @@ def lacking_parts(case: Case, implementation: ImplementationFile) -> list[str]:
     return [part for part in case.parts if part not in implementation.architecture]
 
 
-def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
-    name = implementation.framework
+def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile, folder: Path) -> None:
+    """Raises NotHere where the framework lacks a part, the device kind, the way to it, or pins of this version."""
+    name, kind = implementation.framework, vendor.device_kind
     if lacking := lacking_parts(case, implementation):
         raise NotHere(
             f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
             f"{', '.join(implementation.architecture)}"
         )
-    if not implementation.offered_precisions(vendor.device_kind):
-        known = ", ".join(implementation.precisions)
-        raise NotHere(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
+    if not implementation.offered_precisions(kind):
+        kinds = ", ".join(implementation.precisions)
+        raise NotHere(f"{name} says nothing about device kind '{kind}'; it has {kinds}")
     if access_of(implementation, vendor) is None:
         raise NotHere(
-            f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{vendor.device_kind}'; "
-            f"add `reaches.{vendor.device_kind}` to {name}'s implementation.yaml"
+            f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{kind}'; "
+            f"add `reaches.{kind}` to {name}'s implementation.yaml"
         )
-
-
-def _check_version(implementation: ImplementationFile, kind: str, folder: Path) -> None:
-    """Raises NotHere for a further version without requirements for the device kind: nothing else would bring it."""
     if implementation.is_further and kind not in implementation.requirements:
         raise NotHere(
             f"{implementation.label} on {kind}: found requirements for {', '.join(implementation.requirements)}; "
@@ -227,25 +206,23 @@ def _check_version(implementation: ImplementationFile, kind: str, folder: Path) 
 
 def access_of(implementation: ImplementationFile, vendor: VendorFile) -> FrameworkAccess | None:
     """Return how the framework reaches the vendor's devices: as the vendor says, else as the framework says."""
-    if own := vendor.frameworks.get(implementation.framework):
-        return own
     reach = implementation.reaches.get(vendor.device_kind)
-    return reach.access if reach else None
+    return vendor.frameworks.get(implementation.framework) or (reach.access if reach else None)
 
 
 def access_notices(implementation: ImplementationFile, vendor: VendorFile) -> tuple[str, ...]:
     """Return a sentence where the vendor and the framework say different things; the vendor's are used."""
-    own, reach = vendor.frameworks.get(implementation.framework), implementation.reaches.get(vendor.device_kind)
-    if own is None or reach is None or own == reach.access:
-        return ()
     name = implementation.framework
+    access, reach = vendor.frameworks.get(name), implementation.reaches.get(vendor.device_kind)
+    if access is None or reach is None or access == reach.access:
+        return ()
     return (
-        f"vendor {vendor.name} says that {name} reaches its devices by {_said(own)}; {name} says {_said(reach)} for "
-        f"device kind '{vendor.device_kind}'. The vendor's words are used",
+        f"vendor {vendor.name} says that {name} reaches its devices by {_access_text(access)}; {name} says "
+        f"{_access_text(reach)} for device kind '{vendor.device_kind}'. The vendor's words are used",
     )
 
 
-def _said(access: FrameworkAccess) -> str:
+def _access_text(access: FrameworkAccess) -> str:
     preload = f", after importing {', '.join(access.preload)}" if access.preload else ""
     return f"{access.device} and {access.backend}{preload}"
 
@@ -261,4 +238,4 @@ def reference_of(registry: Registry, plan: Plan) -> Reference | None:
     if name in registry.references:
         return registry.reference(name)
     others = (registry.reference(other) for other in sorted(registry.references))
-    return next((found for found in others if found.identity.work == plan.work_digest), None)
+    return next((other for other in others if other.identity.work == plan.work_digest), None)

@@ -32,28 +32,28 @@ class Machine:
     def busy(self, vendor: str) -> Mapping[int, str]:
         """Return the devices that others use, by index, each with a sentence: by one reading of all devices."""
         if vendor not in self._busy:
-            self._busy[vendor] = _in_use(self._vendor(vendor), self.devices(vendor))
+            self._busy[vendor] = _used_by_others(self._vendor(vendor), self.devices(vendor))
         return self._busy[vendor]
 
     def driver(self, vendor: str) -> str:
         """Return the version of the devices' driver, or why it is not known."""
         if vendor not in self._drivers:
             try:
-                found = self._vendor(vendor).software().get("driver", "unknown: the vendor does not name it")
+                version = self._vendor(vendor).software().get("driver", "unknown: the vendor does not name it")
             except Exception as error:  # an adapter may raise anything
-                found = f"unknown: {type(error).__name__}"
-            self._drivers[vendor] = found
+                version = f"unknown: {type(error).__name__}"
+            self._drivers[vendor] = version
         return self._drivers[vendor]
 
     def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Return the vendors whose tool is here and shows no device, each with the reason."""
         for name in vendors:
-            found = self.devices(name)
-            if found.problem and not found:
-                yield name, found.problem
+            devices = self.devices(name)
+            if devices.problem and not devices:
+                yield name, devices.problem
 
 
-def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
+def _used_by_others(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
     """Return the devices that others use. Shares of a host have no entry: their use is read at the start of the run."""
     if not devices or vendor.spec.is_divided:
         return {}
@@ -63,7 +63,7 @@ def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
         return {}
     read = ((d, plausible(vendor.spec, d, samples[d.index])) for d in devices if d.index in samples)
     values = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in read}
-    return {i: device_sentence(str(i), *each, "when it was planned") for i, each in values.items() if in_use(*each)}
+    return {i: device_sentence(str(i), *use, "when it was planned") for i, use in values.items() if in_use(*use)}
 
 
 def devices_of(vendor: Vendor) -> DeviceList:
@@ -72,14 +72,14 @@ def devices_of(vendor: Vendor) -> DeviceList:
     The problem also names a device whose memory cannot be that of its chip.
     """
     try:
-        found = vendor.devices()
+        devices = vendor.devices()
     except AdapterFault as error:
         return DeviceList(problem=str(error))
     except Exception as error:  # an adapter may raise anything
         return DeviceList(problem=f"the adapter raised {type(error).__name__}: {error}".rstrip(": "))
-    if wrong := wrong_devices(found):
-        return DeviceList(problem=f"vendor {vendor.spec.name}: {wrong}")
-    return checked(vendor.spec, found if isinstance(found, DeviceList) else DeviceList(found))
+    if fault := wrong_devices(devices):
+        return DeviceList(problem=f"vendor {vendor.spec.name}: {fault}")
+    return checked(vendor.spec, devices if isinstance(devices, DeviceList) else DeviceList(devices))
 
 
 def usable_cores(root: Path = HOST) -> int:
@@ -88,7 +88,8 @@ def usable_cores(root: Path = HOST) -> int:
     A quota of part of a core counts as a core: it pays for that part of the time of one more thread.
     """
     quota = core_quota(root)
-    return allowed_cores() if quota is None else max(1, min(allowed_cores(), math.ceil(quota)))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def processor_flags(root: Path = HOST) -> frozenset[str] | None:
@@ -96,8 +97,3 @@ def processor_flags(root: Path = HOST) -> frozenset[str] | None:
     lines = (line.partition(":") for line in file_text(root / "proc/cpuinfo").splitlines())
     flags = next((value.split() for name, _, value in lines if name.strip() == "flags"), None)
     return frozenset(flags) if flags else None
-
-
-def allowed_cores() -> int:
-    """Return the cores of this process's affinity."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

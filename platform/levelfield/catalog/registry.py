@@ -57,17 +57,18 @@ def _not_a_file(path: Path) -> str:
     return "found no regular file" if os.path.lexists(path) else "no such file"
 
 
-def private_chips(given: Path | None) -> Path | None:
+def private_chips(option: Path | None) -> Path | None:
     """Return the chips file: the one of --chips, else the user's own if it exists. Raises UsageError."""
-    if given is not None:
-        if not given.is_file():
-            raise UsageError(f"--chips {given}: {_not_a_file(given)}; expected a document of schema levelfield.chips/1")
-        return given
+    if option is not None:
+        if not option.is_file():
+            fault = _not_a_file(option)
+            raise UsageError(f"--chips {option}: {fault}; expected a document of schema levelfield.chips/1")
+        return option
     try:
-        own = config_folder() / "levelfield" / "chips.yaml"
+        path = config_folder() / "levelfield" / "chips.yaml"
     except UsageError:  # a user without a home has no chips file
         return None
-    return own if own.exists() else None
+    return path if path.exists() else None
 
 
 def _collected(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
@@ -99,35 +100,35 @@ class Registry:
     @property
     def options(self) -> tuple[str, ...]:
         """The options that make another command know the same names: those of this one."""
-        given = {"--plugins": self._extra, "--case-file": self._case_files}
-        found = [word for name, paths in given.items() for path in paths for word in (name, str(path))]
-        own = () if self._chips in (None, private_chips(None)) else ("--chips", str(self._chips))
-        return (*found, *own)
+        options = {"--plugins": self._extra, "--case-file": self._case_files}
+        words = [word for name, paths in options.items() for path in paths for word in (name, str(path))]
+        chips = () if self._chips in (None, private_chips(None)) else ("--chips", str(self._chips))
+        return (*words, *chips)
 
     @cached_property
     def cases(self) -> dict[str, Path]:
-        found = self.collect("case", "configs/cases/*.yaml")
+        cases = self.collect("case", "configs/cases/*.yaml")
         for path in self._case_files:
             if not path.is_file():
                 raise UsageError(
                     f"--case-file {path}: {_not_a_file(path)}; expected a document of schema levelfield.case/1"
                 )
-            if path.stem in found:
-                raise UsageError(f"two files claim the case '{path.stem}': {found[path.stem]} and {path}; rename one")
-            found[path.stem] = path
-        return found
+            if path.stem in cases:
+                raise UsageError(f"two files claim the case '{path.stem}': {cases[path.stem]} and {path}; rename one")
+            cases[path.stem] = path
+        return cases
 
     @cached_property
     def all_cases(self) -> dict[str, Path]:
         """Return the cases, and those that suites derive for rows of published tables, with the suites' files."""
-        found = dict(self.cases)
+        cases = dict(self.cases)
         for suite, path in self.suites.items():
             for case in self.suite(suite).cases:
-                if case.name in found:
-                    both = f"{found[case.name]} and {path}"
+                if case.name in cases:
+                    both = f"{cases[case.name]} and {path}"
                     raise UsageError(f"two files claim the case '{case.name}': {both}; rename one")
-                found[case.name] = path
-        return dict(sorted(found.items()))
+                cases[case.name] = path
+        return dict(sorted(cases.items()))
 
     suites = _collected("suite", "configs/suites/*.yaml")
     references = _collected("reference", "configs/references/*.json")
@@ -154,7 +155,7 @@ class Registry:
         """
         if name in self.cases:
             return name  # without a look into the suites
-        same = [known for known in self.all_cases if _plain(known) == _plain(name)]
+        same = [case for case in self.all_cases if _plain(case) == _plain(name)]
         if name in same or not same:
             return name
         if len(same) > 1:
@@ -167,8 +168,8 @@ class Registry:
         path = self._case_file(name)
         if extension := self.extension(name):
             return _counted(extension.applied(self._extended(extension, path), str(path)), path)
-        found = self.files.document(Case, path)
-        return _counted(_named(found, found.name, name, path), path)
+        case = self.files.document(Case, path)
+        return _counted(_checked_name(case, case.name, name, path), path)
 
     def _case_file(self, name: str) -> Path:
         return self.cases.get(name) or self._path("case", name, self.all_cases)
@@ -182,8 +183,8 @@ class Registry:
         content = self.files.content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
-        found = self.files.document(Extension, path)
-        return _named(found, found.name, path.stem, path)
+        extension = self.files.document(Extension, path)
+        return _checked_name(extension, extension.name, path.stem, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
         """Return the case that an extension changes, which may extend another. Raises DocumentError for a circle."""
@@ -218,9 +219,9 @@ class Registry:
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
-        found = self.document(ImplementationFile, "framework", name, self.frameworks, "framework")
+        file = self.document(ImplementationFile, "framework", name, self.frameworks, "framework")
         path = self.frameworks[name]
-        return chosen(found, version, path, self.frameworks), path.parent
+        return chosen(file, version, path, self.frameworks), path.parent
 
     def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
         """Return the same of a label such as `jax` or `jax_0.10.1`."""
@@ -234,8 +235,8 @@ class Registry:
     def reaching(self, vendor: VendorFile) -> list[str]:
         """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
-        own = {file.framework for file in files if vendor.device_kind in file.reaches}
-        return [*vendor.frameworks, *sorted(own - set(vendor.frameworks))]
+        reaching = {file.framework for file in files if vendor.device_kind in file.reaches}
+        return [*vendor.frameworks, *sorted(reaching - set(vendor.frameworks))]
 
     def constants(self, framework: str) -> Constants | None:
         """Return the planner's constants of a framework; None without a document of them."""
@@ -248,16 +249,16 @@ class Registry:
         """Return the private chips file. Raises DocumentError when it is wrong or names an unknown vendor."""
         if self._chips is None:
             return None
-        found = ChipOverlay(self._chips, load(ChipsFile, self._chips))
-        for name in found.content.vendors:
+        overlay = ChipOverlay(self._chips, load(ChipsFile, self._chips))
+        for name in overlay.content.vendors:
             if name not in self.vendors:
                 raise DocumentError(f"{self._chips}: key 'vendors.{name}': {UnknownName('vendor', name, self.vendors)}")
-        return found
+        return overlay
 
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
-        found = self.document(VendorFile, "vendor", name, self.vendors)
-        return self.overlay.applied(found) if self.overlay else found
+        file = self.document(VendorFile, "vendor", name, self.vendors)
+        return self.overlay.applied(file) if self.overlay else file
 
     def vendor(self, name: str) -> Vendor:
         """Return the vendor's adapter: its own, or without adapter.py the generic one.
@@ -265,54 +266,39 @@ class Registry:
         Raises DocumentError when adapter.py has no Adapter, or when neither adapter.py nor vendor.yaml finds devices.
         """
         if name not in self._vendors:
-            self._vendors[name] = self._loaded_vendor(name)
+            self._vendors[name] = _loaded_vendor(self.vendor_file(name), self.vendors[name])
         return self._vendors[name]
 
-    def _loaded_vendor(self, name: str) -> Vendor:
-        spec = self.vendor_file(name)
-        path = self.vendors[name].with_name("adapter.py")
-        if not path.exists():
-            return _declared(spec, self.vendors[name])
-        module = _load_module(f"levelfield_vendor_{name}", path)
-        if not hasattr(module, "Adapter"):
-            raise DocumentError(f"{path}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
-        try:
-            return checked_adapter(cast(Vendor, module.Adapter(spec)), path)
-        except (Exception, SystemExit) as error:
-            raise DocumentError(f"{path}: Adapter(spec) raised {type(error).__name__}: {error}") from None
-
-    def document(self, cls: type[D], kind: str, name: str, known: dict[str, Path], key: str = "name") -> D:
+    def document(self, cls: type[D], kind: str, name: str, paths: dict[str, Path], key: str = "name") -> D:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
-        path = self._path(kind, name, known)
-        found = self.files.document(cls, path)
-        return _named(found, getattr(found, key), name, path)
+        path = self._path(kind, name, paths)
+        document = self.files.document(cls, path)
+        return _checked_name(document, getattr(document, key), name, path)
 
-    def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
-        if name not in known:
-            more = self._row_of(name) or _file_hint(name) if kind == "case" else None
-            raise UnknownName(kind, name, known, hint=more or self.absence(kind, name, "`show` shows all."))
-        return known[name]
+    def _path(self, kind: str, name: str, paths: dict[str, Path]) -> Path:
+        if name not in paths:
+            more = self._case_hint(name) if kind == "case" else None
+            raise UnknownName(kind, name, paths, hint=more or self.absence(kind, name, "`show` shows all."))
+        return paths[name]
 
     def absence(self, kind: str, name: str, otherwise: str) -> str:
         """Return what a folder or a file of this name lacks to be a plugin, or the searched folders and `otherwise`."""
-        searched = ", ".join(str(root) for root in self.roots)
-        return self._unfinished(kind, name) or f"Searched: {searched}; --plugins DIR adds a folder. {otherwise}"
-
-    def _unfinished(self, kind: str, name: str) -> str | None:
-        if not name or Path(name).name != name:
-            return None
-        for root in self.roots:
+        for root in self.roots if name and Path(name).name == name else ():
             if kind in _MANIFESTS and (folder := root / _MANIFESTS[kind][0] / name).is_dir():
                 return f"{folder} exists and has no {_MANIFESTS[kind][1]}, expected one."
             if kind == "case" and (file := root / "configs" / "cases" / f"{name}.yml").is_file():
                 return f"{file} exists, expected the ending .yaml: rename it."
-        return None
+        searched = ", ".join(str(root) for root in self.roots)
+        return f"Searched: {searched}; --plugins DIR adds a folder. {otherwise}"
 
-    def _row_of(self, name: str) -> str | None:
-        """Return how the row of a report with this name is run; None where no suite has it."""
+    def _case_hint(self, name: str) -> str | None:
+        """Return how to run an entry of a suite, or a file, that was given in place of a case's name."""
         for suite in self.suites:
             if any(entry.name == name for entry in self.suite(suite).entries):
                 return f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
+        stem = Path(name).stem
+        if Path(name).suffix in (".yaml", ".yml"):
+            return f"A file outside of configs/cases is given with --case-file {name}, and its case is called '{stem}'."
         return None
 
     def collect(self, kind: str, pattern: str) -> dict[str, Path]:
@@ -320,14 +306,14 @@ class Registry:
 
         Raises UsageError for one name in two roots.
         """
-        found: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
         for root in self.roots:
             for path in sorted(root.glob(pattern)):
                 name = path.stem if "*" in Path(pattern).name else path.parent.name
-                if name in found:
-                    raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
-                found[name] = path
-        return found
+                if name in paths:
+                    raise UsageError(f"two plugins claim the {kind} '{name}': {paths[name]} and {path}; remove one")
+                paths[name] = path
+        return paths
 
 
 def _check_plugins(folder: Path) -> None:
@@ -343,27 +329,19 @@ def _check_plugins(folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"--plugins {folder}: cannot be read: {error.strerror}; {expected}") from None
     if has_none:
-        around = (root for root in folder.absolute().parents[:2] for each in _DOCUMENTS if next(root.glob(each), None))
-        within = (
-            path.parents[2] for deep in ("*", "*/*") for each in _DOCUMENTS for path in folder.glob(f"{deep}/{each}")
+        above = (root for root in folder.absolute().parents[:2] for form in _DOCUMENTS if next(root.glob(form), None))
+        below = (
+            path.parents[2] for deep in ("*", "*/*") for form in _DOCUMENTS for path in folder.glob(f"{deep}/{form}")
         )
-        meant = next((root for root in (*around, *within) if root.resolve() != checkout().resolve()), None)
-        do = f"; give --plugins {meant}, or install the package by pip" if meant else ""
+        right = next((root for root in (*above, *below) if root.resolve() != checkout().resolve()), None)
+        do = f"; give --plugins {right}, or install the package by pip" if right else ""
         raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{do}")
-    for pattern in (each.removesuffix(".yaml") for each in _DOCUMENTS if each.endswith(".yaml")):
+    for pattern in (form.removesuffix(".yaml") for form in _DOCUMENTS if form.endswith(".yaml")):
         if misnamed := next(folder.glob(f"{pattern}.yml"), None):
             raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
 
-def _file_hint(name: str) -> str | None:
-    """Return how a case's file is given, where a file was given in place of a name."""
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        return None
-    return f"A file outside of configs/cases is given with --case-file {name}, and its case is called '{path.stem}'."
-
-
-def _named(document: D, inside: str, outside: str, path: Path) -> D:
+def _checked_name(document: D, inside: str, outside: str, path: Path) -> D:
     if inside != outside:
         raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document
@@ -377,10 +355,10 @@ def _counted(case: Case, path: Path) -> Case:
     if count.total == case.parameters:
         return case
     outside = {"embedding": count.embedding, "positions": count.position, "head": count.head, "norm": count.final_norm}
-    listed = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
+    counts = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
     raise DocumentError(
         f"{path}: key 'parameters': found {case.parameters:,}, expected {count.total:,}, which the model has at full "
-        f"scale: {listed}, {count.layers} layers {count.in_layers:,}. The difference is "
+        f"scale: {counts}, {count.layers} layers {count.in_layers:,}. The difference is "
         f"{abs(count.total - case.parameters):,}: correct the number or a key of `model`, or the architecture has a "
         "part that the case leaves out"
     )
@@ -390,27 +368,32 @@ def _plain(name: str) -> str:
     return name.casefold().translate(_PUNCTUATION)
 
 
-def _declared(spec: VendorFile, path: Path) -> Vendor:
-    from levelfield.contracts.declared import DeclaredVendor
+def _loaded_vendor(spec: VendorFile, path: Path) -> Vendor:
+    """Return the adapter beside vendor.yaml at `path`, else the generic one for what vendor.yaml declares."""
+    adapter = path.with_name("adapter.py")
+    if not adapter.exists():
+        from levelfield.contracts.declared import DeclaredVendor
 
-    if spec.discovery is None and spec.monitor is None:
-        raise DocumentError(
-            f"{path}: found neither 'discovery' nor 'monitor' nor {path.with_name('adapter.py')}; "
-            "expected one of the three to find devices"
-        )
-    return DeclaredVendor(spec)
+        if spec.discovery is None and spec.monitor is None:
+            raise DocumentError(
+                f"{path}: found neither 'discovery' nor 'monitor' nor {adapter}; "
+                "expected one of the three to find devices"
+            )
+        return DeclaredVendor(spec)
+    module = _load_module(f"levelfield_vendor_{spec.name}", adapter)
+    if not hasattr(module, "Adapter"):
+        raise DocumentError(f"{adapter}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
+    try:
+        return checked_adapter(cast(Vendor, module.Adapter(spec)), adapter)
+    except (Exception, SystemExit) as error:
+        raise DocumentError(f"{adapter}: Adapter(spec) raised {type(error).__name__}: {error}") from None
 
 
 @lru_cache(maxsize=8)
 def _installed(path: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of installed packages that bring plugins. path: Python's, on which the answer depends."""
-    found = (_package_folder(point.module) for point in entry_points(group=ENTRY_POINT_GROUP))
-    return tuple(folder for folder in found if folder)
-
-
-def _package_folder(module: str) -> Path | None:
-    spec = importlib.util.find_spec(module)
-    return Path(spec.origin).parent if spec and spec.origin else None
+    specs = (importlib.util.find_spec(point.module) for point in entry_points(group=ENTRY_POINT_GROUP))
+    return tuple(Path(spec.origin).parent for spec in specs if spec and spec.origin)
 
 
 def _load_module(name: str, path: Path) -> ModuleType:

@@ -86,8 +86,8 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         for family in families_of(implementation):
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
-                    own = [run for run in runs if run.family == family and run.precision == precision]
-                    cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
+                    of_row = [run for run in runs if run.family == family and run.precision == precision]
+                    cells = {key: _state(implementation, family, precision, key, of_row) for key in LAYOUTS}
                     yield SupportRow(implementation.label, family, precision, cells, note)
 
 
@@ -207,7 +207,7 @@ class Rehearsals:
         self._code: dict[tuple[str, str], str] = {}  # by framework and kind of device
         self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
 
-    def said(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
+    def latest(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
         """Return `rehearsed 2026-11` of the newest row that counts; None without one.
 
         framework: with its version where that is a further one. kind: of devices. vendor: of the chip.

@@ -36,7 +36,7 @@ class RunPlace:
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     field: str
     before: Any
     after: Any
@@ -48,7 +48,7 @@ class RowChanges:
 
     number: int
     row: TuningRow
-    changes: tuple[Change, ...]
+    changes: tuple[FieldChange, ...]
 
 
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
@@ -93,7 +93,7 @@ def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunP
         before = _values(case, earlier, scale)
         after = overlaid(before, row.set)
         fields = [name for name in after if after[name] != before[name]]
-        yield RowChanges(number, row, tuple(Change(name, before[name], after[name]) for name in fields))
+        yield RowChanges(number, row, tuple(FieldChange(name, before[name], after[name]) for name in fields))
 
 
 def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) 
 
 def overlaid(before: dict[str, Any], choice: TuningChoice) -> dict[str, Any]:
     """Return the fields after a choice. Its environment variables are added to the present ones."""
-    given = choice.model_dump(exclude_none=True)
-    if "environment" in given:
-        given["environment"] = {**before["environment"], **given["environment"]}
-    return {**before, **given}
+    changes = choice.model_dump(exclude_none=True)
+    if "environment" in changes:
+        changes["environment"] = {**before["environment"], **changes["environment"]}
+    return {**before, **changes}
 
 
 def _values(case: Case, rows: Sequence[TuningRow], scale: Scale) -> dict[str, Any]:

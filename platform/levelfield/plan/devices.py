@@ -73,7 +73,7 @@ def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
     in_container = decision.request.runtime == "docker" and selection.vendor.container.renumbered
     if unknown is None or in_container:
         return [device.visible for device in chosen]
-    if printer(selection.vendor) and len(chosen) == selection.listed:
+    if printer(selection.vendor) and len(chosen) == selection.vendor_devices:
         return [str(number) for number in range(len(chosen))]
     raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from levelfield.catalog import machine
 from levelfield.catalog.machine import usable_cores
 from levelfield.node.control_groups import core_quota, memory_kills
 from live_groups import control_group, inside
@@ -17,7 +16,7 @@ CORES = 8
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "allowed_cores", lambda: CORES)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(CORES)))
 
 
 def written(root: Path, files: dict[str, str]) -> Path:

@@ -44,7 +44,7 @@ def record(folder: Path, **change: Any) -> Path:
 
 
 def said(**which: str) -> str | None:
-    return Rehearsals(Registry()).said(**which)
+    return Rehearsals(Registry()).latest(**which)
 
 
 def test_without_evidence_nothing_is_said(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_rehearsal_of_other_code_or_with_failures_counts_for_nothing(
 ) -> None:
     record(folder, **change)
     found = Rehearsals(Registry())
-    assert found.said() is None and list(found.faults.values()) == [fault]
+    assert found.latest() is None and list(found.faults.values()) == [fault]
 
 
 def test_a_rehearsal_counts_until_what_takes_the_place_of_the_device_changes(folder: Path) -> None:
