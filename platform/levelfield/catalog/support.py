@@ -55,16 +55,13 @@ PRETENDED = ("tools/standin", "tools/rehearsal/inside")  # what takes the place 
 
 @dataclass(frozen=True)
 class SupportRow:
-    """A row of the table. framework: with the version of a further one, as in `jax_0.10.1`.
+    """A row of the table."""
 
-    note: why recorded runs do not count, or what is not known of them; None for good ones.
-    """
-
-    framework: str
+    framework: str  # with the version of a further one, as in `jax_0.10.1`
     family: str
     precision: Precision
     cells: dict[str, State]
-    note: str | None = None
+    note: str | None = None  # why recorded runs do not count, or what is not known of them; None for good ones
 
 
 def families_of(implementation: ImplementationFile) -> list[str]:

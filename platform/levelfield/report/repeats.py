@@ -26,19 +26,16 @@ _OF_ONE_RUN = {
 
 @dataclass(frozen=True)
 class FigureColumn:
-    """One figure of a result: its name and unit in JSON; its heading, divisor and decimals in a table.
-
-    digits: None for a figure of any size, shown with four significant digits. most: the largest possible value.
-    basis: what it refers to. Repeats in which that differs have no such figure.
-    """
+    """One figure of a result: its name and unit in JSON; its heading, divisor and decimals in a table."""
 
     name: str
     unit: str
     read: Callable[[Result], float | None]
     heading: str
     divisor: float = 1
-    digits: int | None = 1
-    most: float | None = None
+    digits: int | None = 1  # None: a figure of any size, shown with four significant digits
+    most: float | None = None  # the largest possible value
+    # What it refers to. Repeats in which that differs have no such figure.
     basis: Callable[[Result], object] = lambda result: None
 
     def text(self, value: float | None) -> str:

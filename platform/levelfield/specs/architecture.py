@@ -99,18 +99,15 @@ class RopeScaling(Value):
 
 
 class LatentAttention(Value):
-    """Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1). Sizes are widths.
+    """Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1). Sizes are widths."""
 
-    query_rank, key_value_rank: of the latents (query_rank None: queries come from the hidden state). plain_size,
-    rotary_size: the parts of a query's and a key's head without and with rotary positions; the rotary part of the keys
-    is one for all heads. value_size: of a head's value.
-    """
-
+    # Of the latent; None: queries come from the hidden state.
     query_rank: int | None = Field(default=None, ge=1, le=MOST_SIZE)
-    key_value_rank: int = Field(ge=1, le=MOST_SIZE)
-    plain_size: int = Field(ge=1, le=MOST_SIZE)
+    key_value_rank: int = Field(ge=1, le=MOST_SIZE)  # of the latent
+    plain_size: int = Field(ge=1, le=MOST_SIZE)  # the part of a query's and a key's head without rotary positions
+    # The part with them; that of the keys is one for all heads.
     rotary_size: int = Field(ge=2, le=MOST_SIZE, multiple_of=2)
-    value_size: int = Field(ge=1, le=MOST_SIZE)
+    value_size: int = Field(ge=1, le=MOST_SIZE)  # of a head's value
 
 
 class RouterGroups(Value):
@@ -125,42 +122,43 @@ class RouterGroups(Value):
 
 
 class Router(Value):
-    """How a token chooses its experts. Scores are in float32; of equal scores the expert with the lower index is taken.
+    """How a token chooses its experts.
 
-    scores: of all experts, softmax or sigmoid. normalised: the gates of the chosen experts are divided by their sum.
-    scale: gates are multiplied by it. auxiliary_loss: its coefficient; the loss is that of each sequence,
-    experts x sum of (share of the sequence's choices) x (mean score), the mean over sequences and the sum over layers
-    (DeepSeek-AI, 2024, V3, equations 17 to 20); with another definition it would depend on the micro-batch.
-    z_loss: the coefficient of the mean over tokens of the squared logarithm of the sum of exponentials (Zoph et al.,
-    2022, equation 5), summed over layers. bias_rate: after each step the selection bias of an expert moves by so much
-    against its load over the global batch; the bias chooses experts and is not in their gates (Wang et al., 2024).
+    Scores are in float32; of equal scores the expert with the lower index is taken.
     """
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalised: bool = True
-    scale: float = Field(default=1.0, gt=0)
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # of all experts
+    normalised: bool = True  # the gates of the chosen experts are divided by their sum
+    scale: float = Field(default=1.0, gt=0)  # gates are multiplied by it
     groups: RouterGroups | None = None
+    # Its coefficient; the loss is that of each sequence, experts x sum of (share of the sequence's choices) x
+    # (mean score), the mean over sequences and the sum over layers (DeepSeek-AI, 2024, V3, equations 17 to 20);
+    # with another definition it would depend on the micro-batch.
     auxiliary_loss: float = Field(default=0.0, ge=0)
+    # The coefficient of the mean over tokens of the squared logarithm of the sum of exponentials (Zoph et al.,
+    # 2022, equation 5), summed over layers.
     z_loss: float = Field(default=0.0, ge=0)
+    # After each step the selection bias of an expert moves by so much against its load over the global batch; the
+    # bias chooses experts and is not in their gates (Wang et al., 2024).
     bias_rate: float = Field(default=0.0, ge=0)
 
 
 class Experts(Value):
-    """A mixture of experts in place of the MLP: `count` MLPs of the model's activation, of which a token uses `chosen`.
-
-    ffn_hidden_size: of one expert. shared: experts that every token uses, as one MLP of shared x ffn_hidden_size.
-    first_layer, every: layers first_layer, first_layer + every, ... are mixtures; the others keep the dense MLP.
-    capacity_factor: an expert takes at most ceil(capacity_factor x sequence_length x chosen / count) tokens of each
-    sequence, the first ones; None: it takes all (dropless).
+    """A mixture of experts in place of the MLP: `count` MLPs of the model's activation, of which a token uses
+    `chosen`.
     """
 
     count: int = Field(ge=2, le=MOST_EXPERTS)
     chosen: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)  # of one expert
+    # Experts that every token uses, as one MLP of shared x ffn_hidden_size.
     shared: int = Field(default=0, ge=0, le=MOST_EXPERTS)
+    # Layers first_layer, first_layer + every, ... are mixtures; the others keep the dense MLP.
     first_layer: int = Field(default=0, ge=0)
     every: int = Field(default=1, ge=1)
     router: Router = Router()
+    # An expert takes at most ceil(capacity_factor x sequence_length x chosen / count) tokens of each sequence,
+    # the first ones; None: it takes all (dropless).
     capacity_factor: float | None = Field(default=None, gt=0)
 
     def replaces_mlp(self, layer: int) -> bool:
@@ -189,43 +187,40 @@ class Experts(Value):
 
 
 class Model(Value):
-    """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings.
+    """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings."""
 
-    family: a word for tables; nothing is computed from it. kv_heads: of keys and values (grouped queries). head_dim:
-    width of a head, where it is not hidden_size / heads. bias: of every matrix; qkv_bias: of queries, keys and values.
-    query_key_norm: RMSNorm of each head's query and key before the rotation, with norm_eps. sliding_window: a token
-    attends to so many tokens, itself among them. norm_place: of a layer's norms, before its parts or after them (then
-    x + norm(part(x)); OLMo 2). embedding_scale: embeddings times this number. experts: replaces the MLP of its layers.
-    latent_attention: replaces the projections of queries, keys and values.
-    """
-
-    family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")
+    family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")  # a word for tables; nothing is computed from it
     layers: int = Field(ge=1, le=MOST_LAYERS)
     hidden_size: int = Field(ge=1, le=MOST_SIZE)
     ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
     heads: int = Field(ge=1, le=MOST_SIZE)
-    kv_heads: int = Field(ge=1, le=MOST_SIZE)
+    kv_heads: int = Field(ge=1, le=MOST_SIZE)  # of keys and values (grouped queries)
     vocab_size: int = Field(ge=2, le=MOST_SIZE)
     positions: Literal["learned", "rope"]
     rope_base: float | None = Field(default=None, gt=0)
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float = Field(gt=0)
     activation: Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
-    bias: bool
+    bias: bool  # of every matrix
     tied_embeddings: bool
     hidden_dropout: float = Field(ge=0, lt=1)
     attention_dropout: float = Field(ge=0, lt=1)
     init_std: float = Field(gt=0)
     scaled_residual_init: bool
+    # Width of a head, where it is not hidden_size / heads.
     head_dim: int | None = Field(default=None, ge=1, le=MOST_SIZE, json_schema_extra=LATER)
-    qkv_bias: bool = Field(default=False, json_schema_extra=LATER)
+    qkv_bias: bool = Field(default=False, json_schema_extra=LATER)  # of queries, keys and values
+    # RMSNorm of each head's query and key before the rotation, with norm_eps.
     query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
+    # A token attends to so many tokens, itself among them.
     sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
     rope_scaling: RopeScaling | None = Field(default=None, json_schema_extra=LATER)
+    # Replaces the projections of queries, keys and values.
     latent_attention: LatentAttention | None = Field(default=None, json_schema_extra=LATER)
+    # Of a layer's norms, before its parts or after them (then x + norm(part(x)); OLMo 2).
     norm_place: Literal["before", "after"] = Field(default="before", json_schema_extra=LATER)
-    embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
-    experts: Experts | None = Field(default=None, json_schema_extra=LATER)
+    embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)  # embeddings times this number
+    experts: Experts | None = Field(default=None, json_schema_extra=LATER)  # replaces the MLP of its layers
 
     @property
     def head_size(self) -> int:

@@ -77,28 +77,24 @@ class Training(Value):
 
 
 class Data(Value):
-    """The order of samples: sample i of the run is the i-th of a seeded permutation, the same for every layout.
-
-    split: the parts of the corpus for training, validation and test, as in Megatron; training uses the first.
-    alphabet, branching: of the synthetic corpus, used without a real one (docs/decisions/synthetic-corpus.md).
-    """
+    """The order of samples: sample i of the run is the i-th of a seeded permutation, the same for every layout."""
 
     seed: int = Field(ge=0, lt=2**63)
     shuffle: bool
+    # The parts of the corpus for training, validation and test, as in Megatron; training uses the first.
     split: tuple[float, float, float]
+    # Of the synthetic corpus, used without a real one (docs/decisions/synthetic-corpus.md); likewise the next.
     alphabet: int = Field(ge=2, le=MOST_SIZE)
     branching: int = Field(ge=2, le=16)
 
 
 class Window(Value):
-    """The measured steps, counted from 1, with both ends. The steps before them are the warm-up.
-
-    disturbance_limit: the largest part of the window that outlying steps may cost without a known cause
-    (docs/decisions/disturbed-window.md).
-    """
+    """The measured steps, counted from 1, with both ends. The steps before them are the warm-up."""
 
     first_step: int = Field(ge=2)
     last_step: int = Field(ge=2)
+    # The largest part of the window that outlying steps may cost without a known cause
+    # (docs/decisions/disturbed-window.md).
     disturbance_limit: float = Field(default=0.1, gt=0, le=1, json_schema_extra=LATER)
 
 

@@ -10,77 +10,64 @@ from levelfield.specs.base import Document, Value
 
 
 class MemoryModel(Value):
-    """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
+    """The memory that a framework keeps, where the analyses do not define it. Defaults are those of models/torch."""
 
-    gradient_bytes: bytes of each gradient in 16-bit training.
-    logit_bytes: bytes of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
-    fused_loss: in chunks, a kernel puts the gradients of logits in their place, without logits in float32.
-    gathered_logit_bytes: the same of the logits of the whole vocabulary once every tensor rank gathered and joined
-    them; 0: the loss is computed on each rank's part.
-    gated_mlp_tensors: tensors of the MLP's width that a gated MLP keeps.
-    selective_keeps: what selective recomputation keeps. selective_recomputes: the share of the products whose outputs
-    it does not keep, and computes again.
-    tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor parallelism without
-    sequence parallelism. keeps_gathered_inputs: under sequence parallelism a rank keeps the whole input of a layer's
-    first products, and does not gather it again; selective recomputation keeps outputs of products before they are
-    scattered.
-    keeps_projections: queries, keys and values are parts of one product, so that what keeps the values keeps all of it
-    beside the rotated queries and keys. expert_outputs: a mixture keeps its experts' outputs, which it multiplies by
-    the gates; otherwise the gates multiply inside of the experts. gated_bytes: bytes of each value of these outputs
-    that come and go in the backward pass of that product.
-    score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
-    norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
-    32-bit copies.
-    master_bytes, state_bytes: bytes of a master weight, and of both moments of a parameter. Less than 12 in all where
-    the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
-    gathers_keys_values: context ranks gather all keys and values of a layer before its attention, and reduce their
-    gradients after it. Otherwise they pass them round a ring while attention computes. keeps_contexts: what was
-    gathered stays for the backward pass and, where attention needs a mask, its output of each piece of the sequence.
-    inputs_by_product: in fp8 each product keeps its own input, also where several have the same one.
-    pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism. receives_all: a stage has
-    buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
-    Interleaved stages have these alone, and keep what each passed on until its backward pass.
-    host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
-    all of a rank's gathered parameters.
-    gathered_ends: of embedding and head, how many stay gathered under ZeRO stage 3.
-    exchange_bytes: buffers of a fixed size through which sharded states are exchanged.
-    reserve_bytes: context, kernels and communication buffers of a process on an accelerator, and what its driver keeps.
-    fragmentation: what its allocator holds beyond activations, logits and buffers, over their sum. stream_pools: it has
-    memory of their own for the streams that exchange gradients and weights, where FSDP or ZeRO has such streams.
-    uncertainty: how far the memory of a run may be from the estimate. Defaults leave this share of a device free.
-    host_process_bytes: interpreter, framework and allocator of a process on the host.
-    """
-
-    gradient_bytes: int = Field(default=4, ge=2, le=4)
+    gradient_bytes: int = Field(default=4, ge=2, le=4)  # of each gradient in 16-bit training
+    # Of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
     logit_bytes: float | None = Field(default=None, gt=0, le=24)
+    # In chunks, a kernel puts the gradients of logits in their place, without logits in float32.
     fused_loss: bool = False
+    # As logit_bytes, of the logits of the whole vocabulary once every tensor rank gathered and joined them; 0: the loss
+    # is computed on each rank's part.
     gathered_logit_bytes: float = Field(default=0, ge=0, le=24)
-    gated_mlp_tensors: int = Field(default=4, ge=3, le=4)
-    selective_keeps: Literal["products", "all but scores"] = "products"
+    gated_mlp_tensors: int = Field(default=4, ge=3, le=4)  # of the MLP's width, that a gated MLP keeps
+    selective_keeps: Literal["products", "all but scores"] = "products"  # of selective recomputation
+    # Extra tensors of the hidden size that each layer keeps under tensor parallelism without sequence parallelism.
     tensor_parallel_copies: int = Field(default=0, ge=0)
+    # Under sequence parallelism a rank keeps the whole input of a layer's first products, and does not gather it again;
+    # selective recomputation keeps outputs of products before they are scattered.
     keeps_gathered_inputs: bool = False
+    # Queries, keys and values are parts of one product, so that what keeps the values keeps all of it beside the
+    # rotated queries and keys.
     keeps_projections: bool = False
+    # A mixture keeps its experts' outputs, which it multiplies by the gates; else the gates multiply inside of them.
     expert_outputs: bool = True
+    # Of each value of these outputs that come and go in the backward pass of that product.
     gated_bytes: float = Field(default=0, ge=0, le=24)
-    score_bytes: float = Field(default=0, ge=0)
+    score_bytes: float = Field(default=0, ge=0)  # kept of each attention score; 0: the kernel keeps none
+    # That each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps 32-bit copies.
     norm_bytes: float = Field(default=0, ge=0, le=12)
+    # The share of the products whose outputs selective recomputation does not keep, and computes again.
     selective_recomputes: float = Field(default=0, ge=0, le=1)
+    # Of a master weight, and of both moments of a parameter. Less than 12 in all where the optimizer works in 16 bits.
     master_bytes: int = Field(default=4, ge=0, le=4)
     state_bytes: int = Field(default=8, ge=4, le=8)
-    sharded_copy: bool = False
+    sharded_copy: bool = False  # ZeRO stage 3 keeps a sharded 16-bit copy beside the masters
+    # Context ranks gather all keys and values of a layer before its attention, and reduce their gradients after it.
+    # Otherwise they pass them round a ring while attention computes.
     gathers_keys_values: bool = False
+    # What was gathered stays for the backward pass and, where attention needs a mask, its output of each piece.
     keeps_contexts: bool = False
-    inputs_by_product: bool = False
-    pipeline_working_sets: int = Field(default=1, ge=1)
+    inputs_by_product: bool = False  # in fp8 each product keeps its own input, also where several have the same one
+    pipeline_working_sets: int = Field(default=1, ge=1)  # recomputed layers that exist at once in a pipeline
+    # A stage has buffers for the tensors that it receives in every micro-batch of a step, and not only in those in
+    # flight. Interleaved stages have these alone, and keep what each passed on until its backward pass.
     receives_all: bool = False
+    # Tensors that the exchange of sharded states leaves in a process on the host, each as large as all of a rank's
+    # gathered parameters.
     host_sharding_copies: int = Field(default=0, ge=0)
-    gathered_ends: int = Field(default=1, ge=1, le=2)
-    exchange_bytes: int = Field(default=0, ge=0, le=16_000_000_000)
+    gathered_ends: int = Field(default=1, ge=1, le=2)  # embedding and head: how many stay gathered in ZeRO stage 3
+    exchange_bytes: int = Field(default=0, ge=0, le=16_000_000_000)  # buffers of a fixed size for sharded states
+    # Context, kernels and communication buffers of a process on an accelerator, and what its driver keeps.
     reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
+    # What its allocator holds beyond activations, logits and buffers, over their sum.
     fragmentation: float = Field(default=0, ge=0, le=0.3)
+    # The allocator has memory of their own for the streams that exchange gradients and weights, where FSDP or ZeRO has
+    # such streams.
     stream_pools: bool = False
+    # How far the memory of a run may be from the estimate. Defaults leave this share of a device free.
     uncertainty: float = Field(default=0.1, ge=0.01, le=0.5)
-    host_process_bytes: int = Field(default=400_000_000, ge=0)
+    host_process_bytes: int = Field(default=400_000_000, ge=0)  # interpreter, framework and allocator on the host
 
 
 Dispatch = Literal["experts", "nodes"]
@@ -95,38 +82,31 @@ Unfused = Literal["norms", "activation", "rotation", "gates"]
 class Pace(Value):
     """The rates that programs reach, which are one set for all, and what a program does, which is described.
 
-    `benchmarks/planner_unseen.py --fit` writes the defaults of RATES, from half of the published runs:
-    matmul_efficiency: fraction of the achievable rate of matrix products. memory_efficiency: of the memory's rate.
-    network_efficiency: of the rate of the links between nodes. launch_seconds: the time that a call of the framework
-    costs beside its work.
-    communication_efficiency is stated: NCCL's ring reaches 0.8 of NVLink's rate on A100 and H100.
-
-    unfused: what the program computes in several calls. reduces_whole: ZeRO stages 1 and 2 reduce whole gradients on
-    every rank, where others send each rank its part only. exchange_copies: the exchange of sharded states copies
-    between the tensors and its buffers, while nothing else computes.
-    overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
-    computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core;
-    sdpa: torch's choice on the chip.
-    grouped_efficiency: speed of the products of experts, over that of one product of the same tokens and widths.
-    expert_imbalance: tokens of the busiest rank of experts, over the mean; 1: the router fills all experts alike.
-    expert_overlap: share of the all-to-alls between expert ranks that overlaps with computation. dispatch: what a token
-    is sent to over the network: every expert that it chose, or once to every node that has one.
+    `benchmarks/planner_unseen.py --fit` writes the defaults of RATES, from half of the published runs.
     """
 
-    matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)
-    memory_efficiency: float = Field(default=0.62, gt=0, le=1)
-    network_efficiency: float = Field(default=0.75, gt=0, le=1.2)
-    launch_seconds: float = Field(default=2.1e-05, ge=0, le=1e-4)
+    matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)  # of the achievable rate of matrix products
+    memory_efficiency: float = Field(default=0.62, gt=0, le=1)  # of the memory's rate
+    network_efficiency: float = Field(default=0.75, gt=0, le=1.2)  # of the rate of the links between nodes
+    launch_seconds: float = Field(default=2.1e-05, ge=0, le=1e-4)  # that a call of the framework costs beside its work
+    # It is stated: NCCL's ring reaches 0.8 of NVLink's rate on A100 and H100.
     communication_efficiency: float = Field(default=0.8, gt=0, le=1.2)
     unfused: tuple[Unfused, ...] = ()
+    # ZeRO stages 1 and 2 reduce whole gradients on every rank, where others send each rank its part only.
     reduces_whole: bool = False
+    # The exchange of sharded states copies between tensors and buffers, while nothing else computes.
     exchange_copies: bool = False
+    # The share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
+    # computation; the same for tensor parallelism.
     overlap: float = Field(ge=0, le=1)
     tensor_overlap: float = Field(default=0, ge=0, le=1)
-    attention: AttentionChoice = "flash2"
+    attention: AttentionChoice = "flash2"  # the kernel of attention's core; sdpa: torch's choice on the chip
+    # Speed of the products of experts, over that of one product of the same tokens and widths.
     grouped_efficiency: float = Field(default=1, gt=0, le=1.2)
+    # Tokens of the busiest rank of experts, over the mean; 1: the router fills all experts alike.
     expert_imbalance: float = Field(default=1, ge=1, le=8)
-    expert_overlap: float = Field(default=0, ge=0, le=1)
+    expert_overlap: float = Field(default=0, ge=0, le=1)  # of the all-to-alls between expert ranks, with computation
+    # What a token is sent to over the network: every expert that it chose, or once to every node that has one.
     dispatch: Dispatch = "experts"
 
 
@@ -161,24 +141,21 @@ class Program(Value):
 
 
 class Constants(Document):
-    """The planner's constants of one framework, for all chips and all cases.
-
-    keeping_on: fields of `keeping` that differ on a kind of device (vendor.yaml: device_kind), where models/* have
-    kernels of their own; programs have none of these. host_pace: the pace on the host's processors, where it differs.
-    fitted: for each fitted field, the data of the fit. All other fields were read in the sources, which `sources` gives
-    by field. programs: others' code on the framework.
-    """
+    """The planner's constants of one framework, for all chips and all cases."""
 
     KIND: ClassVar[str] = "constants"
 
     framework: str
     keeping: MemoryModel = MemoryModel()
+    # Fields of `keeping` that differ on a kind of device (vendor.yaml: device_kind), where models/* have kernels of
+    # their own; programs have none of these.
     keeping_on: dict[str, dict[str, Any]] = Field(default_factory=dict)
     pace: Pace
-    host_pace: Pace | None = None
+    host_pace: Pace | None = None  # on the host's processors, where it differs
+    # By field: the source where it was read, or the data of the fit.
     sources: dict[str, str] = Field(default_factory=dict)
     fitted: dict[str, str] = Field(default_factory=dict)
-    programs: dict[str, Program] = Field(default_factory=dict)
+    programs: dict[str, Program] = Field(default_factory=dict)  # others' code on the framework
 
     @model_validator(mode="after")
     def _differences_are_within_their_ranges(self) -> Constants:

@@ -100,7 +100,7 @@ def split_name(name: str) -> tuple[str, Derivation]:
 
 
 class Extension(Document):
-    """configs/cases/<name>.yaml with `extends`. changes: the keys of the other case's full work that differ.
+    """configs/cases/<name>.yaml with `extends`.
 
     The tokenizer, smoke block and tuning of the other case stay, except for the keys that this document changes. Its
     `parameters` do not.
@@ -113,6 +113,7 @@ class Extension(Document):
     source: str
     extends: str
     tokenizer: str | None = None
+    # The keys of the other case's full work that differ.
     changes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     smoke: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[Scale, dict[str, Any]] = Field(default_factory=dict)

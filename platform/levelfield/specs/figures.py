@@ -57,25 +57,21 @@ class Shape(Value):
 
 
 class Setting(Value):
-    """What was run, with enough detail to plan it again. None: not public.
+    """What was run, with enough detail to plan it again. None: not public."""
 
-    case: the case of Levelfield with the same work. chip: its name in vendors/*; None when withheld.
-    layout: the layout that ran, in any notation. layout_printed: the report's own text when it is incomplete.
-    micro_batch, global_batch: sequences. recompute: `selective-attention` is Megatron's.
-    """
-
-    case: str | None = None
+    case: str | None = None  # the case of Levelfield with the same work
     framework: str
     framework_version: str | None = None
-    chip: str | None = None
+    chip: str | None = None  # its name in vendors/*; None when withheld
     nodes: int = Field(ge=1, le=MOST_NODES)
     devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
-    layout: str
-    layout_printed: str | None = None
-    micro_batch: int = Field(ge=1)
+    layout: str  # the layout that ran, in any notation
+    layout_printed: str | None = None  # the report's own text when it is incomplete
+    micro_batch: int = Field(ge=1)  # in sequences, as the global batch
     accumulation: int = Field(ge=1)
     global_batch: int = Field(ge=1)
     sequence_length: int = Field(ge=1)
+    # `selective-attention` is Megatron's.
     recompute: Literal["none", "selective", "selective-attention", "full"] | None = None
     precision: Precision
     attention: Literal["flash", "materialised"] | None = None
@@ -109,16 +105,13 @@ class ReportSource(Value):
 
 
 class Column(Value):
-    """How a report prints the figures of one name. unit None: words, not numbers.
+    """How a report prints the figures of one name."""
 
-    header: the report's own heading. means: the unit that the printed unit really stands for, where they differ.
-    constants: what the report's own arithmetic takes: `parameters` of its MFU, `vocab_size` of its FLOP/s.
-    """
-
-    unit: str | None = None
-    header: str | None = None
+    unit: str | None = None  # None: words, not numbers
+    header: str | None = None  # the report's own heading
     source: str | None = None
-    means: str | None = None
+    means: str | None = None  # the unit that the printed unit really stands for, where they differ
+    # What the report's own arithmetic takes: `parameters` of its MFU, `vocab_size` of its FLOP/s.
     constants: dict[str, PositiveFloat] = Field(default_factory=dict)
     note: str | None = None
 
@@ -160,13 +153,13 @@ class PublishedFigure(Column):
 
 
 class PublishedRow(Value):
-    """One configuration. baseline: the row that its changes refer to."""
+    """One configuration."""
 
     name: str
     group: str | None = None
     status: FigureStatus = "published"
     setting: Setting
-    baseline: str | None = None
+    baseline: str | None = None  # the row that its changes refer to
     figures: dict[str, PublishedFigure] = Field(default_factory=dict)
     note: str | None = None
 
@@ -186,14 +179,14 @@ class Defaults(Value):
 
 
 class FigureSet(Document):
-    """configs/published/<name>.yaml. `conventions`: sentences that apply to all figures."""
+    """configs/published/<name>.yaml"""
 
     KIND: ClassVar[str] = "figures"
 
     name: str
     title: str
     sources: dict[str, ReportSource] = Field(min_length=1)
-    conventions: tuple[str, ...] = ()
+    conventions: tuple[str, ...] = ()  # sentences that apply to all figures
     defaults: Defaults = Defaults()
     rows: tuple[PublishedRow, ...] = Field(min_length=1)
 

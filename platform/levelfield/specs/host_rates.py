@@ -28,19 +28,16 @@ class Messages(Value):
 
 
 class HostShare(Value):
-    """The rates of the slowest of `processes` processes with `threads` threads each, while all of them compute.
-
-    matmul_flops_per_second: by precision and edge of the square matrices. triad_bytes_per_second: of a = b + s c, by
-    the bytes of each array; all three arrays count, and the largest are beyond the caches. copy_bytes_per_second: of
-    the largest array, reads and writes counted. per_operation_seconds: of a call with almost no work.
-    """
+    """The rates of the slowest of `processes` processes with `threads` threads each, while all of them compute."""
 
     processes: int = Field(ge=1)
     threads: int = Field(ge=1)
+    # By precision and edge of the square matrices.
     matmul_flops_per_second: dict[Precision, dict[int, Positive]] = Field(min_length=1)
+    # Of a = b + s c, by the bytes of each array; all three arrays count, and the largest are beyond the caches.
     triad_bytes_per_second: dict[int, Positive] = Field(min_length=1)
-    copy_bytes_per_second: Positive
-    per_operation_seconds: Positive
+    copy_bytes_per_second: Positive  # of the largest array, reads and writes counted
+    per_operation_seconds: Positive  # of a call with almost no work
     collectives: dict[Operation, Messages] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -74,11 +71,7 @@ class HostRates(Document):
 
 
 class HostRun(Value):
-    """One run. step_seconds: the median of the window's steps; process_peak_bytes: of the largest process.
-
-    status: the run's status word; only a valid run has figures. other_cores: the average number of cores that other
-    processes used during the run; when it is not near 0, the run does not measure the machine.
-    """
+    """One run of a small model on the host."""
 
     name: str
     model: Model
@@ -86,11 +79,12 @@ class HostRun(Value):
     layout: Layout
     micro_batch: int = Field(ge=1)
     threads: int = Field(ge=1)
-    status: str
-    step_seconds: float | None = Field(default=None, gt=0)
+    status: str  # the run's status word; only a valid run has figures
+    step_seconds: float | None = Field(default=None, gt=0)  # the median of the window's steps
     tokens_per_second_per_device: float | None = Field(default=None, gt=0)
-    process_peak_bytes: int | None = Field(default=None, gt=0)
+    process_peak_bytes: int | None = Field(default=None, gt=0)  # of the largest process
     load_before: float = Field(ge=0)
+    # The mean number of cores that other processes used; when it is not near 0, the run does not measure the machine.
     other_cores: float
 
 

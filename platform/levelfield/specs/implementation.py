@@ -66,15 +66,16 @@ FIRST_LAYERS: Refusable = "recomputation of some layers"  # of the first ones of
 
 
 class Launch(Value):
-    """The argv of one process. The platform starts one process for each device.
+    """The argv of one process.
 
-    preflight: the argv of one process of a preflight, which measures the collectives; empty where none is written.
-    Placeholders in braces: python, folder, rank, local_rank, node_rank, world_size.
+    The platform starts one process for each device. Placeholders in braces: python, folder, rank, local_rank,
+    node_rank, world_size.
     """
 
     argv: tuple[str, ...] = Field(min_length=1)
     environment: dict[str, str] = Field(default_factory=dict)
     peak_probe: tuple[str, ...] = ()
+    # The argv of one process of a preflight, which measures the collectives; empty where none is written.
     preflight: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -38,12 +38,7 @@ MOST_RECORD_BYTES = 2**26  # of one step of one rank, compressed
 
 
 class Hardware(Value):
-    """The devices of the plan. `assumed`: this machine does not have them, and the plan cannot run.
-
-    visible: the variables that make exactly these devices visible to the training processes. environment: further
-    variables of the vendor for every process. overlay: the private file that gave some of the chip's fields; None when
-    vendor.yaml gave all.
-    """
+    """The devices of the plan."""
 
     vendor: str
     device_kind: str
@@ -53,9 +48,10 @@ class Hardware(Value):
     devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
     device_indices: tuple[int, ...]
     memory_bytes_per_device: int | None
-    visible: dict[str, str]
-    environment: dict[str, str] = Field(default_factory=dict)
-    assumed: bool
+    visible: dict[str, str]  # variables that make exactly these devices visible to the training processes
+    environment: dict[str, str] = Field(default_factory=dict)  # further variables of the vendor for every process
+    assumed: bool  # this machine does not have them, and the plan cannot run
+    # The private file that gave some of the chip's fields; None: vendor.yaml gave all.
     overlay: OverlayUsed | None = None
 
     @property
@@ -74,18 +70,14 @@ ABOUT_AS_FAST = 0.9
 
 
 class PeakMeasurement(Value):
-    """When a peak was measured, in UTC, and beside what. Null: not known.
-
-    spread: the best rate less the median, over the best. repeats: how often the best shape was timed.
-    other_cores: cores that other programs used, of `cores`.
-    onednn_over_mkl: on a processor, the rate of a layer's float32 products by oneDNN, over that by MKL.
-    """
+    """When a peak was measured, in UTC, and beside what. Null: not known."""
 
     at: str
-    spread: float | None = None
-    repeats: int | None = Field(default=None, ge=1)
-    other_cores: float | None = None
+    spread: float | None = None  # the best rate less the median, over the best
+    repeats: int | None = Field(default=None, ge=1)  # how often the best shape was timed
+    other_cores: float | None = None  # that other programs used, of `cores`
     cores: int | None = None
+    # On a processor, the rate of a layer's float32 products by oneDNN, over that by MKL.
     onednn_over_mkl: float | None = Field(default=None, gt=0)
 
     @property
@@ -100,37 +92,30 @@ class PeakMeasurement(Value):
 
 
 class PeakUsed(Value):
-    """The matmul peak that MFU refers to. `tflops` None: unknown, with the reason in `source`.
-
-    measured_tflops: the result of the platform's own probe, beside the number of a datasheet. measurement: when and
-    beside what that was measured; None for a peak of a version that did not keep it. limit_tflops: what this share of
-    the host cannot exceed, by its processor; None on another device, and where the processor is another machine's.
-    """
+    """The matmul peak that MFU refers to."""
 
     dtype: str
     tflops: float | None = Field(ge=1e-6, le=1e9)  # a quotient by less or more is no number
-    source: str
-    measured_tflops: float | None = None
-    measurement: PeakMeasurement | None = None
+    source: str  # where `tflops` is from, or the reason why it is None
+    measured_tflops: float | None = None  # the result of the platform's own probe, beside the number of a datasheet
+    measurement: PeakMeasurement | None = None  # of the former; None in plans of versions that did not keep it
+    # What this share of the host cannot exceed, by its processor; None on another device, and where the processor
+    # is another machine's.
     limit_tflops: float | None = Field(default=None, gt=0)
 
 
 class ImplementationUsed(Value):
-    """The implementation of a plan. digest: of its own folder. rests_on: of all code that a result rests on.
-
-    rests_on: None in a plan of an earlier version. is_further: whether the version is another than the manifest's
-    default one.
-    """
+    """The implementation of a plan."""
 
     framework: str
     version: str
     folder: str
-    digest: str
+    digest: str  # of its own folder
     argv: tuple[str, ...]
     environment: dict[str, str]
     peak_probe: tuple[str, ...]
-    rests_on: str | None = None
-    is_further: bool = False
+    rests_on: str | None = None  # the digest of all code that a result rests on; None in a plan of an earlier version
+    is_further: bool = False  # whether the version is another than the manifest's default one
 
     @property
     def label(self) -> str:
@@ -139,40 +124,31 @@ class ImplementationUsed(Value):
 
 
 class EnvironmentPlan(Value):
-    """The Python that the training runs in. `requirements` empty: the user's own Python, used unchanged.
-
-    made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
-    reason why this machine cannot create it; only a plan that does not run has one. offline: no package index is used.
-    builds: what pip builds against the requirements, one step after another. index: the variable that names a package
-    index beside pip's own; its value is in no plan. left_out: what the environment is made without, as sentences.
-    """
+    """The Python that the training runs in."""
 
     name: str
     folder: str
     python: str
-    made_with: str | None = None
-    requirements: tuple[str, ...]
+    made_with: str | None = None  # the interpreter that creates the environment; None: the platform does not create it
+    requirements: tuple[str, ...]  # empty: the user's own Python, used unchanged
     digest: str
-    lacking: str | None = None
-    offline: bool = False
-    builds: tuple[BuildStep, ...] = ()
-    index: str | None = None
-    left_out: tuple[str, ...] = ()
+    lacking: str | None = None  # why this machine cannot create it; only a plan that does not run has a reason
+    offline: bool = False  # no package index is used
+    builds: tuple[BuildStep, ...] = ()  # what pip builds against the requirements, one step after another
+    index: str | None = None  # the variable that names a package index beside pip's own; its value is in no plan
+    left_out: tuple[str, ...] = ()  # what the environment is made without, as sentences
 
 
 class ImagePlan(Value):
-    """The recipe of a run's image. `dockerfile` is complete, except for the wheels of `requirements`.
-
-    python: the interpreter in the image. builds, index: of the wheels, as in an environment's plan.
-    """
+    """The recipe of a run's image."""
 
     name: str
     base: Image
-    python: str
+    python: str  # the interpreter in the image
     requirements: tuple[str, ...]
-    dockerfile: str
-    builds: tuple[BuildStep, ...] = ()
-    index: str | None = None
+    dockerfile: str  # complete, except for the wheels of `requirements`
+    builds: tuple[BuildStep, ...] = ()  # of the wheels, as in an environment's plan
+    index: str | None = None  # as there
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -181,29 +157,24 @@ class ImagePlan(Value):
 
 
 class ContainerPlan(Value):
-    """The container of each node.
-
-    visible: the visible-devices variable with its value inside the container. offline: neither wheels nor a base image
-    are downloaded. memory_bytes: the memory limit of a node's container. allowed: what the user allowed beyond the
-    closed list, as values of --allow.
-    """
+    """The container of each node."""
 
     image: ImagePlan
     options: ContainerOptions
-    visible: dict[str, str]
-    memory_bytes: int | None = None
-    offline: bool = False
-    allowed: tuple[str, ...] = ()
+    visible: dict[str, str]  # the visible-devices variable with its value inside the container
+    memory_bytes: int | None = None  # the memory limit of a node's container
+    offline: bool = False  # neither wheels nor a base image are downloaded
+    allowed: tuple[str, ...] = ()  # what the user allowed beyond the closed list, as values of --allow
 
 
 class CorpusUsed(Value):
-    """The corpus of a run. kind synthetic has no prefix; its entropy in nats per token is the floor of the loss."""
+    """The corpus of a run."""
 
     kind: Literal["synthetic", "megatron", "paddle"]
-    prefix: str | None = None
+    prefix: str | None = None  # None: the synthetic corpus
     digest: str
     tokens: int | None = None
-    entropy_nats: float | None = None
+    entropy_nats: float | None = None  # per token, of the synthetic corpus: the floor of the loss
 
 
 class MemoryExpected(Value):
@@ -215,8 +186,7 @@ class MemoryExpected(Value):
 
 
 class PredictedLayout(Value):
-    """The planner's prediction for one layout. tokens_per_second: of one device; None where the chip's rates are not
-    public, so that another chip's put the layouts in an order."""
+    """The planner's prediction for one layout."""
 
     layout: Layout
     micro_batch: int
@@ -224,6 +194,8 @@ class PredictedLayout(Value):
     recompute: Recompute
     recompute_layers: int | None = None
     memory_bytes: int
+    # Of one device; None where the chip's rates are not public, so that another chip's put the layouts in an
+    # order.
     tokens_per_second: float | None
 
     @property
@@ -233,24 +205,19 @@ class PredictedLayout(Value):
 
 
 class PreflightPlan(Value):
-    """What is measured before the training. short: less time for each check. pairs: messages between every two nodes.
+    """What is measured before the training."""
 
-    quiet: others on a device or on the processors refuse the run.
-    """
-
-    short: bool = True
-    pairs: bool = False
-    quiet: bool = False
+    short: bool = True  # less time for each check
+    pairs: bool = False  # messages between every two nodes
+    quiet: bool = False  # others on a device or on the processors refuse the run
 
 
 class ChoicesPlan(Value):
-    """The choices of experts of a mixture: those that the run follows, or that it records its own.
+    """The choices of experts of a mixture: those that the run follows, or that it records its own."""
 
-    follows: the digest of the reference's choices (worker/choices.py); None: the run makes its own and records them.
-    known: the choices themselves, which reference.json and job.json hold; plan.json does not.
-    """
-
+    # The digest of the reference's choices (worker/choices.py); None: the run makes its own and records them.
     follows: str | None
+    # The choices themselves, which reference.json and job.json hold; plan.json does not.
     known: str | None = Field(default=None, exclude=True)
 
 
@@ -282,18 +249,7 @@ OF_ONE_RUN = {
 
 
 class Plan(Document):
-    """Everything about one run before it starts.
-
-    origins: the source of each free field. predicted: the planner's best layouts, the chosen one first; empty where
-    something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
-    this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
-    not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
-    that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
-    machine's own processes or containers. preflight: what is measured before the training; None: nothing.
-    node_power: how the power of whole nodes is read; None: it is not. explain_steps: how many steps after the last one
-    are recorded for `report explain`; None: none. window_gradients: whether each step of the window records its
-    gradients' norms by parameter, which a training below fp32 is compared by.
-    """
+    """Everything about one run before it starts."""
 
     KIND: ClassVar[str] = "plan"
 
@@ -311,7 +267,8 @@ class Plan(Document):
     hardware: Hardware
     access: FrameworkAccess
     tuning: Tuning
-    origins: dict[str, str]
+    origins: dict[str, str]  # the source of each free field
+    # The planner's best layouts, the chosen one first; empty where something else sets the layout.
     predicted: tuple[PredictedLayout, ...] = ()
     accumulation: int = Field(ge=1, le=MOST_SIZE)
     corpus: CorpusUsed
@@ -325,16 +282,20 @@ class Plan(Document):
     save_weights: bool = False
     capture_step: int | None = None
     probe_peak: bool = False
-    deviations: tuple[str, ...] = ()
-    entry: EntryUsed | None = None
-    refusal: str | None = None
+    deviations: tuple[str, ...] = ()  # the differences from the request
+    entry: EntryUsed | None = None  # the suite's entry that this run is
+    refusal: str | None = None  # why the machine cannot run it
+    # Sentences about the machine that do not change the plan, such as a maker's tool without an answer.
     notices: tuple[str, ...] = ()
-    certificate: CertificateUsed | None = None
-    launch: LaunchPlan | None = None
-    preflight: PreflightPlan | None = None
+    certificate: CertificateUsed | None = None  # that an aligned run needs; None: it needs none
+    launch: LaunchPlan | None = None  # how other machines are reached; None: this machine's own processes or containers
+    preflight: PreflightPlan | None = None  # what is measured before the training; None: nothing
     choices: ChoicesPlan | None = None
-    node_power: NodePowerPlan | None = None
+    node_power: NodePowerPlan | None = None  # how the power of whole nodes is read; None: it is not
+    # How many steps after the last one are recorded for `report explain`.
     explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED)
+    # Whether each step of the window records its gradients' norms by parameter, which a training below fp32 is
+    # compared by.
     window_gradients: bool = False
     platform_version: str
 

@@ -12,16 +12,13 @@ _MOST_YEARS, _MOST_PUE = 30, 5  # above them a file has months, or per cent
 
 
 class OwnedMachine(Value):
-    """A machine that was bought. capital: its price. years: how long it is used, and for which part of them.
+    """A machine that was bought."""
 
-    power_per_kwh: the price of a kilowatt-hour. pue: power of the whole site over that of its computers.
-    """
-
-    capital: float = Field(gt=0)
-    years: float = Field(gt=0, le=_MOST_YEARS)
-    utilisation: float = Field(gt=0, le=1)
-    power_per_kwh: float = Field(ge=0)
-    pue: float = Field(ge=1, le=_MOST_PUE)
+    capital: float = Field(gt=0)  # its price
+    years: float = Field(gt=0, le=_MOST_YEARS)  # how long it is used
+    utilisation: float = Field(gt=0, le=1)  # for which part of them
+    power_per_kwh: float = Field(ge=0)  # the price of a kilowatt-hour
+    pue: float = Field(ge=1, le=_MOST_PUE)  # power of the whole site over that of its computers
 
 
 class ChipPrice(Value):
@@ -52,9 +49,9 @@ class ChipPrice(Value):
 
 
 class Prices(Document):
-    """Prices by chip, under the name that `show chips` prints. currency: a word for it, such as EUR."""
+    """Prices by chip, under the name that `show chips` prints."""
 
     KIND: ClassVar[str] = "prices"
 
-    currency: str = Field(pattern=r"^[A-Za-z]{2,12}$")
+    currency: str = Field(pattern=r"^[A-Za-z]{2,12}$")  # a word for it, such as EUR
     chips: dict[str, ChipPrice] = Field(min_length=1)

@@ -67,20 +67,18 @@ _CLOCKS_DIFFER = timedelta(days=1)
 
 
 class DeviceTrace(Value):
-    """Readings of one device. device: its index, with its node's before it where there are several nodes.
+    """Readings of one device."""
 
-    values: by quantity the mean of each part of the time; null where nothing was read in it.
-    """
-
-    device: str = Field(max_length=40)
+    device: str = Field(max_length=40)  # its index, with its node's before it where there are several nodes
+    # By quantity the mean of each part of the time; null where nothing was read in it.
     values: dict[Quantity, tuple[float | None, ...]]
 
 
 class RankTrace(Value):
-    """The step times of one rank, from step 1, in microseconds."""
+    """The step times of one rank."""
 
     rank: int = Field(ge=0)
-    step_microseconds: tuple[int, ...]
+    step_microseconds: tuple[int, ...]  # from step 1
 
 
 class RankPeaks(Value):
@@ -93,12 +91,12 @@ class RankPeaks(Value):
 
 
 class StepPlace(Value):
-    """The mean over all ranks of a place's time. is_repeated: of a forward pass that is repeated."""
+    """The mean over all ranks of a place's time."""
 
     part: Part
     where: str = Field(max_length=200)
     ms: float = Field(ge=0)
-    is_repeated: bool = False
+    is_repeated: bool = False  # of a forward pass that is repeated
 
 
 class StepRank(Value):
@@ -111,20 +109,17 @@ class StepRank(Value):
 
 
 class StepTrace(Value):
-    """The parts of a step (specs/step_parts.py), as far as pages show them; milliseconds.
-
-    places, kernels: those with the most time. ranks: those of the timeline.
-    """
+    """The parts of a step (specs/step_parts.py), as far as pages show them; milliseconds."""
 
     device: str
     recorded_steps: int
     step: Milliseconds
     overhead: Overhead
     parts: tuple[PartTime, ...]
-    places: tuple[StepPlace, ...] = Field(default=(), max_length=MOST_PLACES)
-    ranks: tuple[StepRank, ...] = ()
+    places: tuple[StepPlace, ...] = Field(default=(), max_length=MOST_PLACES)  # those with the most time
+    ranks: tuple[StepRank, ...] = ()  # those of the timeline
     late: tuple[LateRank, ...] = ()
-    kernels: tuple[Kernel, ...] = Field(default=(), max_length=MOST_KERNELS)
+    kernels: tuple[Kernel, ...] = Field(default=(), max_length=MOST_KERNELS)  # those with the most time
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = None
@@ -132,45 +127,37 @@ class StepTrace(Value):
 
 
 class RunTraces(Value):
-    """seconds: from the begin of step 1 to the end of the last step; a trace of a device is `parts` equal parts of it.
+    """What a run's page draws beside the loss."""
 
-    devices, ranks: how many the run had. Of more than MOST_DEVICES those are kept that differ most from each other. Of
-    more than MOST_RANKS the slowest are kept, and the fastest one; of more than MOST_PEAKS those with the most memory.
-    step: of a run whose steps were recorded.
-    """
-
-    seconds: float = Field(default=0.0, ge=0)
-    parts: int = Field(default=0, ge=0, le=MOST_POINTS)
-    devices: int = 0
+    seconds: float = Field(default=0.0, ge=0)  # from the begin of step 1 to the end of the last step
+    parts: int = Field(default=0, ge=0, le=MOST_POINTS)  # equal ones of that time, in a trace of a device
+    devices: int = 0  # how many the run had, as `ranks`
     ranks: int = 0
+    # Those that differ most from each other.
     device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MOST_DEVICES)
-    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)
-    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)
-    step: StepTrace | None = None
+    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)  # the slowest, and the fastest one
+    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)  # those with the most memory
+    step: StepTrace | None = None  # of a run whose steps were recorded
 
 
 class Series(FreeFields):
-    """What stays the same from night to night. Its fingerprint is the series' digest.
+    """What stays the same from night to night. Its fingerprint is the series' digest."""
 
-    work, corpus: digests of what the case fixes and of the tokens. devices: of all nodes together. runtime: what the
-    ranks ran in. version: of this list of fields; another list gives every series a new digest. further_version: of the
-    framework's manifest; None for its default, which may be another one tomorrow.
-    """
-
-    version: int = 1
+    version: int = 1  # of this list of fields; another list gives every series a new digest
     case: str
-    work: str
-    corpus: str
+    work: str  # the digest of what the case fixes
+    corpus: str  # the digest of the tokens
     scale: Scale
     framework: str
     vendor: str
     chip: str
     device_is: str
     nodes: int
-    devices: int
+    devices: int  # of all nodes together
     precision: Precision
     accumulation: int
-    runtime: str
+    runtime: str  # what the ranks ran in
+    # Of the framework's manifest; None: its default, which may be another one tomorrow.
     further_version: str | None = Field(default=None, json_schema_extra=LATER)
 
     @property
@@ -190,38 +177,30 @@ class Series(FreeFields):
 
 
 class Conditions(Value):
-    """What surrounds the build: a change starts a new segment of the series.
+    """What surrounds the build: a change starts a new segment of the series."""
 
-    software: driver, firmware and libraries of the vendor, as its tool names them. memory_gib: of the host, rounded.
-    variables: those that can change a training, with the plan's own; secrets are masked.
-    """
-
-    software: dict[str, str]
+    software: dict[str, str]  # driver, firmware and libraries of the vendor, as its tool names them
     kernel: str | None
     os: str | None
     processor: str | None
     cores: int | None
-    memory_gib: int | None
+    memory_gib: int | None  # of the host, rounded
     engine: str | None
-    variables: dict[str, str]
+    variables: dict[str, str]  # those that can change a training, with the plan's own; secrets are masked
 
 
 class Subject(Value):
-    """The build that is tested. Null: not known, or there is none.
-
-    environment, image: digests of the Python environment and of the container image. implementation: digest of all code
-    that the result rests on. commit: of the checkout; is_dirty: whether files differ from it. formulas: their versions.
-    """
+    """The build that is tested. Null: not known, or there is none."""
 
     framework_version: str
-    environment: str | None
+    environment: str | None  # the digest of the Python environment
     packages: str | None
-    image: str | None
-    implementation: str
-    commit: str | None
-    is_dirty: bool | None
+    image: str | None  # the digest of the container image
+    implementation: str  # the digest of all code that the result rests on
+    commit: str | None  # of the checkout
+    is_dirty: bool | None  # whether files differ from it
     platform_version: str
-    formulas: tuple[str, ...]
+    formulas: tuple[str, ...]  # their versions
 
     @property
     def has_commit(self) -> bool:
@@ -273,45 +252,40 @@ def _stored_result(value: Any) -> StoredResult:
 
 
 class RunRecord(StoredFigures, Document):
-    """One run with its figures, which are those of its result. None of its fields names a path, a user or a host.
+    """One run with its figures, which are those of its result.
 
-    content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
-    night: the name of the nightly that it belongs to, such as `2026-11-22`. entry: suite and entry. node: digest of the
-    machine, with any number of its devices. evidence: `reported` where the figures did not come with their raw files.
-    verdict: of the alignment. memory_bytes: the device-used peak; on a
-    processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
-    means and maxima over the window by name and unit, such as `power_watts`. traces: readings over time and what each
-    rank did; null for a run that recorded none of it. command_repeats: how many repeats its command has left in the
-    folder that the run was read from; it is not stored.
+    Its memory is the device-used peak, and on a processor the peak of the processes. None of its fields names a path,
+    a user or a host.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
     KIND: ClassVar[str] = "record"
 
     run_id: str = Field(max_length=200)
-    content: str
-    began: str
+    content: str  # the digest of the sealed files, by which two imports of one run are one
+    began: str  # in UTC, ISO 8601
     purpose: Purpose = "manual"
-    night: str | None = None
-    entry: str | None = None
-    evidence: Evidence
+    night: str | None = None  # the name of the nightly that it belongs to, such as `2026-11-22`
+    entry: str | None = None  # suite and entry
+    evidence: Evidence  # `reported` where the figures did not come with their raw files
     evidence_reason: str | None = None
     series: Series
     conditions: Conditions
     subject: Subject
-    node: str
+    node: str  # the digest of the machine, with any number of its devices
     word: Word
     failure: str | None
     reason: str | None
-    verdict: str
+    verdict: str  # of the alignment
     window: tuple[int, int]
-    step_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]  # of every finished step, from step 1, as the losses
     losses: tuple[float | None, ...]
-    telemetry: dict[str, float]
+    telemetry: dict[str, float]  # means and maxima over the window by name and unit, such as `power_watts`
     stored_result: Annotated[
         StoredResult, PlainValidator(_stored_result), PlainSerializer(attrgetter("content"), return_type=Any)
     ] = Field(alias="result")
-    traces: RunTraces | None = None
+    traces: RunTraces | None = None  # null for a run that recorded none of it
+    # How many repeats its command has left in the folder that the run was read from.
     command_repeats: int | None = Field(default=None, exclude=True)
 
     @model_validator(mode="before")
@@ -377,24 +351,20 @@ EventKind = Literal["baseline", "note", "environment-step"]
 
 
 class StoreEvent(Document):
-    """Something that a person or a nightly stated about a series. Events are only added, never changed.
-
-    kind: `baseline` accepts a level; `environment-step` accepts the step at a change of conditions. at, until: UTC,
-    ISO 8601. level: the accepted median by figure. runs: the evidence. data: what else the kind needs, such as the
-    conditions before and after.
-    """
+    """Something that a person or a nightly stated about a series. Events are only added, never changed."""
 
     KIND: ClassVar[str] = "event"
 
     id: str
-    kind: EventKind
+    kind: EventKind  # `baseline` accepts a level; `environment-step` accepts the step at a change of conditions
     series: str
-    at: str
+    at: str  # in UTC, ISO 8601, as `until`
     who: str
     why: str
     until: str | None = None
-    level: dict[Gated, float] = Field(default_factory=dict)
-    runs: tuple[str, ...] = ()
+    level: dict[Gated, float] = Field(default_factory=dict)  # the accepted median by figure
+    runs: tuple[str, ...] = ()  # the evidence
+    # What else the kind needs, such as the conditions before and after.
     data: dict[str, JsonValue] = Field(default_factory=dict)
 
 

@@ -22,46 +22,31 @@ class Identity(Value):
 
 
 class NoiseRow(Value):
-    """The relative differences from the reference of a run in which only the arithmetic differed.
+    """The relative differences from the reference of a run in which only the arithmetic differed."""
 
-    changed: framework, layout, micro-batch, threads of the run. first_step, gradient, curve: the largest of each layer.
-    Rows of older versions have nothing else. losses: of each step. gradients: the largest by step and group; a group is
-    all parameters of one name in all layers. weights: of the final weights, by group and "norm" or "projection".
-    hardware: the processor or chip. by, recorded: who recorded it and when. why: given with --replace, because the run
-    was beyond the limits. routing: of a mixture, how many choices of experts differ at least, by step, where any does.
-    norms: of the whole gradient at each step; window: of gradient norms by third of the window and group; rows of older
-    versions have neither.
-    """
-
-    changed: str
+    changed: str  # framework, layout, micro-batch, threads of the run
     run_id: str
+    # The largest difference of each layer. Rows of older versions have no more than these.
     first_step: float = Field(ge=0)
     gradient: float | None = Field(default=None, ge=0)
     curve: float = Field(ge=0)
-    losses: tuple[Difference, ...] = ()
+    losses: tuple[Difference, ...] = ()  # of each step
+    # The largest by step and group; a group is all parameters of one name in all layers.
     gradients: dict[int, dict[str, Difference]] = Field(default_factory=dict)
-    weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)
-    hardware: str | None = None
-    by: str | None = None
+    weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)  # by group and "norm" or "projection"
+    hardware: str | None = None  # the processor or chip
+    by: str | None = None  # who recorded it, and when
     recorded: str | None = None
-    why: str | None = None
+    why: str | None = None  # given with --replace, because the run was beyond the limits
+    # Of a mixture, how many choices of experts differ at least, by step, where any does.
     routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
-    norms: tuple[Difference, ...] = Field(default=(), json_schema_extra=LATER)
+    norms: tuple[Difference, ...] = Field(default=(), json_schema_extra=LATER)  # of the whole gradient at each step
+    # Of gradient norms by third of the window and group.
     window: dict[str, dict[str, Difference]] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
 class Reference(Document):
-    """configs/references/<case>_<scale>_<precision>.json
-
-    losses, grad_norms: of steps 1, 2, ... gradients: norms by step and canonical parameter. weights: of each parameter
-    after the last step [norm, projections...]; empty in references of older versions. by, why, promoted: who promoted
-    the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment. settings:
-    its framework, layout, micro-batch and threads, as in a row of noise. routing: of a mixture, the tokens that chose
-    each expert, by step and layer. choices: of a mixture, the experts of every token in every step and layer, which
-    runs that are compared with it follow (worker/choices.py). window: in 16 bits, gradient norms by step of the window
-    and group, and of the whole gradient. in_bf16: of a reference in fp8, gradient norms by parameter of the same
-    training in bf16, at its first step that has them.
-    """
+    """configs/references/<case>_<scale>_<precision>.json; steps count from 1."""
 
     KIND: ClassVar[str] = "reference"
 
@@ -71,21 +56,29 @@ class Reference(Document):
     identity: Identity
     losses: tuple[float, ...] = Field(min_length=2)
     grad_norms: tuple[float | None, ...]
-    gradients: dict[int, dict[str, float]]
+    gradients: dict[int, dict[str, float]]  # norms by step and canonical parameter
+    # Of each parameter after the last step [norm, projections...]; empty in references of older versions.
     weights: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     noise: tuple[NoiseRow, ...] = ()
+    # The promoted run and its environment.
     run_id: str
     framework: str
     framework_version: str
     hardware: str
     layout: str
-    settings: str | None = None
+    settings: str | None = None  # framework, layout, micro-batch and threads, as in a row of noise
+    # The date of the promotion, who promoted the run, and the reason.
     promoted: str
     by: str
     why: str
+    # Of a mixture, the tokens that chose each expert, by step and layer.
     routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)
+    # Of a mixture, the experts of every token in every step and layer, which runs that are compared with it follow
+    # (worker/choices.py).
     choices: str | None = Field(default=None, json_schema_extra=LATER)
+    # In 16 bits, gradient norms by step of the window and group, and of the whole gradient.
     window: dict[int, dict[str, float]] = Field(default_factory=dict, json_schema_extra=LATER)
+    # Of a reference in fp8, gradient norms by parameter of the same training in bf16, at its first step that has them.
     in_bf16: dict[str, float] = Field(default_factory=dict, json_schema_extra=LATER)
 
     @property

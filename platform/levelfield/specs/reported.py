@@ -25,17 +25,14 @@ FigureName = Literal[
 
 
 class ReportedFigure(Value):
-    """A figure in SI units. how: where it comes from; of None the reason."""
+    """A figure in SI units."""
 
     value: float | None
-    how: str = Field(min_length=3)
+    how: str = Field(min_length=3)  # where it comes from; of None the reason
 
 
 class ReportedRow(Value):
-    """One log. None: not printed, and not given by the reader.
-
-    given: the fields that the reader stated and the log does not print. steps, lines: what the speed is the median of.
-    """
+    """One log. None: not printed, and not given by the reader."""
 
     name: str = Field(min_length=1, max_length=200)
     format: str
@@ -49,20 +46,20 @@ class ReportedRow(Value):
     global_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     sequence_length: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     precision: Precision | None = None
-    given: tuple[str, ...] = ()
-    steps: tuple[int, int]
+    given: tuple[str, ...] = ()  # the fields that the reader stated and the log does not print
+    steps: tuple[int, int]  # what the speed is the median of, with `lines`
     lines: int = Field(ge=1)
     figures: dict[FigureName, ReportedFigure]
     notes: tuple[str, ...] = ()
 
 
 class ReportedSet(Document):
-    """configs/reported/<name>.json. where: the public place of the logs, or the document that has them."""
+    """configs/reported/<name>.json"""
 
     KIND: ClassVar[str] = "reported"
 
     name: str = Field(min_length=1)
-    where: str = Field(min_length=8, max_length=500)
+    where: str = Field(min_length=8, max_length=500)  # the public place of the logs, or the document that has them
     date: str
     rows: tuple[ReportedRow, ...] = Field(min_length=1)
 

@@ -39,58 +39,45 @@ class LeastVersion(Value):
 
 
 class NamedIndex(Value):
-    """A package index beside pip's own, for packages that pip's own does not have.
+    """A package index beside pip's own, for packages that pip's own does not have."""
 
-    setting: the variable by which the user names it. Its address stands in no file of this project.
-    """
-
+    # The variable by which the user names it. Its address stands in no file of this project.
     setting: str = Field(pattern=r"^LEVELFIELD_[A-Z0-9_]+$")
     packages: tuple[str, ...] = Field(min_length=1)
     reason: str = Field(min_length=3)
 
 
 class BuildTool(Value):
-    """A program of this machine that a build starts.
-
-    home: the variable that names a folder with bin/ and include/ for it; usual: the folder where it is without that
-    variable. release: the number that its `--version` gives behind the word `release`. header: a file below include/.
-    source: how to get it.
-    """
+    """A program of this machine that a build starts."""
 
     program: str = Field(pattern=r"^[a-z][a-z0-9+-]*$")
-    home: str | None = None
-    usual: str | None = None
+    home: str | None = None  # the variable that names a folder with bin/ and include/ for it
+    usual: str | None = None  # the folder where it is without that variable
+    # The number that its `--version` gives behind the word `release`.
     release: str | None = Field(default=None, pattern=r"^\d+(\.\d+)*$")
-    header: str | None = Field(default=None, pattern=_BELOW)
-    source: str = Field(min_length=3)
+    header: str | None = Field(default=None, pattern=_BELOW)  # a file below include/
+    source: str = Field(min_length=3)  # how to get it
 
 
 class BuildStep(Value):
-    """One run of pip without its isolation, so that packages are built against those that are installed before.
-
-    home: variables of the build; each names a folder below the environment's packages. headers: folders there, as a
-    pattern, in which compilers look for headers.
-    """
+    """One run of pip without its isolation, so that packages are built against those that are installed before."""
 
     packages: tuple[str, ...] = Field(min_length=1)
+    # Variables of the build; each names a folder below the environment's packages.
     home: dict[str, str] = Field(default_factory=dict)
+    # Folders there, as a pattern, in which compilers look for headers.
     headers: str | None = Field(default=None, pattern=_BELOW)
 
 
 class Build(BuildStep):
-    """Packages that are built against the framework's own, and what that needs.
-
-    wanted: the choice of a run that needs them. instead: packages of which a Python that the user names may have any in
-    their place. beside: what the build itself needs in the environment; it is
-    installed before. tools: what it needs on the machine. without: what a run has in their place, for the plan.
-    """
+    """Packages that are built against the framework's own, and what that needs."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
-    wanted: Use
-    instead: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    tools: tuple[BuildTool, ...] = ()
-    without: str = Field(min_length=3, max_length=200)
+    wanted: Use  # the choice of a run that needs them
+    instead: tuple[str, ...] = ()  # packages of which a Python that the user names may have any in their place
+    beside: tuple[str, ...] = ()  # what the build itself needs in the environment; it is installed before
+    tools: tuple[BuildTool, ...] = ()  # what it needs on the machine
+    without: str = Field(min_length=3, max_length=200)  # what a run has in their place, for the plan
 
     @model_validator(mode="after")
     def _pinned(self) -> Build:
@@ -105,15 +92,12 @@ class Build(BuildStep):
 
 @dataclass(frozen=True)
 class Stages:
-    """The packages of one environment. first: what pip installs as usual. builds: what is then built against it.
+    """The packages of one environment."""
 
-    driver, compute_capability, index: what they need beside. left_out: builds that this run does not need.
-    """
-
-    first: tuple[str, ...] = ()
-    builds: tuple[Build, ...] = ()
-    left_out: tuple[Build, ...] = ()
-    driver: LeastVersion | None = None
+    first: tuple[str, ...] = ()  # what pip installs as usual
+    builds: tuple[Build, ...] = ()  # what is then built against it
+    left_out: tuple[Build, ...] = ()  # builds that this run does not need
+    driver: LeastVersion | None = None  # what the packages need beside, as the next two
     compute_capability: LeastVersion | None = None
     index: NamedIndex | None = None
 
@@ -143,21 +127,20 @@ def _fits(clause: str, version: PythonVersion) -> bool:
 
 
 class Requirements(Value):
-    """Pinned pip requirements for one device kind. `verified` names where they ran.
-
-    python: the versions that they exist for. The platform's own Python is used if it fits, else another one of the
-    machine. optional: further packages that pip installs as usual. builds: packages that are built against `packages`,
-    in this order. driver, compute_capability, index: what `packages` need beside.
-    """
+    """Pinned pip requirements for one device kind."""
 
     packages: tuple[str, ...] = Field(min_length=1)
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # further packages that pip installs as usual
+    # The versions that they exist for. The platform's own Python is used if it fits, else another one of the
+    # machine.
     python: str = ">=3.10"
+    # Packages that are built against `packages`, in this order.
     builds: tuple[Build, ...] = Field(default=(), json_schema_extra=LATER)
+    # What `packages` need beside, as the next two.
     driver: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
     compute_capability: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
     index: NamedIndex | None = Field(default=None, json_schema_extra=LATER)
-    verified: str
+    verified: str  # where they ran
 
     @model_validator(mode="after")
     def _pinned(self) -> Requirements:

@@ -518,8 +518,7 @@ class Result(Document):
     accumulation: Count[int] = Field(description="Micro-batches of one data-parallel rank in one step.")
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
     recompute_layers: Count[int | None] = Field(
-        default=None,
-        description="Of `full`: how many layers of each stage's chunk, the first ones. Null: all of them.",
+        default=None, description="Of `full`: how many layers of each stage's chunk, the first ones. Null: all of them."
     )
     repeated: str | None = Field(
         default=None,
@@ -532,18 +531,14 @@ class Result(Document):
         description="What the framework's compiler took, on the rank where it took longest. No rate counts it: it is "
         "done before the window. Null where the training does not report it.",
     )
-    graph: bool = Field(
-        default=False,
-        description="Whether each step was captured as a CUDA graph and replayed.",
-    )
+    graph: bool = Field(default=False, description="Whether each step was captured as a CUDA graph and replayed.")
     tuning: TuningFound | None = Field(
         default=None,
         description="Whether the free fields are the defaults; null for results of an earlier version.",
         json_schema_extra=LATER,
     )
     attention_kernel: AttentionKernelFound | None = Field(
-        default=None,
-        description="What computed attention's core. Null where the training does not report it.",
+        default=None, description="What computed attention's core. Null where the training does not report it."
     )
     kernels: tuple[FusedKernel, ...] | None = Field(
         default=None,
@@ -552,8 +547,7 @@ class Result(Document):
         "with the norm behind it. Empty: none, all was the framework's. Null where the ranks report no common list.",
     )
     fp8_library: Fp8LibraryFound | None = Field(
-        default=None,
-        description="What computed the products in fp8. Null where the training does not report it.",
+        default=None, description="What computed the products in fp8. Null where the training does not report it."
     )
     parameters: Count[int] = Field(description="Parameters of the model at this scale, embeddings included.")
     active_parameters: Count[int | None] = Field(

@@ -75,19 +75,15 @@ Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
 
 class Host(Value):
-    """A machine that ssh reaches. name: as ssh_config knows it. address: where other nodes reach it; default: name.
+    """A machine that ssh reaches."""
 
-    user, port: of ssh; default: those of ssh_config. slots: its devices. interface: for the collectives. python: the
-    interpreter that starts the node's part and makes the environment.
-    """
-
-    name: Word
-    address: Word | None = None
-    user: Word | None = None
+    name: Word  # as ssh_config knows it
+    address: Word | None = None  # where other nodes reach it; default: name
+    user: Word | None = None  # of ssh, as port; default: those of ssh_config
     port: int | None = Field(default=None, ge=1, le=LAST_PORT)
-    slots: int | None = Field(default=None, ge=1)
-    interface: Word | None = None
-    python: Word = "python3"
+    slots: int | None = Field(default=None, ge=1)  # its devices
+    interface: Word | None = None  # for the collectives
+    python: Word = "python3"  # the interpreter that starts the node's part and makes the environment
 
     @property
     def reached_at(self) -> str:
@@ -110,36 +106,31 @@ class HostsFile(Document):
 
 
 class SshSite(Value):
-    """Reaching hosts by ssh. config: an ssh_config beside the user's. folder: on each node, for code, environments and
-    runs; {user} is the user's name. container: the command of the nodes' container engine, for `--runtime docker`;
-    podman is one, too."""
+    """Reaching hosts by ssh."""
 
     command: tuple[Word, ...] = ("ssh",)
-    config: Word | None = None
+    config: Word | None = None  # an ssh_config beside the user's
+    # On each node, for code, environments and runs; {user} is the user's name.
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
-    container: Word = "docker"
+    container: Word = "docker"  # the command of the nodes' container engine, for `--runtime docker`; podman is one, too
     connect_seconds: int = Field(default=20, ge=1, le=600)
 
 
 class SlurmSite(Value):
-    """Reaching nodes by Slurm. gres: such as gpu:{devices}. minutes: the time limit. options: further ones of sbatch.
-
-    container: what starts `--runtime docker` there; image: its image. local_folder: on each node's own disk; ranks
-    import from an environment there.
-    """
+    """Reaching nodes by Slurm."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Word | None = None
     reservation: Word | None = None
-    minutes: int | None = Field(default=None, ge=1)
-    gres: Word | None = None
+    minutes: int | None = Field(default=None, ge=1)  # the time limit
+    gres: Word | None = None  # such as gpu:{devices}
     exclusive: bool = False
-    options: tuple[Option, ...] = ()
-    container: Literal["none", "pyxis", "apptainer"] = "none"
+    options: tuple[Option, ...] = ()  # further ones of sbatch
+    container: Literal["none", "pyxis", "apptainer"] = "none"  # what starts `--runtime docker` there
     image: Word | None = None
-    local_folder: AbsoluteFolder | None = None
+    local_folder: AbsoluteFolder | None = None  # on each node's own disk; ranks import from an environment there
 
 
 class Toleration(Value):
@@ -152,45 +143,40 @@ class Toleration(Value):
 
 
 class PodVolume(Value):
-    """A further volume of each pod. source: its kind and fields, as Kubernetes has them. folder: in the pod."""
+    """A further volume of each pod."""
 
     name: Word
-    source: dict[Word, JsonValue] = Field(min_length=1, max_length=1)
-    folder: AbsoluteFolder
+    source: dict[Word, JsonValue] = Field(min_length=1, max_length=1)  # its kind and fields, as Kubernetes has them
+    folder: AbsoluteFolder  # in the pod
     read_only: bool = True
 
 
 class KubernetesSite(Value):
-    """Reaching nodes by Kubernetes, each as a pod of one Job. context: of the user's kubeconfig.
-
-    devices: the resource that is one device, such as nvidia.com/gpu; `none` where pods have the devices without one.
-    resources: further ones of each pod, such as rdma/hca. queue: of Kueue. claim: a volume that all pods and this
-    machine share, at claim_folder; without one the files are streamed through the pods' logs. annotations,
-    volumes: of each pod. restricted: as the Pod Security Standard
-    of that name wants it. user, group: numbers of the containers' user and group.
-    """
+    """Reaching nodes by Kubernetes, each as a pod of one Job."""
 
     namespace: Word = "default"
-    context: Word | None = None
+    context: Word | None = None  # of the user's kubeconfig
     image: Word | None = None
-    queue: Word | None = None
+    queue: Word | None = None  # of Kueue
     service_account: Word | None = None
     node_selector: dict[Word, Word] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
+    # The resource that is one device, such as nvidia.com/gpu; `none`: pods have the devices without one.
     devices: Word | None = None
-    resources: dict[Word, Quantity] = Field(default_factory=dict)
+    resources: dict[Word, Quantity] = Field(default_factory=dict)  # further ones of each pod, such as rdma/hca
     shared_memory_bytes: int | None = Field(default=None, ge=1)
+    # A volume that all pods and this machine share; without one the files are streamed through the pods' logs.
     claim: Word | None = None
-    claim_folder: AbsoluteFolder | None = None
+    claim_folder: AbsoluteFolder | None = None  # where this machine has it
     host_network: bool = False
-    annotations: dict[Word, str] = Field(default_factory=dict)
-    volumes: tuple[PodVolume, ...] = ()
+    annotations: dict[Word, str] = Field(default_factory=dict)  # of each pod
+    volumes: tuple[PodVolume, ...] = ()  # of each pod
     priority_class: Word | None = None
     scheduler: Word | None = None
     pull_secrets: tuple[Word, ...] = ()
-    restricted: bool = False
-    user: int | None = Field(default=None, ge=0)
-    group: int | None = Field(default=None, ge=0)
+    restricted: bool = False  # as the Pod Security Standard of that name wants it
+    user: int | None = Field(default=None, ge=0)  # the number of the containers' user
+    group: int | None = Field(default=None, ge=0)  # likewise
 
     @model_validator(mode="after")
     def _claim_has_a_folder(self) -> KubernetesSite:
@@ -218,15 +204,12 @@ class KubernetesSite(Value):
 
 
 class NodePowerSite(Value):
-    """A command that prints the power of whole nodes in watts; see docs/node-power.md. No record of a run has it.
+    """A command that prints the power of whole nodes in watts; see docs/node-power.md. No record of a run has it."""
 
-    command: a line for `sh`, on the platform's machine. {host} is a node's name: the command then runs for each node.
-    source: what it reads, for results. seconds: from one start of the command to the next.
-    """
-
+    # A line for `sh`, on the platform's machine. {host} is a node's name: the command then runs for each node.
     command: Annotated[str, AfterValidator(_without_secret)] = Field(min_length=1)
-    source: str = Field(pattern=r"^[A-Za-z0-9][ -~]{0,59}$")
-    seconds: float = Field(default=2.0, ge=0.1, le=60)
+    source: str = Field(pattern=r"^[A-Za-z0-9][ -~]{0,59}$")  # what it reads, for results
+    seconds: float = Field(default=2.0, ge=0.1, le=60)  # from one start of the command to the next
 
     @property
     def is_per_host(self) -> bool:
@@ -234,43 +217,36 @@ class NodePowerSite(Value):
 
 
 class NodePowerPlan(Value):
-    """What a run records of how it reads the power of its nodes. site: which no file has.
+    """What a run records of how it reads the power of its nodes."""
 
-    protocol, verify: of earlier runs, whose BMCs were read without a command.
-    """
-
+    # Of earlier runs, whose BMCs were read without a command; as `verify`.
     protocol: Literal["command", "redfish", "ipmi", "local"] = "command"
     seconds: float
     verify: bool = True
-    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)
+    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)  # which no file has
 
 
 class Site(Document):
-    """How a site's machines are reached. launcher: the default of its runs. hosts: a hosts file, for ssh.
-
-    shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
-    and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
-    environment modules to load. environment: variables of every rank. node_power: a command that prints the power of
-    whole nodes. own: what a launcher of the site's own reads, by the keys that it names. bind: whether a rank has only
-    the cores of its device's NUMA domain.
-    """
+    """How a site's machines are reached."""
 
     KIND: ClassVar[str] = "site"
 
-    launcher: Word | None = None
-    shared: AbsoluteFolder | None = None
-    interface: Word | None = None
+    launcher: Word | None = None  # the default of its runs
+    shared: AbsoluteFolder | None = None  # a folder that every node sees at the same path
+    interface: Word | None = None  # of the network between nodes
+    # The first and the last port for the rendezvous; below the kernel's own range.
     ports: tuple[Port, Port] = (23000, 31999)
-    python: Word | None = None
-    modules: tuple[Word, ...] = ()
-    environment: PublicVariables = Field(default_factory=dict)
-    hosts: Word | None = None
+    python: Word | None = None  # the interpreter on the nodes
+    modules: tuple[Word, ...] = ()  # environment modules to load
+    environment: PublicVariables = Field(default_factory=dict)  # variables of every rank
+    hosts: Word | None = None  # a hosts file, for ssh
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
-    node_power: NodePowerSite | None = None
+    node_power: NodePowerSite | None = None  # a command that prints the power of whole nodes
+    # What a launcher of the site's own reads, by the keys that it names.
     own: dict[Word, OwnValue] = Field(default_factory=dict)
-    bind: Literal["numa", "none"] = "numa"
+    bind: Literal["numa", "none"] = "numa"  # whether a rank has only the cores of its device's NUMA domain
 
     @model_validator(mode="after")
     def _own_keys_hold_no_secret(self) -> Site:
@@ -285,20 +261,15 @@ class Site(Document):
 
 
 class LaunchPlan(Value):
-    """How the nodes are reached. hosts: for ssh, one for each node, the first node first; else empty.
-
-    code: the file of a site's own launcher; None for one of Levelfield or of a package.
-    samples: the commands that are repeated during the run. facts: by name, the commands that run once. pci_vendor: by
-    which a node finds the devices' NUMA domains.
-    """
+    """How the nodes are reached."""
 
     launcher: str
-    code: str | None = None
+    code: str | None = None  # the file of a site's own launcher; None: one of Levelfield or of a package
     site: Site
-    hosts: tuple[Host, ...] = ()
-    samples: tuple[NodeCommand, ...] = ()
-    facts: dict[str, NodeCommand] = Field(default_factory=dict)
-    pci_vendor: str | None = None
+    hosts: tuple[Host, ...] = ()  # for ssh, one for each node, the first node first; else empty
+    samples: tuple[NodeCommand, ...] = ()  # the commands that are repeated during the run
+    facts: dict[str, NodeCommand] = Field(default_factory=dict)  # by name, the commands that run once
+    pci_vendor: str | None = None  # by which a node finds the devices' NUMA domains
 
 
 def rendezvous_port(run_id: str, ports: tuple[int, int]) -> int:

@@ -43,19 +43,16 @@ HardwareText = Annotated[
 
 
 class SuiteEntry(Value):
-    """One run of a suite. name: of the published row that it repeats, if any; group: the heading above it.
-
-    hardware: where the row was measured; on another machine the run is scaled to the devices that exist. note: a
-    remark for the reader of the row.
-    """
+    """One run of a suite."""
 
     case: str
-    name: str | None = None
-    group: str | None = None
+    name: str | None = None  # of the published row that it repeats, if any
+    group: str | None = None  # the heading above it
     scale: Literal["auto", "smoke", "full"] = "auto"
     set: TuningChoice = TuningChoice()
+    # Where the row was measured; on another machine the run is scaled to the devices that exist.
     hardware: HardwareText | None = None
-    note: str | None = None
+    note: str | None = None  # a remark for the reader of the row
 
     @property
     def label(self) -> str:
@@ -64,16 +61,13 @@ class SuiteEntry(Value):
 
 
 class Suite(Document):
-    """configs/suites/<name>.yaml. `hardware`: of every entry without its own.
-
-    cases: what rows train that is no case by itself, such as another batch of a case.
-    """
+    """configs/suites/<name>.yaml"""
 
     KIND: ClassVar[str] = "suite"
 
     title: str
-    hardware: HardwareText | None = None
-    cases: tuple[Extension, ...] = ()
+    hardware: HardwareText | None = None  # of every entry without its own
+    cases: tuple[Extension, ...] = ()  # what rows train that is no case by itself, such as another batch of a case
     entries: tuple[SuiteEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -50,18 +50,17 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 class Where(Value):
     """The place of one value in a record.
 
-    column (csv): its number, from 1, or its name in the header. path (json): keys from the record down; a number is a
-    place in a list, `@key` the record's own key. A pattern needs neither, because its group has the field's name.
-    unit: the unit of the number. scale: how many of this unit the number 1 is, as for tenths of a watt (0.1) or pages.
-    printed: the text that must follow the number (`W`, `%`, `MiB`).
-    matching: a pattern for the whole text; other texts are not this value. Its first group, if any, is the value.
+    A pattern needs neither column nor path, because its group has the field's name.
     """
 
-    column: Annotated[int, Field(ge=1)] | str | None = None
+    column: Annotated[int, Field(ge=1)] | str | None = None  # of csv: its number, from 1, or its name in the header
+    # Of json: keys from the record down; a number is a place in a list, `@key` the record's own key.
     path: tuple[int | str, ...] | None = Field(default=None, min_length=1)
-    unit: str | None = None
+    unit: str | None = None  # of the number
+    # How many of this unit the number 1 is, as for tenths of a watt (0.1) or pages.
     scale: float | None = Field(default=None, gt=0)
-    printed: str = ""
+    printed: str = ""  # the text that must follow the number (`W`, `%`, `MiB`)
+    # A pattern for the whole text; other texts are not this value. Its first group, if any, is the value.
     matching: Pattern | None = None
 
 

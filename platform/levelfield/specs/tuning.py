@@ -19,25 +19,24 @@ Attention = Literal["sdpa", "flash_attn"]
 
 
 class FreeFields(Value):
-    """The values of the fields of specs/free_fields.py for one run. A field with the mark LATER was added to the table
-    after the first ones: at its default it is in no job, no digest and no command.
+    """The values of the fields of specs/free_fields.py for one run.
 
-    micro_batch: sequences per forward pass of one data-parallel rank.
-    virtual_pipeline: model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al.,
-    2021 (section 2.2).
-    recompute_layers: of each stage's chunk the first so many layers are computed again, and the others keep everything
-    (None: all layers are; Megatron's recompute_method `block`). Only with `recompute: full`.
-    graph: each training step is captured as a CUDA graph and replayed.
-    threads: CPU threads per process (None: a rank's share of its cores).
+    A field with the mark LATER was added to the table after the first ones: at its default it is in no job, no digest
+    and no command.
     """
 
     layout: Layout = Layout()
-    micro_batch: int = Field(default=1, ge=1)
+    micro_batch: int = Field(default=1, ge=1)  # sequences per forward pass of one data-parallel rank
+    # Model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al., 2021
+    # (section 2.2).
     virtual_pipeline: int = Field(default=1, ge=1)
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)  # per process; None: a rank's share of its cores
     recompute: Recompute = "none"
+    # Only with `recompute: full`: of each stage's chunk the first so many layers are computed again, and the
+    # others keep everything (None: all layers are; Megatron's recompute_method `block`).
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool = False
+    # Each training step is captured as a CUDA graph and replayed.
     graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention = "sdpa"
 
@@ -75,11 +74,9 @@ LATER_FIELDS = frozenset(name for name, field in FreeFields.model_fields.items()
 
 
 class Tuning(FreeFields):
-    """The values of all free fields for one run.
+    """The values of all free fields for one run."""
 
-    environment: variables for the training process; they are recorded, and --dry-run shows them.
-    """
-
+    # Variables for the training process; they are recorded, and --dry-run shows them.
     environment: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -110,15 +107,13 @@ class Tuning(FreeFields):
 
 
 class TuningChoice(Value):
-    """The values of some free fields. None keeps the value of the previous choice.
-
-    recompute_layers belongs to the `recompute: full` beside it: without it, that is of all layers.
-    """
+    """The values of some free fields. None keeps the value of the previous choice."""
 
     layout: str | None = None
     micro_batch: int | None = Field(default=None, ge=1)
     virtual_pipeline: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
+    # Of the `recompute: full` beside it; without it, that is of all layers.
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
     graph: bool | None = Field(default=None, json_schema_extra=LATER)
@@ -140,11 +135,11 @@ class TuningChoice(Value):
 
 
 class TuningRow(Value):
-    """A vendor's choice for a chip, a framework, the devices of a node and the nodes (None: any), and the reason."""
+    """A vendor's choice and the reason, with the conditions of its place; None: any."""
 
     chip: str | None = None
     framework: str | None = None
-    devices: int | None = Field(default=None, ge=1)
+    devices: int | None = Field(default=None, ge=1)  # of a node
     nodes: int | None = Field(default=None, ge=1)
     scale: Literal["full", "smoke"] = "full"
     set: TuningChoice
@@ -183,11 +178,11 @@ class TuningFile(Document):
 
 @dataclass(frozen=True)
 class Locked:
-    """Fields of one kind, other common names of them, and the reason why the case fixes them."""
+    """Fields of one kind that the case fixes."""
 
     fields: tuple[str, ...]
-    also: tuple[str, ...]
-    reason: str
+    also: tuple[str, ...]  # other common names of them
+    reason: str  # why the case fixes them
 
 
 LOCKED = (

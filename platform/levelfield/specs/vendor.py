@@ -77,29 +77,21 @@ class Interconnect(Value):
 
 
 class ChipNode(Value):
-    """What makers build of the chip. devices: that its own links join, also over several hosts, where a rack is one
-    domain of them. network_each_way_bytes_per_second: of one device, to the devices beyond."""
+    """What makers build of the chip."""
 
+    # That its own links join, also over several hosts, where a rack is one domain of them.
     devices: int = Field(ge=1, le=MOST_DEVICES)
-    network_each_way_bytes_per_second: float = Field(gt=0)
+    network_each_way_bytes_per_second: float = Field(gt=0)  # of one device, to the devices beyond
     source: str = Field(min_length=3)
 
 
 class Chip(Value):
-    """One device as the framework sees it. `device_is`: a card, a die of a card, or a share of the host.
-
-    match: endings (any case) of the name that the vendor's tool prints, to recognise the chip. They are endings,
-    because a further word names another chip: "H200 NVL" is not an H200.
-    achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
-    attention: by kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
-    sdpa: the fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
-    compute_capability: the number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
-    power_watts: the most that the maker lets one device draw.
-    compute_units: of one device, as the tool counts them; a device with fewer is a part of the chip.
-    """
+    """One device as the framework sees it."""
 
     name: str
     aliases: tuple[str, ...] = ()
+    # Endings (any case) of the name that the vendor's tool prints, to recognise the chip. They are endings,
+    # because a further word names another chip: "H200 NVL" is not an H200.
     match: tuple[str, ...] = ()
     device_is: Literal["card", "die", "host share"]
     memory_bytes: int | None = Field(default=None, gt=0)
@@ -108,13 +100,18 @@ class Chip(Value):
     bandwidth_source: str | None = None
     interconnect: Interconnect | None = None
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
+    # By dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
     achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
+    # By kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
     attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
+    # The fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
     sdpa: tuple[AttentionKernel, ...] = ()
+    # The number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
-    power_watts: float | None = Field(default=None, gt=0, le=20_000)
+    power_watts: float | None = Field(default=None, gt=0, le=20_000)  # the most that the maker lets one device draw
     power_source: str | None = None
     node: ChipNode | None = None
+    # Of one device, as the tool counts them; a device with fewer is a part of the chip.
     compute_units: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -145,48 +142,43 @@ class Mount(Value):
 
 
 class ContainerAccess(Value):
-    """How a container sees exactly the chosen devices. `{index}` in a text stands for each device's index.
+    """How a container sees exactly the chosen devices. `{index}` in a text stands for each device's index."""
 
-    device_request: the driver through which the engine gives devices by their identities (`docker run --gpus`).
-    device_nodes: files under /dev; one with `{index}` is repeated for each device.
-    renumbered: inside the container the devices count from 0, so the visible-devices variable is not passed on.
-    capabilities, security_options: additions to the engine's defaults, by name, each with the reason. No container is
-    privileged.
-    ulimits: -1 is unlimited. If the engine refuses one, the container starts without it, and the result records it.
-    """
-
+    # The driver through which the engine gives devices by their identities (`docker run --gpus`).
     device_request: str | None = None
-    device_nodes: tuple[str, ...] = ()
+    device_nodes: tuple[str, ...] = ()  # files under /dev; one with `{index}` is repeated for each device
     mounts: tuple[Mount, ...] = ()
     groups: tuple[str, ...] = ()
     engine_runtime: str | None = None
     environment: ContainerVariables = Field(default_factory=dict)
+    # Inside the container the devices count from 0, so the visible-devices variable is not passed on.
     renumbered: bool = False
+    # Additions to the engine's defaults, by name, each with the reason. No container is privileged.
     capabilities: dict[str, str] = Field(default_factory=dict)
-    security_options: dict[str, str] = Field(default_factory=dict)
+    security_options: dict[str, str] = Field(default_factory=dict)  # likewise
     host_ipc: bool = False
     shm_bytes: int | None = Field(default=None, gt=0)
     network: Literal["none", "host"] = "none"
+    # -1 is unlimited. If the engine refuses one, the container starts without it, and the result records it.
     ulimits: dict[str, int] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """The options with which a container sees exactly the chosen devices. Building them has no side effect.
+    """The options with which a container sees exactly the chosen devices, as ContainerAccess defines them.
 
-    device_request: identities for the driver `request_driver`. groups: names or numbers. security_options,
-    capabilities: each has its reason in vendor.yaml. ContainerAccess defines all fields.
+    Building them has no side effect.
     """
 
     device_nodes: tuple[str, ...] = ()
     read_only_mounts: tuple[str, ...] = ()
-    device_request: tuple[str, ...] = ()
+    device_request: tuple[str, ...] = ()  # identities for the driver `request_driver`
     request_driver: str | None = None
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # names or numbers
     engine_runtime: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    capabilities: tuple[str, ...] = ()
-    security_options: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()  # each has its reason in vendor.yaml
+    security_options: tuple[str, ...] = ()  # likewise
     host_ipc: bool = False
     shm_bytes: int | None = None
     network: str = "none"
@@ -197,20 +189,18 @@ GIVEN = "given by the user"  # the source of an image that --base-image or LEVEL
 
 
 class Image(Value):
-    """A base image. A digest fixes its content for ever; without one, `source` gives the origin of the tag.
+    """A base image.
 
-    Image, interpreter and packages become words of a Dockerfile, so they have neither blanks nor quotes.
-    python: the interpreter in the image. python_version: the version that wheels are chosen for. system_packages:
-    Debian packages to install first. has_framework: the image holds the framework, so the implementation's
-    requirements are not installed.
+    A digest fixes its content for ever; without one, `source` gives the origin of the tag. Image, interpreter and
+    packages become words of a Dockerfile, so they have neither blanks nor quotes.
     """
 
     image: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=300)
     digest: str | None = Field(default=None, pattern="^sha256:[0-9a-f]{64}$")
-    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/+-]*$")
-    python_version: str = Field(default="3.11", pattern=r"^3\.\d+$")
-    system_packages: tuple[DebianPackage, ...] = ()
-    has_framework: bool = False
+    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/+-]*$")  # the interpreter in the image
+    python_version: str = Field(default="3.11", pattern=r"^3\.\d+$")  # the version that wheels are chosen for
+    system_packages: tuple[DebianPackage, ...] = ()  # Debian packages to install first
+    has_framework: bool = False  # the image holds the framework, so the implementation's requirements are not installed
     source: str = Field(min_length=3)
 
     @property
@@ -220,41 +210,37 @@ class Image(Value):
 
 
 class VendorFile(Document):
-    """vendors/<vendor>/vendor.yaml
-
-    device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
-    devices are shares of the host: one machine may be divided into any number of them, and they share its memory.
-    With `cpu` and a visible_devices_variable they are what the tool shows, and a run takes some of them.
-    outer_devices_variable: chooses before the visible_devices_variable, which then counts what is left, as HIP's does
-    after ROCR_VISIBLE_DEVICES. A training does not inherit it.
-    frameworks: how a framework reaches these devices, where the framework's own `reaches` does not say it, or where the
-    vendor's build of it needs something else.
-    images: the base images of containers, by framework; `base` for a framework without its own.
-    environment: variables for every training process.
-    discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
-    devices are those of the monitor's records.
-    numbering: how the visible_devices_variable numbers the devices, where it does not as the tool does.
-    topology: the tool's own table of links between devices, recorded as it is printed.
-    pci_vendor: the maker's number on the PCI bus, by which a node finds the NUMA domain of each device.
-    """
+    """vendors/<vendor>/vendor.yaml"""
 
     KIND: ClassVar[str] = "vendor"
 
     name: str = Field(pattern=NAME)
     title: str
+    # The key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the devices
+    # are shares of the host: one machine may be divided into any number of them, and they share its memory. With
+    # `cpu` and a visible_devices_variable they are what the tool shows, and a run takes some of them.
     device_kind: str
     visible_devices_variable: VisibleVariable | None = None
+    # Chooses before the visible_devices_variable, which then counts what is left, as HIP's does after
+    # ROCR_VISIBLE_DEVICES. A training does not inherit it.
     outer_devices_variable: VisibleVariable | None = None
+    # How a framework reaches these devices, where the framework's own `reaches` does not say it, or where the
+    # vendor's build of it needs something else.
     frameworks: dict[str, FrameworkAccess] = Field(default_factory=dict)
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()
+    # The base images of containers, by framework; `base` for a framework without its own.
     images: dict[str, Image] = Field(default_factory=dict)
-    environment: VendorVariables = Field(default_factory=dict)
+    environment: VendorVariables = Field(default_factory=dict)  # variables for every training process
+    # How to read the vendor's tools, as the next fields, when there is no adapter.py. Without it the devices are
+    # those of the monitor's records.
     discovery: Discovery | None = None
     monitor: Tool | None = None
+    # How the visible_devices_variable numbers the devices, where it does not as the tool does.
     numbering: Numbering | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)
-    topology: PrintedCommand | None = None
+    topology: PrintedCommand | None = None  # the tool's own table of links between devices, recorded as it is printed
+    # The maker's number on the PCI bus, by which a node finds the NUMA domain of each device.
     pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$")
     verified: str
 
