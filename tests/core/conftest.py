@@ -63,6 +63,12 @@ def registry() -> Registry:
 
 
 @pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """A copy of the tests' plugins, to be changed."""
+    return Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+
+
+@pytest.fixture
 def plan_for(registry: Registry) -> Callable[..., Plan]:
     """plan_for(case string, scale=..., measured=..., ...): the plan that would run."""
 

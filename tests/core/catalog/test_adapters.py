@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from levelfield.contracts import checked_adapter
 from levelfield.contracts.vendor import Device
 from levelfield.node import sampling
 from levelfield.run.run_devices import watching
-from plans import PLUGINS
 
 HEAD = """
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
@@ -38,16 +36,15 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def adapted(tmp_path: Path) -> Callable[..., list[str]]:
+def adapted(plugins: Path) -> Callable[..., list[str]]:
     """adapted(method, body, ...): the options for a folder of plugins whose adapter has this method, or these."""
 
     def write(method: str, body: str, *others: str) -> list[str]:
-        folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
         given = "self, spec" if method == "__init__" else "self, devices=()"
         methods = "".join(f"\n    def {name}({given}):\n        {body}\n" for name in (method, *others))
         text = HEAD + methods if method else body
-        (folder / "vendors" / "fake" / "adapter.py").write_text(text)
-        return ["--plugins", str(folder)]
+        (plugins / "vendors" / "fake" / "adapter.py").write_text(text)
+        return ["--plugins", str(plugins)]
 
     return write
 

@@ -43,12 +43,10 @@ RIGHT = Difference(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(plugins: Path) -> Path:
     """The tests' plugins, where the framework `fake` has a further version."""
-    shutil.copytree(PLUGINS, tmp_path / "plugins")
-    append(tmp_path / "plugins", "reaches: {cpu: {device: cpu, backend: gloo}}\n")
-    append(tmp_path / "plugins", NEWER)
-    return tmp_path / "plugins"
+    append(plugins, "reaches: {cpu: {device: cpu, backend: gloo}}\n" + NEWER)
+    return plugins
 
 
 def append(folder: Path, text: str, framework: str = "fake") -> Path:

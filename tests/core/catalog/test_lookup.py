@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -75,8 +74,7 @@ def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registr
         ("NVIDIA", "nvidia", "'nvidia' names F1 of vendor fake, and the vendor nvidia; write another name"),
     ],
 )
-def test_a_name_of_two_things_is_refused(tmp_path: Path, alias: str, asked: str, says: str) -> None:
-    plugins = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+def test_a_name_of_two_things_is_refused(plugins: Path, alias: str, asked: str, says: str) -> None:
     file = plugins / "vendors/fake/vendor.yaml"
     file.write_text(file.read_text().replace("[F1-8GB]", f"[F1-8GB, {alias}]"))
     with pytest.raises(UsageError, match=says):
@@ -136,20 +134,18 @@ def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
     assert torch.environment("nvidia") == {**torch.launch.environment, "A": "1"}
 
 
-def test_a_part_that_a_framework_lacks_is_refused(hardware: Registry, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
-    file = copy / "models/fake/implementation.yaml"
+def test_a_part_that_a_framework_lacks_is_refused(plugins: Path) -> None:
+    file = plugins / "models/fake/implementation.yaml"
     file.write_text(file.read_text().replace("learned_positions, ", ""))
     with pytest.raises(UsageError, match="fake does not have learned_positions, which case tiny needs; it has rope, "):
-        lookup.find(Registry([copy]), parse_selector("tiny:fake:fake"))
+        lookup.find(Registry([plugins]), parse_selector("tiny:fake:fake"))
 
 
-def test_tuning_for_another_case_is_refused(tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
-    file = copy / "vendors/fake/tuning/tiny.yaml"
+def test_tuning_for_another_case_is_refused(plugins: Path) -> None:
+    file = plugins / "vendors/fake/tuning/tiny.yaml"
     file.write_text(file.read_text().replace("case: tiny", "case: large"))
     with pytest.raises(UsageError, match="key 'case': found 'large', expected 'tiny' as in the file name"):
-        tuning_rows(Registry([copy]), "fake", "tiny")
+        tuning_rows(Registry([plugins]), "fake", "tiny")
 
 
 def test_a_vendor_without_tuning_has_no_rows(registry: Registry) -> None:

@@ -15,12 +15,6 @@ from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from plans import PLUGINS, ROOT
 
 
-@pytest.fixture
-def plugins(tmp_path: Path) -> Path:
-    """A copy of the tests' plugins, to be changed."""
-    return Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
-
-
 def test_the_checkout_and_plugins_are_found(registry: Registry) -> None:
     assert {"gpt3_6.7B", "tiny"} <= set(registry.cases)
     assert {"torch", "fake"} <= set(registry.frameworks)

@@ -16,18 +16,7 @@ REGISTRY = Registry()
 
 @pytest.mark.parametrize(
     ("written", "name"),
-    [
-        ("gpt3-13B", "gpt3_13B"),
-        ("GPT3-6.7B", "gpt3_6.7B"),
-        ("GPT3-13B", "gpt3_13B"),
-        ("gpt3_13b", "gpt3_13B"),
-        ("llama3_8B", "llama3_8b"),
-        ("Llama3-8B", "llama3_8b"),
-        ("gpt2-small", "gpt2_small"),
-        ("gpt-2 small", "gpt2_small"),
-        ("gpt2-medium", "gpt2_medium"),
-        ("gpt3_13B", "gpt3_13B"),
-    ],
+    [("GPT3-6.7B", "gpt3_6.7B"), ("gpt-2 small", "gpt2_small"), ("gpt3_13B", "gpt3_13B")],
 )
 def test_a_spelling_of_another_document_is_the_case(written: str, name: str) -> None:
     assert REGISTRY.case(written) == REGISTRY.case(name)

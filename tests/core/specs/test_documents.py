@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pytest
-import yaml
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
 from levelfield.specs.base import LATER, Document, Value, dump, load
 from levelfield.specs.case import Case
 from levelfield.specs.derivation import Extension
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.layout import Layout
 from levelfield.specs.suite import Suite
 from levelfield.specs.tuning import Tuning, TuningFile
 from levelfield.specs.vendor import VendorFile
@@ -70,14 +68,8 @@ def test_there_are_documents_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            {"model.layer": 2},
-            "key 'model.layer': unknown key (found 2); nearest: layers; all: activation, attention",
-        ),
-        (
-            {"colour": "red"},
-            "key 'colour': unknown key (found 'red'); known: acceptance, data, evidence, limits",
-        ),
+        ({"model.layer": 2}, "key 'model.layer': unknown key (found 2); nearest: layers; all: activation, attention"),
+        ({"colour": "red"}, "key 'colour': unknown key (found 'red'); known: acceptance, data, evidence, limits"),
         ({"training.seed": None}, "key 'training.seed': missing; it is required"),
         ({"model": None}, "key 'model': missing"),
         ({"model.layers": "many"}, "key 'model.layers': found 'many', expected a whole number, without a unit"),
@@ -227,14 +219,6 @@ def test_documents_are_frozen() -> None:
         Tuning().micro_batch = 2  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("field", ["global_batch", "sequence_length", "precision", "seed"])
-def test_tuning_may_not_set_what_the_case_fixes(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "tiny.yaml"
-    row = {"set": {"micro_batch": 2, field: 1}, "why": "faster"}
-    path.write_text(yaml.safe_dump({"schema": "levelfield.tuning/1", "case": "tiny", "rows": [row]}))
-    assert refusal(path, TuningFile).startswith(f"{path}: key 'rows.0.set': '{field}' is locked, the case fixes it: ")
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -250,25 +234,6 @@ def test_an_implementation_that_cannot_be_launched_is_refused(
 ) -> None:
     path = written(tmp_path, change, PLUGINS / "models/fake/implementation.yaml")
     assert says in refusal(path, ImplementationFile)
-
-
-def test_two_chips_of_one_name_are_refused(tmp_path: Path) -> None:
-    chip = {"name": "F1", "device_is": "card"}
-    path = written(
-        tmp_path, {"chips": [chip, {**chip, "name": "F2", "aliases": ["f1"]}]}, PLUGINS / "vendors/fake/vendor.yaml"
-    )
-    assert "found the names f1 twice" in refusal(path, VendorFile)
-
-
-def test_a_peak_without_a_source_is_refused(tmp_path: Path) -> None:
-    chip = {"name": "F1", "device_is": "card", "peaks": {"bf16": {"tflops": 1.0}}}
-    path = written(tmp_path, {"chips": [chip]}, PLUGINS / "vendors/fake/vendor.yaml")
-    assert "key 'chips.0.peaks.bf16.source': missing" in refusal(path, VendorFile)
-
-
-def test_a_layout_reads_back_from_json() -> None:
-    layout = Layout(data=4, tensor=2, sharding_stage=2, sharding_degree=4, sequence_parallel=True)
-    assert Layout.model_validate_json(layout.to_json()) == layout
 
 
 # ---- digests

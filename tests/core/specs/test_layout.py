@@ -28,13 +28,6 @@ def layouts(draw: st.DrawFn) -> Layout:
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("DP4TP2PP1", Layout(data=4, tensor=2)),
-        ("PP2DP4TP1", Layout(data=4, pipeline=2)),
-        ("8x1x4", Layout(data=8, pipeline=4)),
-        ("1x8x4", Layout(tensor=8, pipeline=4)),
-        ("TP1PP1SH2SP8", Layout(data=8, sharding_stage=2, sharding_degree=8)),
-        ("TP2PP1SH1SP4", Layout(data=4, tensor=2, sharding_stage=1, sharding_degree=4)),
-        ("TP2PP4SH1SP1", Layout(tensor=2, pipeline=4)),
         ("DP8SH2SP4", Layout(data=8, sharding_stage=2, sharding_degree=4)),
         ("DP4SH3", Layout(data=4, sharding_stage=3, sharding_degree=4)),
         ("TP2", Layout(tensor=2)),
@@ -48,15 +41,6 @@ def layouts(draw: st.DrawFn) -> Layout:
 )
 def test_a_written_layout_is_read(text: str, layout: Layout) -> None:
     assert parse_layout(text) == (layout, None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes", "devices", "micro_batch"), [("1n_8g_dp_4bs", 1, 8, 4), ("4n_8g_dp_1bs", 4, 8, 1)]
-)
-def test_the_optimizer_placement_notation_says_machines_and_batch(
-    text: str, nodes: int, devices: int, micro_batch: int
-) -> None:
-    assert parse_layout(text) == (Layout(data=nodes * devices), nodes, devices, micro_batch)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +74,7 @@ def test_plain_layouts_are_read_in_every_notation(text: str, sizes: tuple[int, i
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 3))
 def test_sharded_layouts_are_read_from_paddles_names(degree: int, tensor: int, pipeline: int, stage: int) -> None:
     layout = Layout(
-        data=degree,
-        tensor=tensor,
-        pipeline=pipeline,
-        sharding_stage=stage if degree > 1 else 0,
-        sharding_degree=degree,
+        data=degree, tensor=tensor, pipeline=pipeline, sharding_stage=stage if degree > 1 else 0, sharding_degree=degree
     )
     assert parse_layout(f"TP{tensor}PP{pipeline}SH{stage}SP{degree}").layout == layout
 

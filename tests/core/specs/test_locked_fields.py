@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,10 @@ def test_every_field_that_a_case_fixes_is_in_the_table_once() -> None:
 
 def test_no_free_field_is_locked_and_all_free_fields_are_the_tunings() -> None:
     assert set(Tuning.model_fields) == FREE and not [name for name in FREE if reason(name)]
-    assert all(len(group.why) > 40 for group in LOCKED)
+    assert all(len(group.reason) > 40 for group in LOCKED)
 
 
 # -- the fence
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
 
 
 def planted(plugins: Path, row: dict[str, Any]) -> Path:

@@ -21,7 +21,7 @@ def test_what_may_change_a_training_is_recorded_and_counts(name: str) -> None:
 
 
 def test_what_cannot_is_left_out() -> None:
-    session = (
+    session = [
         "PWD",
         "SHLVL",
         "TERM",
@@ -32,7 +32,7 @@ def test_what_cannot_is_left_out() -> None:
         "XDG_RUNTIME_DIR",
         "DISPLAY",
         "MAIL",
-    )
+    ]
     more = ("HOSTNAME", "SLURM_JOB_ID", "HOME", "USER", "_", "PYTEST_CURRENT_TEST", "CI", "GITHUB_SHA")
     assert recorded(dict.fromkeys((*session, *more), "1")) == {}
     assert set(recorded(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1"))) != set()

@@ -115,12 +115,21 @@ def test_other_values_stay(name: str, value: str) -> None:
     assert masked({name: value}) == {name: value}
 
 
-def test_no_file_of_a_run_holds_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_a_run_holds_a_secret_or_is_more_open_than_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     monkeypatch.setenv("NCCL_SECRET", "inherited-secret")
-    argv = ["--case", "tiny:fake", "--plugins", str(PLUGINS), "--python", sys.executable, "--runs", str(tmp_path)]
-    assert main([*argv, "--quiet", "--env", "FAKE_TOKEN=given-secret"]) == 0
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and "logs" not in path.parts]
+    runs = tmp_path / "runs"
+    argv = ["--case", "tiny:fake", "--plugins", str(PLUGINS), "--python", sys.executable, "--runs", str(runs)]
+    before = os.umask(0o077)
+    try:
+        assert main([*argv, "--quiet", "--env", "FAKE_TOKEN=given-secret"]) == 0
+    finally:
+        os.umask(before)
+    made = [runs, *runs.rglob("*")]
+    assert len(made) > 10 and [path for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    written = [path for path in made if path.is_file() and "logs" not in path.parts]
     assert {"plan.json", "request.json", "provenance.json", "result.json"} <= {path.name for path in written}
     holds = {path.name for path in written for word in ("given-secret", "inherited-secret") if word in path.read_text()}
     assert holds == set()
@@ -170,27 +179,6 @@ def test_a_written_file_has_the_rights_of_the_umask(mask: int, tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~mask and list(tmp_path.iterdir()) == [
         tmp_path / "a"
     ]
-
-
-def test_no_file_of_a_run_is_more_open_than_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_DEVICES", "1")
-    argv = [
-        "--case",
-        "tiny:fake",
-        "--plugins",
-        str(PLUGINS),
-        "--python",
-        sys.executable,
-        "--runs",
-        str(tmp_path / "runs"),
-    ]
-    before = os.umask(0o077)
-    try:
-        assert main([*argv, "--quiet"]) == 0
-    finally:
-        os.umask(before)
-    made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
-    assert len(made) > 10 and [p for p in made if stat.S_IMODE(p.stat().st_mode) & 0o077] == []
 
 
 def vendor(**changes: object) -> dict[str, object]:
