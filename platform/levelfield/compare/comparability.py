@@ -113,7 +113,7 @@ class Comparability:
 def comparability(sides: Sequence[ComparedSide], across_precision: bool = False) -> Comparability:
     """Return what stands for and against a comparison. across_precision: the precision differs on purpose."""
     equal, unequal = checked(sides, _fixed(across_precision))
-    on_purpose = tuple(each for each in fields_of(sides, _CHOSEN) if not each.is_equal)
+    on_purpose = tuple(field for field in fields_of(sides, _CHOSEN) if not field.is_equal)
     return Comparability(equal, unequal, on_purpose, tuple(cautions(sides)))
 
 
@@ -133,9 +133,9 @@ def checked(
     does_other_work = any(field.name in _DONE and not field.is_equal for field in same)
     if does_other_work:  # `training yes` would say that it is the same
         states = tuple(field for field in states if field.name != "training" or field not in good)
-    held = [field for field in states if field in good]
-    held += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]
-    return tuple(held), tuple(field for field in (*states, *same) if field not in held)
+    alike = [field for field in states if field in good]
+    alike += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]
+    return tuple(alike), tuple(field for field in (*states, *same) if field not in alike)
 
 
 def _is_known(field: ComparedField) -> bool:
@@ -189,7 +189,7 @@ def _fixed(across_precision: bool) -> dict[str, Reader]:
 
 
 def _left_out(side: ComparedSide) -> tuple[str, ...]:
-    return tuple(f"{record.run_id}: {why}" for record, why in side.excluded)
+    return tuple(f"{record.run_id}: {reason}" for record, reason in side.excluded)
 
 
 def _training(side: ComparedSide) -> tuple[str, ...]:
@@ -202,8 +202,8 @@ def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     common = set.intersection(*(set(_named_formulas(r)) for side in sides for r in side.counted or side.runs))
 
     def versions(record: RunRecord) -> str | None:
-        named = _named_formulas(record).items()
-        return ", ".join(sorted(formula for name, formula in named if name in common or not common)) or None
+        formulas = _named_formulas(record).items()
+        return ", ".join(sorted(formula for name, formula in formulas if name in common or not common)) or None
 
     return field_of(_FORMULAS, sides, versions)
 
@@ -235,7 +235,7 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     yield from _of_runs(sides)
     yield from _kernels(sides)
     yield from _other_use(sides)
-    yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
+    yield from (field for field in fields_of(sides, _surroundings(sides)) if not field.is_equal)
     yield from _times(sides)
 
 
@@ -249,9 +249,9 @@ def covering(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[Comp
 def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
     """Yield what a table of speeds must say of the last side: each field of WHY that asks for caution in it."""
     for field in cautions(sides):
-        own = field.cells[-1]
-        if field.name in WHY and field.name != _PEAK and own not in (NOTHING, HARMLESS.get(field.name)):
-            yield f"{field.name} {own}"
+        value = field.cells[-1]
+        if field.name in WHY and field.name != _PEAK and value not in (NOTHING, HARMLESS.get(field.name)):
+            yield f"{field.name} {value}"
 
 
 def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
@@ -280,8 +280,8 @@ def _chosen(side: ComparedSide) -> str | None:
     for run in side.runs:
         begin = run.run_id.split("_", 1)[0]
         all_of[begin] = max(all_of.get(begin, 0), run.command_repeats or 1)
-    given, there = len(side.runs), sum(all_of.values())
-    return f"{given} of {there} repeats of its command" if given < there else None
+    chosen, existing = len(side.runs), sum(all_of.values())
+    return f"{chosen} of {existing} repeats of its command" if chosen < existing else None
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
@@ -302,9 +302,9 @@ def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
     """Return the readers of build and conditions that these sides can share."""
     series = [side.first.series for side in sides]
     readers = dict(_ALWAYS)
-    if len({each.framework for each in series}) == 1:
+    if len({entry.framework for entry in series}) == 1:
         readers |= _OF_ONE_FRAMEWORK
-    if len({each.vendor for each in series}) == 1:
+    if len({entry.vendor for entry in series}) == 1:
         readers |= _condition_readers(sides, "software", "software: ")
     return readers | _condition_readers(sides, "variables", "variable ")
 
@@ -327,11 +327,11 @@ def _times(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the dates where runs are more than 30 days apart, and the order where sides were not run in turn."""
     times = [sorted(time for r in side.counted or side.runs if (time := began(r))) for side in sides]
     if not all(times):
-        yield ComparedField("date", tuple((f"{known[0]:%Y-%m-%d}",) if known else (NOTHING,) for known in times))
-    elif max(known[-1] for known in times) - min(known[0] for known in times) > MOST_APART:
-        yield ComparedField("date", tuple((_range(known, "%Y-%m-%d"),) for known in times))
+        yield ComparedField("date", tuple((f"{moments[0]:%Y-%m-%d}",) if moments else (NOTHING,) for moments in times))
+    elif max(moments[-1] for moments in times) - min(moments[0] for moments in times) > MOST_APART:
+        yield ComparedField("date", tuple((_range(moments, "%Y-%m-%d"),) for moments in times))
     elif len({record.node for side in sides for record in side.runs}) == 1 and _is_in_sequence(times):
-        yield ComparedField("run order", tuple((_range(known, "%m-%d %H:%M"),) for known in times))
+        yield ComparedField("run order", tuple((_range(moments, "%m-%d %H:%M"),) for moments in times))
 
 
 def _range(times: Sequence[datetime], form: str) -> str:

@@ -70,7 +70,7 @@ def compare(
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     _refuse_shared(sides)
-    found = comparability(sides, across_precision)
+    comparable = comparability(sides, across_precision)
     counted = [run for side in sides for run in side.counted]
     quantities = [
         quantity
@@ -78,10 +78,12 @@ def compare(
         if not quantity.is_optional or any(quantity.read(run) is not None or quantity.reason(run) for run in counted)
     ]
     quantities += [cost_quantity(prices)] if prices else []
-    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
+    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if comparable.holds else ()
     if prices:
-        found = replace(found, with_caution=(*found.with_caution, *covering(cost_quantity(prices), sides)))
-    return Comparison(tuple(sides), found, figures, prices)
+        comparable = replace(
+            comparable, with_caution=(*comparable.with_caution, *covering(cost_quantity(prices), sides))
+        )
+    return Comparison(tuple(sides), comparable, figures, prices)
 
 
 def _refuse_shared(sides: Sequence[ComparedSide]) -> None:
@@ -96,9 +98,9 @@ def _refuse_shared(sides: Sequence[ComparedSide]) -> None:
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     """Return the figure over runs. The median and its interval are those of `report` over repeats."""
-    known = [(record, quantity.read(record)) for record in records]
-    values = tuple(value for _, value in known if value is not None)
-    lacking = [record for record, value in known if value is None]
+    figures = [(record, quantity.read(record)) for record in records]
+    values = tuple(value for _, value in figures if value is not None)
+    lacking = [record for record, value in figures if value is None]
     reason = quantity.missing(lacking[0]) if lacking else None
     return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
 
@@ -114,26 +116,26 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
     """Return side over base."""
     if not side.values or not base.values:
         return Ratio(None, None, None, "no ratio", "a side has no such figure")
-    found = ratio(side, base)
-    if quantity.is_noisy or found.value is None:
-        return found
-    why = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"
-    return Ratio(found.value, None, None, "see alignment", why)
+    computed = ratio(side, base)
+    if quantity.is_noisy or computed.value is None:
+        return computed
+    reason = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"
+    return Ratio(computed.value, None, None, "see alignment", reason)
 
 
 def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
     """Return the command that tells two sides apart: a duel where one machine has both, else repeats of each."""
-    (own, node), (other, place) = ((each.first.series, each.first.node) for each in (side, base))
-    scale = f" --scale {own.scale}" if own.scale != "full" else ""
-    if (own.chip, node) == (other.chip, place):
-        return f"run_benchmarks.py compare duel {other.target} {own.target}{scale}"
-    return f"run_benchmarks.py --case {own.target} --repeat {LEAST_RUNS}{scale}"
+    (series, node), (base_series, place) = ((entry.first.series, entry.first.node) for entry in (side, base))
+    scale = f" --scale {series.scale}" if series.scale != "full" else ""
+    if (series.chip, node) == (base_series.chip, place):
+        return f"run_benchmarks.py compare duel {base_series.target} {series.target}{scale}"
+    return f"run_benchmarks.py --case {series.target} --repeat {LEAST_RUNS}{scale}"
 
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    each = (quantity.basis(run) for side in sides for run in side.counted)
-    bases = dict.fromkeys(str(found) for found in each if found is not None)
+    basis_values = (quantity.basis(run) for side in sides for run in side.counted)
+    bases = dict.fromkeys(str(value) for value in basis_values if value is not None)
     if len(bases) > 1:
         none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
         ratios = tuple(none for _ in others)
@@ -148,20 +150,20 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
     A night counts once, by its last run: the repeats of one night do not show how far nights differ. A change of level
     within these nights makes the noise larger.
     """
-    record, own = side.counted[0], {run.run_id for run in side.runs}
+    record, own_runs = side.counted[0], {run.run_id for run in side.runs}
     conditions = record.conditions.fingerprint()
     nights: dict[str, tuple[str, float]] = {}
     for p in reversed(points):  # of a long history only the newest nights are read
         night = p.night or p.began[:10]
         is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
-        if night in nights or not is_like or p.run_id in own:
+        if night in nights or not is_like or p.run_id in own_runs:
             continue
         if (value := quantity.of_night(record, p)) is not None:
             nights[night] = p.began[:10], value
         if len(nights) == NEWEST:
             break
-    kept = [*nights.values()]
-    return historic_noise([value for _, value in kept], kept[-1][0]) if kept else None
+    entries = [*nights.values()]
+    return historic_noise([value for _, value in entries], entries[-1][0]) if entries else None
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -275,13 +277,13 @@ def _of_figures(names: Collection[str], every: int, said: str) -> str:
     return said if len(names) in (0, every) else f"{', '.join(names)}: {said}"
 
 
-def _medians_apart(figure: ComparedFigure, place: int, found: Ratio) -> Iterator[str]:
+def _medians_apart(figure: ComparedFigure, place: int, figure_ratio: Ratio) -> Iterator[str]:
     """Yield why the medians of two sides do not divide to their ratio, where these are apart."""
-    base, side = (figure.sides[each].interval for each in (0, place))
-    if not (base and side and found.value and base.median > 0):
+    base, side = (figure.sides[entry].interval for entry in (0, place))
+    if not (base and side and figure_ratio.value and base.median > 0):
         return
     divided = side.median / base.median
-    if not abs(divided / found.value - 1) <= _APART:
+    if not abs(divided / figure_ratio.value - 1) <= _APART:
         yield (
             f"{_name(figure)}: the medians divide to {divided:.4f}; the ratio is of geometric means, which count every "
             "run, so few runs far from the others move it"
@@ -293,11 +295,11 @@ def _name(figure: ComparedFigure) -> str:
     return figure.quantity.column.heading.split(",")[0]
 
 
-def _cells(found: Ratio, is_noisy: bool) -> tuple[str, str, str]:
+def _cells(entry: Ratio, is_noisy: bool) -> tuple[str, str, str]:
     digits = 4 if is_noisy else 7  # a loss is compared far below the noise of a speed
-    value = NOTHING if found.value is None else f"{found.value:.{digits}f}"
-    interval = "" if found.low is None or found.high is None else f"[{found.low:.4f}, {found.high:.4f}]"
-    return value, interval, found.standing
+    value = NOTHING if entry.value is None else f"{entry.value:.{digits}f}"
+    interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
+    return value, interval, entry.standing
 
 
 def _side_values(side: ComparedSide) -> dict[str, Any]:

@@ -126,11 +126,11 @@ def matrix(
 
     histories: stored runs of their series, which show the noise of a cell of few runs, as in `compare`.
     """
-    found: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
+    runs_by_place: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
     for record in records:
-        found.setdefault((_row_of(record, dimension), _column_of(record, dimension)), []).append(record)
-    rows = tuple(sorted({row for row, _ in found}))
-    latest = {place: newest_cell(runs, histories or {}) for place, runs in found.items()}
+        runs_by_place.setdefault((_row_of(record, dimension), _column_of(record, dimension)), []).append(record)
+    rows = tuple(sorted({row for row, _ in runs_by_place}))
+    latest = {place: newest_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
     columns = _columns(latest, expected)
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
     ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
@@ -173,8 +173,8 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     newest = quiet_runs(good)[-1]
     group = newest_group(newest, ordered)
     disturbed = [run for run in _beside_quiet(newest, good) if run in group or good.index(run) > good.index(newest)]
-    own = [run for run in disturbed if run not in group and run.series == newest.series]
-    side = side_of("cell", [run for run in (*group, *own) if _reason(run) is None])
+    same_series = [run for run in disturbed if run not in group and run.series == newest.series]
+    side = side_of("cell", [run for run in (*group, *same_series) if _reason(run) is None])
     rate = side_figure(RATE, side.counted)
     if rate.interval is None:
         return MatrixCell("no speed", str(rate.reason), side)
@@ -222,8 +222,8 @@ def _row_cells(
 def _against(base: MatrixCell | None, cell: MatrixCell) -> MatrixCell:
     if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:
         return cell
-    said = difference(base.side, cell.side)
-    return replace(cell, state="not comparable", detail=said) if said else cell
+    differing = difference(base.side, cell.side)
+    return replace(cell, state="not comparable", detail=differing) if differing else cell
 
 
 def difference(base: ComparedSide, side: ComparedSide) -> str:
@@ -238,8 +238,8 @@ def _beside(cell: MatrixCell, first: MatrixCell) -> MatrixCell:
         return cell
     if cell is first or first.side is None or not first.value or first.values is None:
         return replace(cell, cautions=tuple(warned([cell.side])))
-    found = side_ratio(RATE, cell.values, first.values)
-    return replace(cell, ratio=found, cautions=tuple(warned([first.side, cell.side])))
+    to_first = side_ratio(RATE, cell.values, first.values)
+    return replace(cell, ratio=to_first, cautions=tuple(warned([first.side, cell.side])))
 
 
 def _ratio(
@@ -247,10 +247,10 @@ def _ratio(
 ) -> ColumnRatio:
     """Return the geometric mean over the rows in which both columns have a comparable figure."""
     base = columns[0]
-    found = [(cells[row, column], cells[row, base]) for row in rows]
-    both = [(own, other) for own, other in found if own.ratio and own.ratio.value is not None]
-    pairs = [(own.values, other.values) for own, other in both if own.values and other.values]
-    return column_ratio(column, base, pairs, [own.is_disturbed or other.is_disturbed for own, other in both])
+    cells_of_both = [(cells[row, column], cells[row, base]) for row in rows]
+    both = [(cell, other) for cell, other in cells_of_both if cell.ratio and cell.ratio.value is not None]
+    pairs = [(cell.values, other.values) for cell, other in both if cell.values and other.values]
+    return column_ratio(column, base, pairs, [cell.is_disturbed or other.is_disturbed for cell, other in both])
 
 
 def column_ratio(column: str, base: str, pairs: Sequence[Pair], disturbed: Sequence[bool]) -> ColumnRatio:

@@ -72,7 +72,7 @@ def side_of(name: str, records: Sequence[RunRecord], in_turns: bool = False) -> 
         good = [record for record, reason in reasons if reason is None]
         quiet = {record.run_id for record in quiet_runs(good)}
         beside = [None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons]
-        reasons = [(r, why or left) for (r, why), left in zip(reasons, beside, strict=True)]
+        reasons = [(r, reason or left) for (r, reason), left in zip(reasons, beside, strict=True)]
     counted = tuple(record for record, reason in reasons if reason is None)
     return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
 
@@ -121,10 +121,10 @@ def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 def began(record: RunRecord) -> datetime | None:
     """Return the begin of a run in UTC; None where the record has no date."""
     try:
-        found = datetime.fromisoformat(record.began.replace("Z", "+00:00"))
+        moment = datetime.fromisoformat(record.began.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return found.replace(tzinfo=None) - (found.utcoffset() or timedelta())
+    return moment.replace(tzinfo=None) - (moment.utcoffset() or timedelta())
 
 
 def contradictions(record: RunRecord) -> Iterator[str]:
@@ -144,11 +144,11 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
     first, *others = records
     for other in others:
         for field in type(first.series).model_fields:
-            one, two = getattr(first.series, field), getattr(other.series, field)
-            if one != two:
+            mine, theirs = getattr(first.series, field), getattr(other.series, field)
+            if mine != theirs:
                 raise UsageError(
-                    f"side {name}: found {field} {one} in {first.run_id} and {two} in {other.run_id}; expected runs of "
-                    "one series a side, so give them as two sides"
+                    f"side {name}: found {field} {mine} in {first.run_id} and {theirs} in {other.run_id}; expected "
+                    "runs of one series a side, so give them as two sides"
                 )
 
 
@@ -249,13 +249,13 @@ def cost_quantity(prices: Prices) -> Quantity:
     )
 
 
-def paid_for(price: ChipPrice | None, found: Cost) -> str | None:
+def paid_for(price: ChipPrice | None, cost_entry: Cost) -> str | None:
     """Return what a cost includes; None without one."""
-    if price is None or found.value is None:
+    if price is None or cost_entry.value is None:
         return None
     if price.own is None:
         return f"rent per {price.per}, with all power"
-    return f"owned, per {price.per}, with the power of its {found.power_of} alone"
+    return f"owned, per {price.per}, with the power of its {cost_entry.power_of} alone"
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -264,14 +264,14 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
     The repeats of a plan are numbered from 1 and follow each other, with the same series, build and conditions, such as
     variables. One that does not count may not know its build.
     """
-    own = _kind(record)
-    ordered = sorted((r for r in records if _kind(r) == own or (exclusion(r) and _kind(r)[0] == own[0])), key=_order)
+    kind = _kind(record)
+    ordered = sorted((r for r in records if _kind(r) == kind or (exclusion(r) and _kind(r)[0] == kind[0])), key=_order)
     groups: list[list[RunRecord]] = []
-    for each in ordered:
-        if groups and each.result.repeat == groups[-1][-1].result.repeat + 1:
-            groups[-1].append(each)
+    for run in ordered:
+        if groups and run.result.repeat == groups[-1][-1].result.repeat + 1:
+            groups[-1].append(run)
         else:
-            groups.append([each])
+            groups.append([run])
     return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
 
 
@@ -281,11 +281,11 @@ def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRec
     Where fewer than LEAST_RUNS of these count: all runs of its series, build and conditions that began within a day of
     it, so that one more run hides no earlier ones.
     """
-    own = repeats_around(record, records)
-    if sum(exclusion(each) is None for each in own) >= LEAST_RUNS:
-        return own
-    same = [each for each in records if _is_of_the_day(each, record)]
-    return sorted({each.run_id: each for each in (*own, *same)}.values(), key=_order)
+    group = repeats_around(record, records)
+    if sum(exclusion(run) is None for run in group) >= LEAST_RUNS:
+        return group
+    same = [run for run in records if _is_of_the_day(run, record)]
+    return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
 
 
 def _is_of_the_day(record: RunRecord, newest: RunRecord) -> bool:

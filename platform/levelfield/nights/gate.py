@@ -36,7 +36,6 @@ from levelfield.series.judgement import (
     ruling_of,
     wants_pairs,
 )
-from levelfield.series.open_regressions import OpenRegression
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
@@ -82,7 +81,7 @@ class Suspect:
 
 
 def compared(
-    given: GateInput,
+    inputs: GateInput,
     pairs: ConfirmingPairs = lambda series, figure: None,
     nulls: NullPairs = lambda series, figure: (),
     most_pairs: int | None = None,
@@ -92,91 +91,93 @@ def compared(
     nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
     confirmation begins.
     """
-    spending = _Spending(given, pairs, nulls, most_pairs)
-    judged = _judged(given)
-    found, grouped = _of_groups([member for member in judged if not is_under_change(member)], spending)
-    for member, _ in _in_order(judged):
+    spending = _Spending(inputs, pairs, nulls, most_pairs)
+    members = _members(inputs)
+    findings, grouped = _node_findings([member for member in members if not is_under_change(member)], spending)
+    for member, _ in _ranked(members):
         if _name(member) not in grouped:
             spending.ruling(member)
-    judged, of_causes = _of_causes(judged, spending)
-    for around, each in judged:
-        ruling = spending.rulings.get((around.series, each.figure))
+    members, of_causes = _with_causes(members, spending)
+    for around, examination in members:
+        ruling = spending.rulings.get((around.series, examination.figure))
         has_own = not around.is_of_group or around.is_known_worse or isinstance(ruling, PairRuling)
-        if (around.series, each.figure) not in grouped and has_own:
-            found.append(judged_night(each, around, ruling))
-    done = {f.series for f in found if f.series and f.word in COMPARED}
-    done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
-    found = [*_with_open(given, judged, found), *of_causes, *spending.findings_about_arms()]
-    found += [*findings_about_machines(given), *findings_about_runs(given), *missing_findings(given)]
-    named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
-    return GateReport(given.night, named, len(done), len(expected_series(given) | done))
+        if (around.series, examination.figure) not in grouped and has_own:
+            findings.append(judged_night(examination, around, ruling))
+    done = {f.series for f in findings if f.series and f.word in COMPARED}
+    done |= {series for series, _ in grouped} | {around.series for around, _ in members if around.is_of_group}
+    findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
+    findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
+    ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in in_order(findings))
+    return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done))
 
 
-def _with_open(given: GateInput, judged: Sequence[Judged], findings: Iterable[Finding]) -> Iterator[Finding]:
+def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
-    examined = {_name(member): member[1] for member in judged}
-    opened = {name: each.opened for name, each in examined.items() if each.opened}
-    awaited = awaited_series(given) if given.named_regressions else ()
-    for series, figure in given.named_regressions:
-        known = given.open_regression(series, figure, given.held(series)) if series in awaited else None
-        if known is not None and (series, figure) not in examined:
-            opened[series, figure] = known
+    examined = {_name(member): member[1] for member in members}
+    opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
+    awaited = awaited_series(inputs) if inputs.named_regressions else ()
+    for series, figure in inputs.named_regressions:
+        open_regression = inputs.open_regression(series, figure, inputs.held(series)) if series in awaited else None
+        if open_regression is not None and (series, figure) not in examined:
+            opened[series, figure] = open_regression
     for finding in findings:
         name = (finding.series, finding.figure)
-        known = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
-        if known is None or finding.word == "regression" or _is_ended(known, finding, examined[name]):  # type: ignore[index]
+        open_regression = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
+        is_ended = open_regression is not None and open_regression.is_ended_by(finding)
+        is_ended = is_ended and (bool(finding.pairs) or examined[name].is_back)  # type: ignore[index]
+        if open_regression is None or finding.word == "regression" or is_ended:
             yield finding
         else:
-            yield known.undecided(finding)
-    for name, known in opened.items():
-        yield known.undecided(_unjudged(given, name, examined.get(name)))
+            yield open_regression.undecided(finding)
+    for name, open_regression in opened.items():
+        yield open_regression.undecided(_silent(inputs, name, examined.get(name)))
 
 
-def _is_ended(known: OpenRegression, tonight: Finding, found: Examination) -> bool:
-    return known.is_ended_by(tonight) and (bool(tonight.pairs) or found.is_back)
-
-
-def _unjudged(given: GateInput, name: tuple[str, Gated], found: Examination | None) -> Finding:
-    """Return that the night says nothing about a figure by itself. found: where another finding stands for it."""
+def _silent(inputs: GateInput, name: tuple[str, Gated], examination: Examination | None) -> Finding:
+    """Return that the night says nothing about a figure itself. examination: where another finding stands for it."""
     series, figure = name
-    why = "no valid run of it" if found is None else "the finding about its node or its conditions stands for it"
-    tonight = found.tonight if found else None
+    tonight = examination.tonight if examination else None
+    reason = "the finding about its node or its conditions stands for it" if examination else "no valid run of it"
     return Finding(
-        series=series, label=given.label(series), figure=figure, word="inconclusive", detail=why,
+        series=series, label=inputs.label(series), figure=figure, word="inconclusive", detail=reason,
         run_id=tonight.run_id if tonight else None, node=tonight.node if tonight else None,
     )  # fmt: skip
 
 
-def suspects(given: GateInput) -> list[Suspect]:
+def suspects(inputs: GateInput) -> list[Suspect]:
     """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
-    found = _in_order(_judged(given))
-    return [Suspect(around.series, each.figure, chance, each) for (around, each), chance in found]
+    ranked = _ranked(_members(inputs))
+    return [Suspect(around.series, night.figure, chance, night) for (around, night), chance in ranked]
 
 
-def _in_order(judged: Sequence[Judged]) -> list[tuple[Judged, float]]:
+def _ranked(members: Sequence[Judged]) -> list[tuple[Judged, float]]:
     """Return what pairs should confirm, the likeliest first, with its probability by chance."""
-    chances = suspiciousness(judged)
-    found = [(member, chances.get(_name(member), 1.0)) for member in judged if wants_pairs(member[1], member[0])]
-    return sorted(found, key=lambda each: (each[1] if each[1] > LEAST_CHANCE else min(each[1], 0), -_excess(each[0])))
+    chances = suspiciousness(members)
+    ranked = [(member, chances.get(_name(member), 1.0)) for member in members if wants_pairs(member[1], member[0])]
 
+    def order(entry: tuple[Judged, float]) -> tuple[float, float]:
+        (_, examination), chance = entry
+        level = examination.level
+        excess = examination.tonight.cost - level.cost if level else 0.0
+        return chance if chance > LEAST_CHANCE else min(chance, 0), -excess
 
-def _excess(member: Judged) -> float:
-    level, tonight = member[1].level, member[1].tonight
-    return tonight.cost - level.cost if level else 0.0
+    return sorted(ranked, key=order)
 
 
 def _name(member: Judged) -> tuple[str, Gated]:
     return member[0].series, member[1].figure
 
 
-def _judged(given: GateInput) -> list[Judged]:
+def _members(inputs: GateInput) -> list[Judged]:
     """Return every figure of the night, with the mark of those that many looks explain."""
-    judged = still_due(list(examinations(given)))
-    if len(judged) <= MANY:
-        return judged
-    chances = [found.suspicion.p for _, found in judged if found.suspicion]
-    kept = iter(kept_of_many(chances, len(judged), FALSE_SHARE))
-    return [(replace(around, is_chance=bool(found.suspicion) and not next(kept)), found) for around, found in judged]
+    members = still_due(list(examinations(inputs)))
+    if len(members) <= MANY:
+        return members
+    chances = [examination.suspicion.p for _, examination in members if examination.suspicion]
+    is_left = iter(kept_of_many(chances, len(members), FALSE_SHARE))
+    return [
+        (replace(around, is_chance=bool(night.suspicion) and not next(is_left)), night) for around, night in members
+    ]
 
 
 @dataclass
@@ -186,7 +187,7 @@ class _Spending:
     rulings: of each figure that was called for; the reason where no pairs were run; None where they cannot be.
     """
 
-    given: GateInput
+    inputs: GateInput
     pairs: ConfirmingPairs
     nulls: NullPairs
     most: int | None
@@ -200,15 +201,15 @@ class _Spending:
         return self.rulings[_name(member)]
 
     def _ruling(self, member: Judged) -> PairRuling | NoPairs | None:
-        around, found = member
+        around, examination = member
         spent = self._spent()
         if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
             return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", is_put_off=True)
         pairs = self.pairs(*_name(member))
         if pairs is None or isinstance(pairs, str):
             return NoPairs(pairs) if pairs else None
-        stored = self.given.null_pairs(around.series, found.tonight.node, found.figure)
-        return ruling_of(found, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
+        stored = self.inputs.null_pairs(around.series, examination.tonight.node, examination.figure)
+        return ruling_of(examination, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
 
     def _spent(self) -> Counter[str]:
         """Return the pairs by series. Its figures share them: a run has all figures."""
@@ -229,24 +230,24 @@ class _Spending:
     def findings_about_arms(self) -> Iterator[Finding]:
         """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
         ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
-        nodes = self.given.null_nodes & {point.node for points in self.given.tonights.values() for point in points}
-        nodes |= {point.node for series in ran for point in self.given.tonight(series)}
+        nodes = self.inputs.null_nodes & {point.node for points in self.inputs.tonights.values() for point in points}
+        nodes |= {point.node for series in ran for point in self.inputs.tonight(series)}
         for node, figure in product(sorted(nodes), FIGURES):
-            by_series = {series: self._nulls_on(node, series, figure) for series in self.given.points}
+            by_series = {series: self._nulls_on(node, series, figure) for series in self.inputs.points}
             of_all = [pair for pairs in by_series.values() for pair in pairs]
-            found = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
-            faults = [bias for bias in found if bias is not None and bias.is_a_fault]
+            biases = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
+            faults = [bias for bias in biases if bias is not None and bias.is_a_fault]
             if faults:
-                yield _of_arms(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
+                yield _arms_finding(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
 
     def _nulls_on(self, node: str, series: str, figure: Gated) -> list[Pair]:
         """Return the series' null pairs on the node, those of the last weeks first."""
-        is_here = any(point.node == node for point in self.given.tonight(series))
+        is_here = any(point.node == node for point in self.inputs.tonight(series))
         tonight = self._nulls_run.get((series, figure), []) if is_here else []
-        return [*self.given.null_pairs(series, node, figure), *tonight]
+        return [*self.inputs.null_pairs(series, node, figure), *tonight]
 
 
-def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
+def _arms_finding(node: str, figure: Gated, bias: ArmBias) -> Finding:
     change, low, high = shown_change(bias.excess, bias.reach, figure)
     detail = (
         f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
@@ -258,14 +259,14 @@ def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
     )  # fmt: skip
 
 
-def _of_groups(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
+def _node_findings(members: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
     """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
-    found = [(group, finding) for group in node_groups(judged) if (finding := _of_group(group, spending))]
-    grouped = {(around.series, group.figure) for group, _ in found for around, _ in group.members}
-    return [finding for _, finding in found], grouped
+    groups = [(group, finding) for group in node_groups(members) if (finding := _node_finding(group, spending))]
+    grouped = {(around.series, group.figure) for group, _ in groups for around, _ in group.members}
+    return [finding for _, finding in groups], grouped
 
 
-def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
+def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:
     """Return the finding about the node; None where its build, or an unknown cause, moved the series."""
     ruling = spending.ruling(group.clearest)
     if isinstance(ruling, PairRuling):
@@ -284,34 +285,34 @@ def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
     )  # fmt: skip
 
 
-def _of_causes(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
+def _with_causes(members: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
     """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
     steps = [
-        (around, each.less_build(build_excess(around, spending.rulings.get(_name((around, each))))))
-        for around, each in judged
+        (around, examination.less_build(build_excess(around, spending.rulings.get(_name((around, examination))))))
+        for around, examination in members
     ]
     groups = [group for family in families(steps).values() for group in moved(family)]
     moved_ones = {_name(member): len(group.members) > 1 for group in groups for member in group.members}
-    found = []
-    for (around, each), (_, step) in zip(judged, steps, strict=True):
-        is_moved, name = _name((around, each)) in moved_ones, (around.series, each.figure)
+    changed = []
+    for (around, examination), (_, step) in zip(members, steps, strict=True):
+        is_moved, name = _name((around, examination)) in moved_ones, (around.series, examination.figure)
         is_chance = around.is_chance or (step.has_stepped and not is_moved)
-        found.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), each))
+        changed.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), examination))
     shared = [group.finding() for group in groups if len(group.members) > 1]
-    return found, [*shared, *_not_compared(judged, spending)]
+    return changed, [*shared, *_uncompared_causes(members, spending)]
 
 
-def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:
+def _uncompared_causes(members: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:
     """Return a finding for each change of conditions under which pairs of some series could not be run tonight."""
     by_cause: dict[tuple[str, ...], dict[str, str]] = {}
     reached: dict[tuple[str, ...], set[str]] = {}
-    for around, each in judged:
-        if each.step is not None:
+    for around, examination in members:
+        if examination.step is not None:
             reached.setdefault(around.cause, set()).add(around.series)
-            ruling = spending.rulings.get((around.series, each.figure))
+            ruling = spending.rulings.get((around.series, examination.figure))
             if around.is_due and isinstance(ruling, NoPairs):
                 by_cause.setdefault(around.cause, {})[around.label] = ruling.reason
-    names = {around.cause: around.change for around, _ in judged}
+    names = {around.cause: around.change for around, _ in members}
     for cause, reasons in by_cause.items():
         label, reason = next(iter(reasons.items()))
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
@@ -330,18 +331,18 @@ class PairRuns:
     left: Callable[[str], bool]
     say: Callable[[str], None]
     name: str = "pairs"
-    _known: dict[str, list[RecordPair]] = field(default_factory=dict)
+    _pairs: dict[str, list[RecordPair]] = field(default_factory=dict)
     _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
 
     def of(self, series: str) -> Iterator[RecordPair]:
         """Yield the pairs that have run, then further ones: until the runs end, one fails, or the budget is used up."""
-        known = self._known.setdefault(series, [])
-        yield from list(known)
+        pairs = self._pairs.setdefault(series, [])
+        yield from list(pairs)
         while (pair := self._next(series)) is not None:
-            known.append(pair)
+            pairs.append(pair)
             yield pair
 
-    def why_none(self, series: str) -> str:
+    def missing_reason(self, series: str) -> str:
         running = self._running.get(series)
         return running if isinstance(running, str) else "they gave no figures"
 
@@ -363,7 +364,7 @@ class PairRuns:
     def _set(self, series: str, running: Iterator[RecordPair] | str) -> None:
         self._running[series] = running
         if isinstance(running, str):
-            self.say(f"no {'further ' if self._known.get(series) else ''}{self.name}: {running}")
+            self.say(f"no {'further ' if self._pairs.get(series) else ''}{self.name}: {running}")
 
 
 @dataclass
@@ -384,16 +385,16 @@ class Confirmation:
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if test.add(*values[-1]).is_final:
                 break
-        return values or self.runs.why_none(series)
+        return values or self.runs.missing_reason(series)
 
 
-def new_findings(findings: Iterable[Finding], given: GateInput) -> Iterator[Finding]:
+def new_findings(findings: Iterable[Finding], inputs: GateInput) -> Iterator[Finding]:
     """Return the findings that the store does not have: no plain `no change`, unless it replaces another word, or ends
     a regression."""
-    stored = {(finding.night, finding.series, finding.figure, finding.label): finding for finding in given.past}
+    stored = {(finding.night, finding.series, finding.figure, finding.label): finding for finding in inputs.past}
     for finding in findings:
         before = stored.get((finding.night, finding.series, finding.figure, finding.label))
         is_plain = finding.word == "no change" and not finding.pairs
-        is_end = (finding.series, finding.figure) in given.named_regressions
+        is_end = (finding.series, finding.figure) in inputs.named_regressions
         if finding != before and (before is not None or not is_plain or is_end):
             yield finding

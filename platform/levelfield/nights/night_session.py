@@ -120,7 +120,7 @@ class NightRequest:
 class NightSession:
     """One night of one suite."""
 
-    asked: NightRequest
+    request: NightRequest
     suite: str
     store: Store
     registry: Registry
@@ -131,63 +131,63 @@ class NightSession:
 
     @classmethod
     @contextmanager
-    def opened(cls, asked: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
+    def opened(cls, request: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
         """Open the store and the state, and hold the suite's lock for the block. Raises UsageError."""
-        suite = Path(asked.suite).stem
-        with _only_one(asked.runs, suite), Store.open(asked.store) as store:
-            work = _work(registry, store, asked, output)
-            state = read_state(state_path(asked.runs, asked.night, suite))
-            state = state or fresh_state(asked.night, suite, utc_now(), work)
-            session = cls(asked, suite, store, registry, output, work, state)
+        suite = Path(request.suite).stem
+        with _only_one(request.runs, suite), Store.open(request.store) as store:
+            work = _work(registry, store, request, output)
+            state = read_state(state_path(request.runs, request.night, suite))
+            state = state or fresh_state(request.night, suite, utc_now(), work)
+            session = cls(request, suite, store, registry, output, work, state)
             session.save(state)
-            store.expect(asked.night, suite, {run.name: run.series for run in work})
+            store.expect(request.night, suite, {run.name: run.series for run in work})
             yield session
 
     def save(self, state: NightState) -> None:
         self.state = state
-        write_state(state_path(self.asked.runs, self.asked.night, self.suite), state)
+        write_state(state_path(self.request.runs, self.request.night, self.suite), state)
 
     def run_entries(self) -> bool:
         """Run what waits. Return whether the night is whole; False: the user interrupted it."""
         waits = any(entry.state == "waiting" for entry in self.state.entries)
-        why = slow_machine() if waits and self.asked.has_control else None
+        slow = slow_machine() if waits and self.request.has_control else None
         tools = NightTools(
             self._start,
-            lambda paths: self._record(paths, why),
-            lambda run_id: RunPaths(self.asked.runs.absolute() / run_id),
+            lambda paths: self._record(paths, slow),
+            lambda run_id: RunPaths(self.request.runs.absolute() / run_id),
             time.monotonic,
             self.save,
             self.output.say,
         )
-        state = run_entries(self.state, self.work, self.asked.budget, tools)
+        state = run_entries(self.state, self.work, self.request.budget, tools)
         return all(entry.state != "waiting" for entry in state.entries)
 
     def judged(self) -> GateReport:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
-        given = gate_input(self.store, self.asked.night, self.suite)
-        report = self._confirmed(given) if self.asked.has_pairs else compared(given)
+        inputs = gate_input(self.store, self.request.night, self.suite)
+        report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
         report = replace(report, findings=tuple(map(self._explained, report.findings)))
         for finding in report.findings:
-            self.store.add_finding(self.asked.night, finding.model_dump(mode="json"))
+            self.store.add_finding(self.request.night, finding.model_dump(mode="json"))
         return report
 
-    def _confirmed(self, given: GateInput) -> GateReport:
+    def _confirmed(self, inputs: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        series = weekly_series(given, seconds)
+        series = weekly_series(inputs, seconds)
         if series and not isinstance(self._build_here(series), str):
             deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
-            given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
-        wanted = suspects(given)
-        first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
+            inputs = gate_input(self.store, self.request.night, self.suite)  # with these pairs
+        suspicions = suspects(inputs)
+        first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
         nulls = self._null_runs(FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
-        by_name = {(found.series, found.figure): found for found in wanted}
+        by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return compared(
-            given,
+            inputs,
             Confirmation(by_name, pairs),
             lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
-            self.asked.most_pairs,
+            self.request.most_pairs,
         )
 
     def _explained(self, finding: Finding) -> Finding:
@@ -196,42 +196,42 @@ class NightSession:
         if arms is None or finding.named or not is_slower or not self._holds_pair(finding.series):
             return finding
         self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
-        return finding.model_copy(update={"explanation": why_slower(arms, self.asked.runs)})
+        return finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
-        maker = certificate_maker.CertificateMaker(self.registry, self.asked.runs, listener)
+        maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, listener)
         (result,) = scheduler.run_all(
-            self.output.announced(iter([job])), self.asked.runs, listener, reference, maker.certify
+            self.output.announced(iter([job])), self.request.runs, listener, reference, maker.certify
         )
         self.output.finished(result)
         return result
 
     def _record(self, paths: RunPaths, slow: str | None) -> None:
         """Store a run. slow: what the control found of this machine; the gate names it."""
-        record = record_of(paths, "nightly", self.asked.night)
+        record = record_of(paths, "nightly", self.request.night)
         self.store.add([record])
         if slow:
-            self.store.add_finding(self.asked.night, _of_machine(record.node, self.asked.night, slow))
+            self.store.add_finding(self.request.night, _of_machine(record.node, self.request.night, slow))
 
     def _holds_pair(self, series: str) -> bool:
-        if self.asked.budget is None:
+        if self.request.budget is None:
             return True
         seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
-        return self.state.used_seconds + 2 * seconds <= self.asked.budget
+        return self.state.used_seconds + 2 * seconds <= self.request.budget
 
     def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
         """Return the pairs of a series, one after another, or why its accepted build cannot run."""
         run = next((run for run in self.work if run.series == suspect.series), None)
-        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
+        points, examination = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
         by_run = {point.run_id: point for point in points}
-        accepted = by_run.get(found.against)
+        accepted = by_run.get(examination.against)
         if run is None or accepted is None:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)
         if before.commit is None or before.is_dirty is not False:
-            why = f"the accepted build of {run.name} had files that no commit has, or git could not tell"
-            return f"{why}; {_ANOTHER_BUILD}"
+            reason = f"the accepted build of {run.name} had files that no commit has, or git could not tell"
+            return f"{reason}; {_ANOTHER_BUILD}"
         subject = self._build_here(suspect.series)
         if isinstance(subject, str):
             return subject
@@ -240,14 +240,18 @@ class NightSession:
         except RunFailed as error:
             return f"{error}; {_ANOTHER_BUILD}"
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
-        arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
+        arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.request.plugins)
         self.arms[suspect.series] = arms
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
-        done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
-        kept = partial(self._keep_arm, suspect.series, "confirm")
-        keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
-        return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
+        done = [
+            self.store.record(pair_run.run_id)
+            for pair_run in self.state.confirmations
+            if pair_run.series == suspect.series
+        ]
+        store_arm = partial(self._keep_arm, suspect.series, "confirm")
+        keep = PairProgress(suspect.figure, self.output.say).keeping(store_arm, done)
+        return paired_records(arms, MOST_PAIRS, self.request.runs, series_of(plan), keep, done)
 
     def _null_runs(self, fewest: int, most: int) -> PairRuns:
         start = partial(self._null_pairs, fewest, most)
@@ -260,29 +264,29 @@ class NightSession:
         if isinstance(subject, str):
             return subject
         plan = run.job.plan
-        arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
+        arms = null_arms(plan, subject, self.request.plugins, self.output.say)
         if isinstance(arms, str):
             return arms
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
         progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
         keep = progress.keeping(partial(self._keep_arm, series, "null"))
-        return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
+        return paired_records(arms, most, self.request.runs, series_of(plan), keep)
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""
         points = (point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
-        tonight = next((point for point in points if night_of(point) == self.asked.night), None)
+        tonight = next((point for point in points if night_of(point) == self.request.night), None)
         if tonight is None:
             return "the series has no run of this night"
-        subject, here = self.store.subject(tonight.subject), source(checkout()).get("commit")
-        if subject.commit and here and subject.commit != here:
-            return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {here[:12]}"
+        subject, current = self.store.subject(tonight.subject), source(checkout()).get("commit")
+        if subject.commit and current and subject.commit != current:
+            return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {current[:12]}"
         return subject
 
     def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()
-        record = record_of(paths, PURPOSES[kind, arm], self.asked.night)
+        record = record_of(paths, PURPOSES[kind, arm], self.request.night)
         self.store.add([record])
         used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
         more: dict[str, object] = {"used_seconds": used}
@@ -293,9 +297,9 @@ class NightSession:
         return record
 
 
-def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOutput) -> tuple[NightRun, ...]:
+def _work(registry: Registry, store: Store, request: NightRequest, output: NightOutput) -> tuple[NightRun, ...]:
     """Return the suite's entries that this machine can run, with what a run of each would tell."""
-    jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [asked.suite], asked.request), None)
+    jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [request.suite], request.request), None)
     planned = {}
     for job in jobs:
         if job.plan.refusal:
@@ -303,15 +307,15 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
         else:
             planned[_name(job.plan)] = job
     if not planned:
-        raise UsageError(f"--suite {asked.suite}: found no entry that this machine can run; see `show suites`")
+        raise UsageError(f"--suite {request.suite}: found no entry that this machine can run; see `show suites`")
     series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
-    points, nights = store.points(list(series.values())), [each for each in store.nights() if each != asked.night]
-    lasted = durations(asked.runs, Path(asked.suite).stem)
+    points, nights = store.points(list(series.values())), [night for night in store.nights() if night != request.night]
+    lasted = durations(request.runs, Path(request.suite).stem)
     work = []
     for name, job in planned.items():
-        own, expected = points.get(series[name], ()), expected_seconds(lasted, name)
-        is_new, unseen = _is_new(store, own, job.plan), nights_unseen(own, nights)
-        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(own), unseen)))
+        history, expected = points.get(series[name], ()), expected_seconds(lasted, name)
+        is_new, unseen = _is_new(store, history, job.plan), nights_unseen(history, nights)
+        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(history), unseen)))
     return tuple(work)
 
 
@@ -328,15 +332,15 @@ def _detectable(points: Sequence[Point]) -> float | None:
 
 
 def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
-    found = source(checkout())
-    changed = found.get("changed_files")
+    checkout_source = source(checkout())
+    changed = checkout_source.get("changed_files")
     now = Subject(
         framework_version=plan.implementation.version,
         environment=plan.environment.digest or None,
         packages=None,
         image=None,
         implementation=plan.implementation.digest,
-        commit=found.get("commit"),
+        commit=checkout_source.get("commit"),
         is_dirty=None if changed is None else bool(changed),
         platform_version=plan.platform_version,
         formulas=(),
@@ -346,11 +350,11 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     return is_other_build(before, now)
 
 
-def _of_machine(node: str, night: str, why: str) -> dict[str, Any]:
+def _of_machine(node: str, night: str, reason: str) -> dict[str, Any]:
     """Return the finding about a machine that the control found slow."""
     label = f"node {short_digest(node)}"
-    found = Finding(series="", label=label, figure=None, word="bad night", detail=why, night=night, node=node)
-    return found.model_dump(mode="json")
+    finding = Finding(series="", label=label, figure=None, word="bad night", detail=reason, night=night, node=node)
+    return finding.model_dump(mode="json")
 
 
 @contextmanager

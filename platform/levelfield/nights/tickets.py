@@ -48,56 +48,56 @@ class NightTickets:
     """What the tickets of a night are made from. page_url: where the pages will be. more: options of a search."""
 
     store: Store
-    given: GateInput
+    inputs: GateInput
     runs: Path
     page_url: str | None = None
     more: tuple[str, ...] = ()
-    _known: dict[tuple[str, str], Ticket] = field(default_factory=dict)
+    _stated: dict[tuple[str, str], Ticket] = field(default_factory=dict)
 
     def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
         """Return the tickets of findings that the build may have caused, by series and figure."""
-        named = [f for f in findings if f.word in OF_BUILDS and f.series in self.given.series]
-        return {(f.series, f.figure): self.ticket(f) for f in named[:MOST_TICKETS]}
+        explained = [f for f in findings if f.word in OF_BUILDS and f.series in self.inputs.series]
+        return {(f.series, f.figure): self.ticket(f) for f in explained[:MOST_TICKETS]}
 
     def ticket(self, finding: Finding) -> Ticket:
-        series = self.given.series[finding.series]
+        series = self.inputs.series[finding.series]
         page = page_of(self.page_url, series, finding.series) if self.page_url else None
         accepted = self.accepted(finding)
         if accepted is None or finding.run_id is None:
             unknown = "the night has no accepted build to compare with"
             return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
         try:
-            own = self._between(accepted, finding.run_id)
+            ticket = self._between(accepted, finding.run_id)
         except LevelfieldError as error:
             return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
-        command = self._command(own, series, finding.figure) if finding.word == "regression" else ()
-        found = self._found(own, finding)
-        more = {"bisection": found, "first_bad": _first_bad(own, found), "page": page}
-        return own.model_copy(update={"command": command, **more})
+        command = self._command(ticket, series, finding.figure) if finding.word == "regression" else ()
+        bisection = self._bisection(ticket, finding)
+        more = {"bisection": bisection, "first_bad": _first_bad(ticket, bisection), "page": page}
+        return ticket.model_copy(update={"command": command, **more})
 
     def accepted(self, finding: Finding) -> str | None:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
         if finding.figure is not None:
             return finding.against or self._accepted.get((finding.series, finding.figure))
-        points = self.given.points[finding.series]
+        points = self.inputs.points[finding.series]
         began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
-            p for p in points if p.is_comparable and p.is_of_trend and p.night != self.given.night and p.began < began
+            p for p in points if p.is_comparable and p.is_of_trend and p.night != self.inputs.night and p.began < began
         ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
 
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:
-        judged = examinations(self.given)
-        return {(a.series, e.figure): e.against for a, e in judged if e.against}
+        entries = examinations(self.inputs)
+        return {(a.series, e.figure): e.against for a, e in entries if e.against}
 
     def _between(self, accepted: str, tonight: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""
-        if (accepted, tonight) not in self._known:
+        if (accepted, tonight) not in self._stated:
             before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
             packages = self._packages(before, after, accepted, tonight)
-            self._known[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
-        return self._known[accepted, tonight]
+            self._stated[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
+        return self._stated[accepted, tonight]
 
     def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
         if before.packages == after.packages and before.packages is not None:
@@ -108,36 +108,36 @@ class NightTickets:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
         return {"packages": tuple(sorted(differences(old, new)))}
 
-    def _command(self, own: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
+    def _command(self, ticket: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""
-        if own.accepted is None or own.tonight is None or not own.all_commits or figure is None:
+        if ticket.accepted is None or ticket.tonight is None or not ticket.all_commits or figure is None:
             return ()
-        given = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
+        inputs = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
         how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
-        builds = (own.accepted[:12], own.tonight[:12])
-        return ("python", "run_benchmarks.py", "nightly", "bisect", *builds, *given, *how, *self.more)
+        builds = (ticket.accepted[:12], ticket.tonight[:12])
+        return ("python", "run_benchmarks.py", "nightly", "bisect", *builds, *inputs, *how, *self.more)
 
-    def _found(self, own: Ticket, finding: Finding) -> Bisection | None:
+    def _bisection(self, ticket: Ticket, finding: Finding) -> Bisection | None:
         """Return what a search found: of this series or another one, tonight or in a night since the accepted build."""
         notes = [e.data for e in self.store.events() if e.kind == "note" and "bisection" in e.data]
-        alike = [n for n in notes if (n.get("accepted"), n.get("figure")) == (own.accepted, finding.figure)]
+        alike = [n for n in notes if (n.get("accepted"), n.get("figure")) == (ticket.accepted, finding.figure)]
         for note in reversed(alike):
-            is_own, is_now = note.get("series") == finding.series, note.get("tonight") == own.tonight
-            found = _bisection(note)
-            if found and ((is_own and is_now) or (found.first_bad and (is_own or is_now))):
-                return found
+            is_own, is_now = note.get("series") == finding.series, note.get("tonight") == ticket.tonight
+            bisection = _bisection(note)
+            if bisection and ((is_own and is_now) or (bisection.first_bad and (is_own or is_now))):
+                return bisection
         return None
 
 
-def _first_bad(own: Ticket, found: Bisection | None) -> TicketCommit | None:
+def _first_bad(ticket: Ticket, bisection: Bisection | None) -> TicketCommit | None:
     """Return the commit that a search found, with author and subject, by this checkout."""
-    if found is None or found.first_bad is None:
+    if bisection is None or bisection.first_bad is None:
         return None
-    known = next((each for each in own.commits if each.commit == found.first_bad), None)
+    stated = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
     try:
-        return known or TicketCommit(**commit_log(found.last_good or "", found.first_bad, 1)[0][0]._asdict())
+        return stated or TicketCommit(**commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict())
     except (RunFailed, IndexError):
-        return TicketCommit(commit=found.first_bad, author="", subject="")
+        return TicketCommit(commit=bisection.first_bad, author="", subject="")
 
 
 def _bisection(note: Mapping[str, Any]) -> Bisection | None:
@@ -200,7 +200,7 @@ class NightBisection:
             ticket = self.tickets.ticket(finding)
             if ticket.command and ticket.bisection is None and (ticket.all_commits or 0) > 1:
                 found = self._searched(finding, finding.figure, ticket, until)
-                self.tickets.store.add_event(_note(self.tickets.given.night, finding, ticket, found))
+                self.tickets.store.add_event(_note(self.tickets.inputs.night, finding, ticket, found))
 
     def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
@@ -231,21 +231,21 @@ class NightBisection:
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
             return trials.answer(build_of(commit, say=self.say))
 
-        found = first_bad(commits, side)
-        good, bad = commits[found.good], commits[found.bad]
-        return Bisection(first_bad=bad, last_good=good, undecided=len(found.undecided), tried=tried)
+        search = first_bad(commits, side)
+        good, bad = commits[search.good], commits[search.bad]
+        return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=tried)
 
 
-def _note(night: str, finding: Finding, ticket: Ticket, found: Bisection) -> StoreEvent:
+def _note(night: str, finding: Finding, ticket: Ticket, bisection: Bisection) -> StoreEvent:
     """Return the note of a series that keeps what a night's search found."""
-    named = FIGURES[finding.figure] if finding.figure else "training"
+    figure = FIGURES[finding.figure] if finding.figure else "training"
     data = {
         "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
-        "tonight": ticket.tonight, "bisection": found.model_dump(mode="json"),
+        "tonight": ticket.tonight, "bisection": bisection.model_dump(mode="json"),
     }  # fmt: skip
     return StoreEvent.model_validate(
         {"id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "who": "nightly",
-         "why": f"night {night}, {named}: {found}", "data": data}
+         "why": f"night {night}, {figure}: {bisection}", "data": data}
     )  # fmt: skip
 
 
@@ -253,14 +253,16 @@ def night_tickets(
     session: NightSession, report: GateReport, page_url: str | None, bisect_budget: float | None
 ) -> dict[TicketKey, Ticket]:
     """Return the tickets of a night that was judged. bisect_budget: in seconds; first search the commits within it."""
-    asked = session.asked
-    given = gate_input(session.store, asked.night, session.suite)
-    python = ("--python", asked.request.python) if asked.request.python else ()
-    plugins = chain.from_iterable(("--plugins", str(folder)) for folder in asked.plugins)
-    tickets = NightTickets(session.store, given, asked.runs, page_url, (*plugins, *python))
+    request = session.request
+    inputs = gate_input(session.store, request.night, session.suite)
+    python = ("--python", request.request.python) if request.request.python else ()
+    plugins = chain.from_iterable(("--plugins", str(folder)) for folder in request.plugins)
+    tickets = NightTickets(session.store, inputs, request.runs, page_url, (*plugins, *python))
     if bisect_budget is not None:
         plans = {run.series: run.job.plan for run in session.work}
         lasts = {entry.series: entry.seconds or 0.0 for entry in session.state.entries if entry.series}
-        search = NightBisection(tickets, plans, lasts, asked.plugins, bisect_budget, time.monotonic, session.output.say)
+        search = NightBisection(
+            tickets, plans, lasts, request.plugins, bisect_budget, time.monotonic, session.output.say
+        )
         search.run(report.findings)
     return tickets.all(report.findings)

@@ -57,21 +57,21 @@ class Surroundings:
         return ", ".join(self.fields) or "the new conditions"
 
 
-def wants_pairs(found: Examination, around: Surroundings) -> bool:
+def wants_pairs(night: Examination, around: Surroundings) -> bool:
     """Whether to spend runs on a confirmation. A gain is no alarm, so further nights confirm it.
 
     A change of conditions may hide one of the build, so both builds run under the new ones, once. A regression that was
     named gets pairs until they find it gone.
     """
-    if found.opened is not None:
+    if night.opened is not None:
         return True
-    if found.level is None:
+    if night.level is None:
         return False
     if around.is_due:
         return True
-    if around.is_chance or (found.has_stepped and found.is_young):
+    if around.is_chance or (night.has_stepped and night.is_young):
         return False
-    return found.suspicion is not None and found.suspicion.direction > 0
+    return night.suspicion is not None and night.suspicion.direction > 0
 
 
 @dataclass(frozen=True)
@@ -82,36 +82,36 @@ class NoPairs:
     is_put_off: bool = False
 
 
-def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None = None) -> Finding:
+def judged_night(night: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None = None) -> Finding:
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
-    level = found.level
+    level = night.level
     if level is None:
-        return _without_level(found, around, ruling)
+        return _new_series_finding(night, around, ruling)
     if isinstance(ruling, PairRuling):
-        return _by_pairs(found, around, level, ruling)
-    found = found.less_build(around.build_excess)
-    if around.is_known_worse and not (found.step and _is_step(found, around) and found.step.excess > 0):
+        return _paired_finding(night, around, level, ruling)
+    night = night.less_build(around.build_excess)
+    if around.is_known_worse and not (night.step and _is_step(night, around) and night.step.excess > 0):
         detail = f"pairs found a regression under {around.change}; {ruling.reason if ruling else 'none ran tonight'}"
-        return _finding(found, around, level, "inconclusive", detail)
-    if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
-        return _of_step(found, around)
-    return _by_nights(found, around, level, ruling)
+        return _finding(night, around, level, "inconclusive", detail)
+    if _is_step(night, around) and not (night.suspicion and not night.is_young and night.runs_two_nights):
+        return _step_finding(night, around)
+    return _nights_finding(night, around, level, ruling)
 
 
-def _without_level(found: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None) -> Finding:
+def _new_series_finding(night: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None) -> Finding:
     """Return that the series is new. Pairs need no level to decide about a regression that was named before it."""
-    detail = f"{len(found.history)} of {FEWEST} nights before this one"
+    detail = f"{len(night.history)} of {FEWEST} nights before this one"
     new = Finding(
-        series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
-        nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
+        series=around.series, label=around.label, figure=night.figure, word="new series", detail=detail,
+        nights=len(night.history), run_id=night.tonight.run_id, node=night.tonight.node,
     )  # fmt: skip
     if not isinstance(ruling, PairRuling) or not ruling.is_decided:
         return new
-    low, change, high = (change_of(each or 0.0, found.figure) for each in (ruling.low, ruling.excess, ruling.high))
+    low, change, high = (change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.excess, ruling.high))
     update = {
         "word": ruling.build, "change": change, "low": min(low, high), "high": max(low, high), "pairs": ruling.pairs,
-        "build_change": change_of(ruling.shown, found.figure), "against": found.against,
-        "detail": f"{_pairs_detail(found, around, ruling)}; {detail}",
+        "build_change": change_of(ruling.shown, night.figure), "against": night.against,
+        "detail": f"{_pairs_detail(night, around, ruling)}; {detail}",
     }  # fmt: skip
     return new.model_copy(update=update)
 
@@ -121,139 +121,141 @@ def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> f
     return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
-def ruling_of(found: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
+def ruling_of(night: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
     """Return what the pairs of a night show, held against null pairs where they show a regression."""
-    ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
-    return checked_by_nulls(ruling, nulls, more, found.figure, found.opened is not None)
+    ruling = judged_pairs(list(pairs), night.figure, night.direction, night.expected_first)
+    return checked_by_nulls(ruling, nulls, more, night.figure, night.opened is not None)
 
 
-def _is_step(found: Examination, around: Surroundings) -> bool:
-    return found.has_stepped and not around.is_chance
+def _is_step(night: Examination, around: Surroundings) -> bool:
+    return night.has_stepped and not around.is_chance
 
 
-def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
+def _paired_finding(night: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
     """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
-    found = found.less_build(build_excess(around, ruling))
-    if found.step is None or ruling.build == "regression":
-        return _of_build(found, around, level, ruling.word, ruling)
-    if _is_step(found, around):
+    night = night.less_build(build_excess(around, ruling))
+    if night.step is None or ruling.build == "regression":
+        return _build_finding(night, around, level, ruling.word, ruling)
+    if _is_step(night, around):
         if around.is_of_group:
-            return _of_build(found, around, level, ruling.build, ruling)
-        return _of_step(found, around, ruling)
-    if found.is_young and ruling.word == "bad night":
-        detail = f"{_pairs_detail(found, around, ruling)}: a bad night, or {around.change}"
-        return _finding(found, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
-    return _of_build(found, around, level, ruling.word, ruling)
+            return _build_finding(night, around, level, ruling.build, ruling)
+        return _step_finding(night, around, ruling)
+    if night.is_young and ruling.word == "bad night":
+        detail = f"{_pairs_detail(night, around, ruling)}: a bad night, or {around.change}"
+        return _finding(night, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
+    return _build_finding(night, around, level, ruling.word, ruling)
 
 
-def _of_build(found: Examination, around: Surroundings, level: Level, word: PairWord, ruling: PairRuling) -> Finding:
+def _build_finding(
+    night: Examination, around: Surroundings, level: Level, word: PairWord, ruling: PairRuling
+) -> Finding:
     """Return the finding about the build, with the figures of the pairs where they decide."""
     is_open = word in ("inconclusive", "more pairs")
-    detail, excess = _pairs_detail(found, around, ruling), None if is_open or word == "bad night" else ruling.excess
+    detail, excess = _pairs_detail(night, around, ruling), None if is_open or word == "bad night" else ruling.excess
     if excess is None:
-        return _finding(found, around, level, "inconclusive" if is_open else word, detail, ruling=ruling)  # type: ignore[arg-type]
-    low, high = sorted(change_of(each or 0.0, found.figure) for each in (ruling.low, ruling.high))
-    shown = change_of(excess, found.figure), low, high
-    return _finding(found, around, level, word, detail, shown, ruling=ruling)  # type: ignore[arg-type]
+        return _finding(night, around, level, "inconclusive" if is_open else word, detail, ruling=ruling)  # type: ignore[arg-type]
+    low, high = sorted(change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.high))
+    change = change_of(excess, night.figure), low, high
+    return _finding(night, around, level, word, detail, change, ruling=ruling)  # type: ignore[arg-type]
 
 
-def _of_step(found: Examination, around: Surroundings, ruling: PairRuling | None = None) -> Finding:
+def _step_finding(night: Examination, around: Surroundings, ruling: PairRuling | None = None) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
-    step = found.step
+    step = night.step
     assert step is not None
     word: FindingWord = "environment step" if step.excess > 0 else "improvement"
     nights = f"{step.nights} night{'s' * (step.nights > 1)} under the new conditions"
     only = "; a bad night looks the same" if step.nights == 1 else ""
-    build = f"; the build: {_pairs_detail(found, around, ruling)}" if ruling else ""
-    detail, shown = f"{around.change}; {nights}{only}{build}", shown_change(step.excess, step.limit, found.figure)
-    return _finding(found, around, step.before, word, detail, shown, around.fields, ruling)
+    build = f"; the build: {_pairs_detail(night, around, ruling)}" if ruling else ""
+    detail, change = f"{around.change}; {nights}{only}{build}", shown_change(step.excess, step.limit, night.figure)
+    return _finding(night, around, step.before, word, detail, change, around.fields, ruling)
 
 
-def _by_nights(found: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
+def _nights_finding(night: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
     """Return the finding where no pairs were run: two nights running decide, unless pairs were only put off."""
-    suspicion = found.suspicion
-    if found.has_stepped and around.is_chance:
-        assert found.step is not None
-        off = percent_change(change_of(found.step.excess, found.figure))
-        is_first = found.step.nights == 1
-        why = "one night may be off by chance; the next one decides" if is_first else "as much is expected by chance"
-        detail = f"{off} since {around.change}: {why}"
-        return _finding(found, around, level, "inconclusive", detail)
+    suspicion = night.suspicion
+    if night.has_stepped and around.is_chance:
+        assert night.step is not None
+        off = percent_change(change_of(night.step.excess, night.figure))
+        is_first = night.step.nights == 1
+        reason = "one night may be off by chance; the next one decides" if is_first else "as much is expected by chance"
+        detail = f"{off} since {around.change}: {reason}"
+        return _finding(night, around, level, "inconclusive", detail)
     if suspicion is None or around.is_chance:
-        age = days_between(level.last, found.tonight.began) or 0
+        age = days_between(level.last, night.tonight.began) or 0
         if age > STALE_DAYS:
-            return _finding(found, around, level, "stale", f"the level's last night is {age} days old")
+            return _finding(night, around, level, "stale", f"the level's last night is {age} days old")
         detail = "beyond its level, as is expected by chance among so many series" if suspicion else ""
-        return _finding(found, around, level, "no change", detail)
+        return _finding(night, around, level, "no change", detail)
     word: FindingWord = "regression" if suspicion.direction > 0 else "improvement"
     if missing is None or not missing.is_put_off:
         if suspicion.rule == "drift" and suspicion.is_clear:
-            return _of_drift(found, around, word, suspicion)
-        if suspicion.rule == "tonight" and found.runs_two_nights:
-            return _finding(found, around, level, word, "two nights running, without pairs")
+            return _drift_finding(night, around, word, suspicion)
+        if suspicion.rule == "tonight" and night.runs_two_nights:
+            return _finding(night, around, level, word, "two nights running, without pairs")
     detail = f"{_SEEN_BY[suspicion.rule]}; {missing.reason if missing else 'further nights or pairs decide'}"
-    return _finding(found, around, level, "inconclusive", detail)
+    return _finding(night, around, level, "inconclusive", detail)
 
 
-def _of_drift(found: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
-    level = found.expected_first
+def _drift_finding(night: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
+    level = night.expected_first
     assert level is not None
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
     detail = f"the median of the last {DRIFT_NIGHTS} nights, without pairs"
-    return _finding(found, around, level, word, detail, shown_change(suspicion.excess, half, found.figure))
+    return _finding(night, around, level, word, detail, shown_change(suspicion.excess, half, night.figure))
 
 
 def _finding(
-    found: Examination,
+    night: Examination,
     around: Surroundings,
     level: Level,
     word: FindingWord,
     detail: str,
-    shown: tuple[float, float, float] | None = None,
+    interval: tuple[float, float, float] | None = None,
     fields: tuple[str, ...] = (),
     ruling: PairRuling | None = None,
 ) -> Finding:
-    """Return a finding. shown: the change with its interval; None: tonight's against the level."""
-    if found.is_provisional:
+    """Return a finding. interval: the change with its ends; None: tonight's against the level."""
+    if night.is_provisional:
         detail += f"; the level is provisional, of a gain since {level.since} that nobody accepted"
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
-    change, low, high = shown or shown_change(found.tonight.cost - level.cost, half, found.figure)
+    change, low, high = interval or shown_change(night.tonight.cost - level.cost, half, night.figure)
     return Finding(
-        series=around.series, label=around.label, figure=found.figure, word=word, change=change, low=low, high=high,
-        level=value_of(level.cost, found.figure), level_since=level.since, nights=level.n,
-        detectable=abs(change_of(detectable(level), found.figure)), run_id=found.tonight.run_id, detail=detail,
-        fields=fields, node=found.tonight.node, pairs=ruling.pairs if ruling else 0,
-        build_change=change_of(ruling.shown, found.figure) if ruling and ruling.is_decided else None,
-        conditions_change=_conditions_change(found, ruling),
-        against=found.against or None if ruling or word == "regression" else None,
+        series=around.series, label=around.label, figure=night.figure, word=word, change=change, low=low, high=high,
+        level=value_of(level.cost, night.figure), level_since=level.since, nights=level.n,
+        detectable=abs(change_of(detectable(level), night.figure)), run_id=night.tonight.run_id, detail=detail,
+        fields=fields, node=night.tonight.node, pairs=ruling.pairs if ruling else 0,
+        build_change=change_of(ruling.shown, night.figure) if ruling and ruling.is_decided else None,
+        conditions_change=_conditions_change(night, ruling),
+        against=night.against or None if ruling or word == "regression" else None,
     )  # fmt: skip
 
 
-def _conditions_change(found: Examination, ruling: PairRuling | None) -> float | None:
+def _conditions_change(night: Examination, ruling: PairRuling | None) -> float | None:
     """Return how far the accepted build is off its level under new conditions; None where they did not change."""
-    expected = found.expected_first
-    if found.step is None or expected is None or ruling is None or ruling.first is None:
+    expected = night.expected_first
+    if night.step is None or expected is None or ruling is None or ruling.first is None:
         return None
-    return change_of(ruling.first - expected.cost, found.figure)
+    return change_of(ruling.first - expected.cost, night.figure)
 
 
-def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) -> str:
+def _pairs_detail(night: Examination, around: Surroundings, ruling: PairRuling) -> str:
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
-    first = "gain's build" if found.is_provisional else "last accepted build"
+    first = "gain's build" if night.is_provisional else "last accepted build"
     text = f"against the {first}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more} more pairs, after {ruling.pairs}"
         if (ruling.more or 0) > MOST_NAMED:
             text = f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
-        text += f", {'less' if ruling.is_less_bias else 'beside'} {bias_text(ruling.bias, found.figure)}"
-    off = _conditions_change(found, ruling)
+        text += f", {'less' if ruling.is_less_bias else 'beside'} {bias_text(ruling.bias, night.figure)}"
+    off = _conditions_change(night, ruling)
     if off is not None:
         return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
-    if ruling.word == "bad night" and ruling.first is not None and found.expected_first is not None:
-        off = change_of(ruling.first - found.expected_first.cost, found.figure)
+    if ruling.word == "bad night" and ruling.first is not None and night.expected_first is not None:
+        off = change_of(ruling.first - night.expected_first.cost, night.figure)
         build = f"the {first} is {off:+.1%} off its level too"
-        return f"node {short_digest(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
+        return f"node {short_digest(night.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
 
 
@@ -285,28 +287,28 @@ class NodeGroup:
 
 def node_groups(examined: Sequence[Judged]) -> list[NodeGroup]:
     """Return the groups of at least FEWEST_ALIKE series, and half of those on the node, that moved alike tonight."""
-    found = []
+    groups = []
     for node, figure in dict.fromkeys((e.tonight.node, e.figure) for _, e in examined):
-        here = [m for m in examined if (m[1].tonight.node, m[1].figure) == (node, figure) and m[1].level]
+        local = [m for m in examined if (m[1].tonight.node, m[1].figure) == (node, figure) and m[1].level]
         others = [m for m in examined if m[1].tonight.node != node and m[1].figure == figure and m[1].level]
         for direction in (1, -1):
-            moved = [m for m in here if _moved(m[1], direction)]
+            moved = [m for m in local if _moved(m[1], direction)]
             alike = _alike(moved)
-            if len(alike) >= max(FEWEST_ALIKE, len(here) / 2):
+            if len(alike) >= max(FEWEST_ALIKE, len(local) / 2):
                 excess = median(_excess(m[1]) for m in alike)
                 still = sum(not _moved(m[1], direction) for m in others)
                 is_alone = still >= FEWEST_ALIKE and still > len(others) / 2
-                found.append(NodeGroup(node, figure, tuple(alike), len(here), excess, is_alone))
-    return found
+                groups.append(NodeGroup(node, figure, tuple(alike), len(local), excess, is_alone))
+    return groups
 
 
-def _moved(found: Examination, direction: int) -> bool:
-    suspicion = found.suspicion
+def _moved(night: Examination, direction: int) -> bool:
+    suspicion = night.suspicion
     return suspicion is not None and suspicion.rule == "tonight" and suspicion.direction == direction
 
 
-def _excess(found: Examination) -> float:
-    return found.suspicion.excess if found.suspicion else 0.0
+def _excess(night: Examination) -> float:
+    return night.suspicion.excess if night.suspicion else 0.0
 
 
 def _alike(moved: Sequence[Judged]) -> list[Judged]:

@@ -17,7 +17,7 @@ def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.Mo
     stored: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(night_session, "record_of", lambda *given: SimpleNamespace(node="sha256:ab"))
     store = SimpleNamespace(add=lambda records: None, add_finding=lambda *given: stored.append(given))
-    session: Any = SimpleNamespace(store=store, asked=SimpleNamespace(night="2026-01-02"))
+    session: Any = SimpleNamespace(store=store, request=SimpleNamespace(night="2026-01-02"))
     NightSession._record(session, None, None)  # type: ignore[arg-type]
     assert stored == []
     NightSession._record(session, None, "the control copy is 9 % below")  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
     point = SimpleNamespace(is_of_trend=True, subject="s", night="n")
     build = SimpleNamespace(commit=None)
     store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)
-    session.asked = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
+    session.request = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
     session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
     session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
     session.output = SimpleNamespace(say=str, note=str)  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
     build = SimpleNamespace(commit=commit)
     point = SimpleNamespace(is_of_trend=True, subject="s", night=night)
     session = object.__new__(NightSession)
-    session.asked = SimpleNamespace(night="n")  # type: ignore[assignment]
+    session.request = SimpleNamespace(night="n")  # type: ignore[assignment]
     session.store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)  # type: ignore[assignment]
     found = session._build_here("S")
     assert found is build if why is None else isinstance(found, str) and why in found

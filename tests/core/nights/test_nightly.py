@@ -159,6 +159,6 @@ def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
 def test_a_pair_takes_two_runs_of_the_budget_that_is_left(budget: float | None, holds: bool) -> None:
     entries = [SimpleNamespace(series="other", seconds=9000.0), SimpleNamespace(series="S", seconds=100.0)]
     session = SimpleNamespace(
-        asked=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0)
+        request=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0)
     )
     assert NightSession._holds_pair(session, "S") is holds  # type: ignore[arg-type]
