@@ -44,37 +44,31 @@ class ProcessWork:
 
 @dataclass(frozen=True)
 class ContainerWork:
-    """The container that a node's processes run in. Folders of the host have the same path inside.
-
-    image: its id, or the tag that it will have. argv: its first process. user: numbers, "user:group". mounts: path to
-    "rw" or "ro". network: "none", "host", or the name of the run's own network, where `address` is this node.
-    memory_bytes: the limit, or None. contracts.vendor.ContainerOptions defines the other fields.
-    """
+    """The container that a node's processes run in. Folders of the host have the same path inside."""
 
     name: str
-    image: str
-    argv: tuple[str, ...]
-    user: str
+    image: str  # its id, or the tag that it will have
+    argv: tuple[str, ...]  # of its first process
+    user: str  # numbers, "user:group"
     environment: dict[str, str]
-    mounts: dict[str, str]
-    network: str
+    mounts: dict[str, str]  # path to "rw" or "ro"
+    network: str  # "none", "host", or the name of the run's own network, where `address` is this node
     labels: dict[str, str]
     options: ContainerOptions
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # the limit
 
 
 @dataclass(frozen=True)
 class NodeWork:
-    """The work of one node. In a container, the first process reads `file` for the processes to start, and writes
-    to `ends` how each rank ended. name: of the host, where it is known before the start."""
+    """The work of one node."""
 
     node_rank: int
     address: str
     processes: tuple[ProcessWork, ...]
     container: ContainerWork | None = None
-    file: str | None = None
-    ends: str | None = None
-    name: str | None = None
+    file: str | None = None  # in a container, where the first process reads which processes to start
+    ends: str | None = None  # and where it writes how each rank ended
+    name: str | None = None  # of the host, where it is known before the start
 
     def public(self) -> NodeWork:
         """Return the same work without the values of variables that look like secrets."""
@@ -85,24 +79,18 @@ class NodeWork:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a launcher gives to its engine: exactly this, and --dry-run prints it.
+    """What a launcher gives to its engine: exactly this, and --dry-run prints it."""
 
-    name: of the node or of the job. files: text by name, written before the command runs. stdin: the text for its
-    standard input, without secrets; the secrets of the plan are added when it is sent.
-    """
-
-    name: str
+    name: str  # of the node or of the job
     argv: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # text by name, written before the command runs
+    # the text for its standard input, without secrets; the secrets of the plan are added when it is sent
     stdin: str | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """All processes of a run. MASTER_PORT is `{port}` until the start chooses a free port.
-
-    submissions: what a launcher of many machines gives to its engine; none for this machine's own processes.
-    """
+    """All processes of a run. MASTER_PORT is `{port}` until the start chooses a free port."""
 
     launcher: str
     runtime: str
@@ -112,6 +100,7 @@ class Request:
     step_seconds: float
     heartbeat_seconds: float
     removed_variables: tuple[str, ...] = ()
+    # what a launcher of many machines gives to its engine; none for this machine's own processes
     submissions: tuple[Submission, ...] = ()
 
     def public(self) -> Request:
@@ -131,17 +120,14 @@ class Request:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended: its exit code or its signal. `stopped_by_us`: the launcher ended it.
-
-    process: the number of a process that did not end by SIGKILL; state: the kernel's letter for what it does.
-    """
+    """How a process ended: its exit code or its signal."""
 
     rank: int
     exit_code: int | None
     signal: int | None
-    stopped_by_us: bool
-    process: int | None = None
-    state: str | None = None
+    stopped_by_us: bool  # the launcher ended it
+    process: int | None = None  # the number of a process that did not end by SIGKILL
+    state: str | None = None  # the kernel's letter for what that process does
 
     def to_dict(self) -> dict[str, Any]:
         content = asdict(self)
@@ -152,13 +138,13 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """How the part of a run on one node ended. detail: the evidence. missing: which evidence of the node is missing."""
+    """How the part of a run on one node ended."""
 
     node_rank: int
     name: str
     word: NodeWord
-    detail: str | None = None
-    missing: tuple[str, ...] = ()
+    detail: str | None = None  # the evidence
+    missing: tuple[str, ...] = ()  # which evidence of the node is missing
 
 
 @dataclass(frozen=True)
@@ -174,24 +160,20 @@ class Outcome:
     `time-limit`: an engine ended the run, by another's request, for another job, or at its limit; `code-changed`: the
     code is another one than when the plan was made; `inputs-changed`: a file that the platform wrote for the run was
     overwritten; `storage`: the run directory could not be read or written.
-    nodes: how each node's part ended, for a launcher of many machines.
-    oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
-    warnings: sentences for the result.
-    seen: the window as the platform saw it, by rank (rundir/follower.py). code: the digest of the code by where and
-    when it was read (run/input_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
-    not looked for. The platform fills in these.
     """
 
     cause: Cause
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
-    oom_kills: int = 0
-    oom_evidence: str | None = None
-    warnings: tuple[str, ...] = ()
+    oom_kills: int = 0  # how many processes of the run the kernel killed for memory
+    oom_evidence: str | None = None  # how that is known
+    warnings: tuple[str, ...] = ()  # sentences for the result
+    # The platform fills in these: the window as it saw it, by rank (rundir/follower.py); the digest of the code by
+    # where and when it was read (run/input_watch.py); what ranks imported beside it, by path, or None: not looked for.
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] | None = None
-    nodes: tuple[NodeEnd, ...] = ()
+    nodes: tuple[NodeEnd, ...] = ()  # how each node's part ended, for a launcher of many machines
 
     def to_dict(self) -> dict[str, Any]:
         """The content of outcome.json."""

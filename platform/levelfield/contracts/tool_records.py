@@ -32,11 +32,11 @@ LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundre
 
 @dataclass(frozen=True)
 class Texts:
-    """A record's texts by field, and the reasons for missing ones. damage: why the whole record is unusable."""
+    """A record's texts by field."""
 
     values: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-    damage: str | None = None
+    problems: dict[str, str] = field(default_factory=dict)  # reasons for missing ones
+    damage: str | None = None  # why the whole record is unusable
 
 
 def texts(tool: Tool, output: str) -> Iterator[Texts]:
@@ -203,14 +203,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The complete records by index, and the reasons for skipped ones. silence: why there was no output.
+    """The complete records of an output."""
 
-    problem: why a tool that is here shows no device. None when it shows one, or that there is none, or is not here.
-    """
-
-    records: Mapping[int, Record]
-    passed_over: tuple[str, ...] = ()
-    silence: str | None = None
+    records: Mapping[int, Record]  # by index
+    passed_over: tuple[str, ...] = ()  # the reasons for skipped ones
+    silence: str | None = None  # why there was no output
+    # why a tool that is here shows no device; None when it shows one, or that there is none, or is not here
     problem: str | None = None
     tool: str = ""
 

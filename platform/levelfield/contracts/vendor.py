@@ -19,23 +19,16 @@ NOT_REPLAYABLE = "this vendor's adapter cannot read what another node recorded"
 
 @dataclass(frozen=True)
 class Device:
-    """One device that a framework can use. `index` is its number in the vendor's tool and in the names of its files.
+    """One device that a framework can use."""
 
-    chip: the name of an entry in vendor.yaml, or None for an unknown chip.
-    description: the name that the vendor's tool prints. memory_bytes: the whole memory, None if unreadable.
-    visible_as: its value in the visible-devices variable, where that is not the index.
-    unnumbered: why its value in the variable is unknown. Where one is, those of all devices are.
-    compute_units: as the tool counts them, None where it does not.
-    """
-
-    index: int
-    chip: str | None
-    description: str
-    memory_bytes: int | None
+    index: int  # its number in the vendor's tool and in the names of its files
+    chip: str | None  # the name of an entry in vendor.yaml, or None for an unknown chip
+    description: str  # the name that the vendor's tool prints
+    memory_bytes: int | None  # the whole memory, None if unreadable
     identity: str | None = None
-    visible_as: str | None = None
-    unnumbered: str | None = None
-    compute_units: int | None = None
+    visible_as: str | None = None  # its value in the visible-devices variable, where that is not the index
+    unnumbered: str | None = None  # why its value in the variable is unknown; where one is, those of all devices are
+    compute_units: int | None = None  # as the tool counts them, None where it does not
 
     @property
     def visible(self) -> str:
@@ -57,19 +50,15 @@ class DeviceList(list[Device]):
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading of one device. A value that cannot be read is None, with a reason by field name in `reasons`.
-
-    power_watts: averaged by the tool over its own interval. energy_joules: a running counter, where one exists.
-    utilisation: 0 to 1. The platform adds the time; an adapter does not.
-    """
+    """One reading of one device. A value that cannot be read is None. The platform adds the time, not the adapter."""
 
     index: int
-    power_watts: float | None = None
-    energy_joules: float | None = None
+    power_watts: float | None = None  # averaged by the tool over its own interval
+    energy_joules: float | None = None  # a running counter, where one exists
     memory_used_bytes: int | None = None
-    utilisation: float | None = None
+    utilisation: float | None = None  # 0 to 1
     temperature_celsius: float | None = None
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a value is None, by field name
 
 
 def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
@@ -118,10 +107,10 @@ class Vendor(Protocol):
 
 @dataclass(frozen=True)
 class NodeCommands:
-    """samples: the commands that a node repeats during a run. facts: by name, those that it runs once."""
+    """The commands of a vendor's tools that a node runs."""
 
-    samples: tuple[NodeCommand, ...] = ()
-    facts: Mapping[str, NodeCommand] = field(default_factory=lambda: MappingProxyType({}))
+    samples: tuple[NodeCommand, ...] = ()  # that it repeats during a run
+    facts: Mapping[str, NodeCommand] = field(default_factory=lambda: MappingProxyType({}))  # by name, that it runs once
 
 
 @runtime_checkable
