@@ -4,4 +4,4 @@ Nothing is imported here: the training process imports `levelfield.worker` under
 that have none of the platform's dependencies.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
