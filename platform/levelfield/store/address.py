@@ -82,8 +82,8 @@ def refuse_network(path: Path, mounts: Path = _MOUNTS) -> None:
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
     """Return the kind of file system that holds a path, as the kernel names it; None where it does not say."""
-    wanted, found = path.absolute(), (0, None)
-    resolved = wanted.resolve() if wanted.exists() else wanted.parent.resolve() / wanted.name
+    absolute, longest = path.absolute(), (0, None)
+    resolved = absolute.resolve() if absolute.exists() else absolute.parent.resolve() / absolute.name
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -91,9 +91,9 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
     for line in lines:
         _, place, kind, *_ = [*line.split(" "), "", "", ""]
         folder = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), place))
-        if place and resolved.is_relative_to(folder) and len(folder.parts) >= found[0]:
-            found = (len(folder.parts), kind)  # type: ignore[assignment]
-    return found[1]
+        if place and resolved.is_relative_to(folder) and len(folder.parts) >= longest[0]:
+            longest = (len(folder.parts), kind)  # type: ignore[assignment]
+    return longest[1]
 
 
 def _file(path: Path, text: str) -> Path:

@@ -31,14 +31,14 @@ def packed_numbers(values: Numbers) -> bytes:
     """Return the numbers as bytes; null is kept as null. Raises ValueError for a number that is not finite."""
     if not values:
         return b""
-    known = [value for value in values if value is not None]
-    if not all(map(math.isfinite, known)):
+    present = [value for value in values if value is not None]
+    if not all(map(math.isfinite, present)):
         raise ValueError("found a number that is not finite")
-    has_all = len(known) == len(values)
-    form, found = _smallest(known) if has_all else _with_gaps(values)
+    has_all = len(present) == len(values)
+    form, numbers = _smallest(present) if has_all else _with_gaps(values)
     if sys.byteorder == "big":
-        found.byteswap()
-    content, (_, size) = found.tobytes(), _FORMS[form]
+        numbers.byteswap()
+    content, (_, size) = numbers.tobytes(), _FORMS[form]
     return form + _deflated(b"".join(content[place::size] for place in range(size)))
 
 
@@ -56,12 +56,12 @@ def unpacked_numbers(data: bytes) -> tuple[float | None, ...]:
     whole = bytearray(len(content))
     for place in range(size):
         whole[place::size] = content[place * count : (place + 1) * count]
-    found: array[Any] = array(letter, bytes(whole))
+    numbers: array[Any] = array(letter, bytes(whole))
     if sys.byteorder == "big":
-        found.byteswap()
+        numbers.byteswap()
     if form == b"n":
-        return tuple([value / _NS for value in found])
-    return tuple([None if value != value else value for value in found])
+        return tuple([value / _NS for value in numbers])
+    return tuple([None if value != value else value for value in numbers])
 
 
 def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
@@ -88,8 +88,8 @@ def _smallest(values: list[float]) -> tuple[bytes, array[Any]]:
 
 def _with_gaps(values: Numbers) -> tuple[bytes, array[Any]]:
     """Return the letter and the numbers, NaN for null. They cannot be whole nanoseconds."""
-    known = [value for value in values if value is not None]
-    letter = "f" if array("f", known).tolist() == known else "d"
+    present = [value for value in values if value is not None]
+    letter = "f" if array("f", present).tolist() == present else "d"
     return letter.encode(), array(letter, [math.nan if value is None else value for value in values])
 
 

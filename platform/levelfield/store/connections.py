@@ -190,12 +190,14 @@ def explained(address: StoreAddress) -> Iterator[None]:
     except IntegrityError:
         raise  # a fault of this code: it checks before it writes
     except (DBAPIError, sqlite3.Error) as error:
-        said = _meaning(error)
-        raise (DamagedStore if said.startswith(_DAMAGED) else UsageError)(f"store {address.text} {said}") from None
+        meaning = _meaning(error)
+        raise (DamagedStore if meaning.startswith(_DAMAGED) else UsageError)(
+            f"store {address.text} {meaning}"
+        ) from None
 
 
 def _meaning(error: Exception) -> str:
     original = error.orig if isinstance(error, DBAPIError) else error
-    said = " ".join(str(original).split())
-    texts = (text for part, text in _MEANINGS.items() if part in said.lower())
-    return next(texts, "cannot be used: {}").format(said.rstrip("."))
+    message = " ".join(str(original).split())
+    texts = (text for part, text in _MEANINGS.items() if part in message.lower())
+    return next(texts, "cannot be used: {}").format(message.rstrip("."))

@@ -95,9 +95,9 @@ class Store:
         """Raises DocumentError where a row is not what was written: any code that reads it may fail in any way."""
         from levelfield.store.upkeep import faults
 
-        if not os.environ.get("LEVELFIELD_DEBUG") and (found := faults(self)):
-            said = "; ".join(found[:_SHOWN])
-            raise DocumentError(f"store {self.address.text}: {said}. `store check` lists every damaged row")
+        if not os.environ.get("LEVELFIELD_DEBUG") and (damage := faults(self)):
+            listing = "; ".join(damage[:_SHOWN])
+            raise DocumentError(f"store {self.address.text}: {listing}. `store check` lists every damaged row")
 
     def add(self, records: Iterable[RunRecord]) -> Added:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
@@ -138,14 +138,14 @@ class Store:
         )
         query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
         query = query if since is None else query.where(RUN.c.began >= since)
-        found: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
+        points: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
         with self._reading() as connection:
             if cuts := _cuts(connection):
                 newest = (and_(RUN.c.series_id == number, RUN.c.began >= began) for number, began in cuts.items())
                 query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
             for digest, *values in connection.execute(query):
-                found.setdefault(digest, []).append(point_from(values))
-        return found
+                points.setdefault(digest, []).append(point_from(values))
+        return points
 
     def run_ids(self, case: str | None = None, since: str | None = None, of_trend: bool = False) -> list[str]:
         """Return the ids of runs in the order of time. of_trend: without runs of pairs."""
@@ -158,8 +158,8 @@ class Store:
 
     def record(self, run_id: str) -> RunRecord:
         """Return a whole record. Raises UnknownName."""
-        for found in self.records([run_id]):
-            return found
+        for record in self.records([run_id]):
+            return record
         raise UnknownName("run", run_id, self.run_ids()[-20:])
 
     def records(self, run_ids: Sequence[str] | None = None) -> Iterator[RunRecord]:
@@ -167,8 +167,8 @@ class Store:
 
         An unknown id is left out.
         """
-        wanted, reader = iter(self.run_ids() if run_ids is None else run_ids), RecordReader()
-        while batch := list(islice(wanted, BATCH)):
+        ids, reader = iter(self.run_ids() if run_ids is None else run_ids), RecordReader()
+        while batch := list(islice(ids, BATCH)):
             yield from self.read(lambda connection, ids=batch: reader.records(connection, ids))  # type: ignore[misc]
 
     def find(self, name: str) -> str:
@@ -188,8 +188,8 @@ class Store:
                 return str(matching[0])
             if matching:
                 raise UsageError(f"run '{name}': found several runs: {', '.join(matching[:4])}; give more of the id")
-            known = connection.execute(newest.limit(20)).scalars().all()
-        raise UnknownName("run", name, known, hint="`latest` is the newest run.")
+            newest_ids = connection.execute(newest.limit(20)).scalars().all()
+        raise UnknownName("run", name, newest_ids, hint="`latest` is the newest run.")
 
     def conditions(self, digest: str) -> Conditions:
         return self._document(Conditions, digest)

@@ -98,17 +98,17 @@ def _check_result(record: RunRecord, content: Mapping[str, Any], origin: str) ->
 
 def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:
     """Return the series, conditions and subject, which come again with most lines. What is wrong is left out."""
-    found = {}
+    values = {}
     for name, kind in _AROUND.items():
         text = to_json(content.get(name))
         if len(text) < _LONGEST_AROUND:
             with suppress(ValueError):
-                found[name] = _known(kind, text)
-    return found
+                values[name] = _validated(kind, text)
+    return values
 
 
 @lru_cache(maxsize=1000)
-def _known(kind: type[Value], text: bytes) -> Value:
+def _validated(kind: type[Value], text: bytes) -> Value:
     return kind.model_validate(from_json(text))
 
 
@@ -123,17 +123,17 @@ def _parsed(content: dict[str, Any], origin: str) -> Line:
 
 def _object(line: bytes, origin: str) -> dict[str, Any]:
     try:
-        found = strict_json(line)
+        content = strict_json(line)
     except ValueError as error:
         raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
-        raise DocumentError(f"{origin}: found {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(content, dict):
+        raise DocumentError(f"{origin}: found {type(content).__name__}, expected an object")
+    return content
 
 
 def row_of(record: RunRecord) -> Mapping[str, Any]:
     """Return one row: raw numbers, and an empty cell for what is not known."""
-    found = {
+    cells = {
         **{name: getattr(record, name) for name in (*_FIRST, *STORED)},
         **{name: getattr(record.series, name) for name in _SERIES},
         **{name: getattr(record.subject, name) for name in _SUBJECT},
@@ -144,5 +144,5 @@ def row_of(record: RunRecord) -> Mapping[str, Any]:
         "formulas": " ".join(record.subject.formulas),
     }
     return {
-        name: value if value is None or isinstance(value, (int, float)) else str(value) for name, value in found.items()
+        name: value if value is None or isinstance(value, (int, float)) else str(value) for name, value in cells.items()
     }

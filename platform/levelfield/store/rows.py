@@ -43,10 +43,10 @@ REPORTED = "reported"
 
 def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
     """Return the row of `run`, without its digest. places: the ids of series, condition, subject and node."""
-    found: dict[str, Any] = {name: getattr(record, name) for name in _PLAIN}
+    values: dict[str, Any] = {name: getattr(record, name) for name in _PLAIN}
     first, last = record.window
-    own = {"id": number, "is_aside": 0, "window_first": first, "window_last": last}
-    return {**found, **own, **{f"{table}_id": place for table, place in places.items()}}
+    numbers = {"id": number, "is_aside": 0, "window_first": first, "window_last": last}
+    return {**values, **numbers, **{f"{table}_id": place for table, place in places.items()}}
 
 
 def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
@@ -78,15 +78,15 @@ def documents_of(record: RunRecord) -> list[Any]:
 
 
 def series_row(series: Series, digest: str, sample: bytes) -> dict[str, Any]:
-    named = {name: getattr(series, name) for name in _OF_SERIES}
-    own = {"digest": digest, "case_name": series.case, "layout": str(series.layout), "sample": sample}
-    return {**named, **own, "document": series.model_dump_json()}
+    fields = {name: getattr(series, name) for name in _OF_SERIES}
+    rest = {"digest": digest, "case_name": series.case, "layout": str(series.layout), "sample": sample}
+    return {**fields, **rest, "document": series.model_dump_json()}
 
 
 def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
     versions = {"framework_version": subject.framework_version, "platform_version": subject.platform_version}
-    own = {"digest": digest, "commit_hash": subject.commit, "document": subject.model_dump_json()}
-    return {**versions, **own}
+    rest = {"digest": digest, "commit_hash": subject.commit, "document": subject.model_dump_json()}
+    return {**versions, **rest}
 
 
 def point_from(values: Iterable[Any]) -> Point:
@@ -141,7 +141,7 @@ class RunInsertion:
         # Those with raw files first: nobody's statement of the same run comes before them.
         records = sorted(records, key=lambda record: record.evidence == REPORTED)
         stored = _stored(connection, [record.run_id for record in records])
-        fresh, others, conflicts, known = [], [], [], 0
+        fresh, others, conflicts, duplicates = [], [], [], 0
         for record in records:
             content, is_aside, evidence = stored.get(record.run_id, (None, 0, None))
             if content is None:
@@ -152,14 +152,14 @@ class RunInsertion:
                 fresh.append(record)
                 stored[record.run_id] = (record.content, 0, record.evidence)
             elif content == record.content and not is_aside:
-                known += 1
+                duplicates += 1
             else:
                 conflicts.append(record.run_id)
                 others += [record] if content != record.content else []
         self._insert(connection, fresh)
         for record in others:
             _put_aside(connection, record)
-        return Added(len(fresh), known, tuple(conflicts))
+        return Added(len(fresh), duplicates, tuple(conflicts))
 
     def _insert(self, connection: Connection, records: Sequence[RunRecord]) -> None:
         if not records:
@@ -202,11 +202,11 @@ class RunInsertion:
     def _id(self, connection: Connection, table: Table, digest: str, row: Callable[[], dict[str, Any]]) -> int:
         key = (table.name, digest)
         if key not in self._ids:
-            found = connection.execute(select(table.c.id).where(table.c.digest == digest)).scalar()
-            if found is None:
+            number = connection.execute(select(table.c.id).where(table.c.digest == digest)).scalar()
+            if number is None:
                 added = insert(table).values(**{**row(), "digest": digest}).returning(table.c.id)
-                found = connection.execute(added).scalar_one()
-            self._ids[key] = found
+                number = connection.execute(added).scalar_one()
+            self._ids[key] = number
         return self._ids[key]
 
 
@@ -223,8 +223,8 @@ def _shows_more(record: RunRecord, content: str, evidence: str | None) -> bool:
 def _put_aside(connection: Connection, record: RunRecord) -> None:
     """Keep the record beside the stored run of the same id, and take that run out of all histories."""
     connection.execute(update(RUN).where(RUN.c.run_id == record.run_id).values(is_aside=1))
-    known = select(ASIDE.c.id).where(ASIDE.c.run_id == record.run_id, ASIDE.c.content == record.content)
-    if connection.execute(known).scalar() is None:
+    same = select(ASIDE.c.id).where(ASIDE.c.run_id == record.run_id, ASIDE.c.content == record.content)
+    if connection.execute(same).scalar() is None:
         document = packed_json(record.model_dump(mode="json"))
         connection.execute(insert(ASIDE).values(run_id=record.run_id, content=record.content, document=document))
 
@@ -239,25 +239,25 @@ class RecordReader:
     def records(self, connection: Connection, run_ids: Sequence[str]) -> list[RunRecord]:
         """Return the records of these ids, in their order. An unknown id is left out."""
         rows = connection.execute(_WHOLE.where(RUN.c.run_id.in_(run_ids))).all()
-        found = {row._mapping["run_id"]: self.record(connection, row) for row in rows}
-        return [found[run_id] for run_id in run_ids if run_id in found]
+        records = {row._mapping["run_id"]: self.record(connection, row) for row in rows}
+        return [records[run_id] for run_id in run_ids if run_id in records]
 
     def record(self, connection: Connection, row: Row[Any]) -> RunRecord:
         """Return the record of a row of `run` joined with `raw`."""
-        found = row._mapping
+        values = row._mapping
         around = {
-            "series": self._value(connection, Series, found["series_id"]),
-            "conditions": self._value(connection, Conditions, found["condition_id"]),
-            "subject": self._value(connection, Subject, found["subject_id"]),
+            "series": self._value(connection, Series, values["series_id"]),
+            "conditions": self._value(connection, Conditions, values["condition_id"]),
+            "subject": self._value(connection, Subject, values["subject_id"]),
         }
-        result, telemetry, *traces = unpacked_json(found["documents"], self._samples[found["series_id"]])
+        result, telemetry, *traces = unpacked_json(values["documents"], self._samples[values["series_id"]])
         return RunRecord(
-            **{name: found[name] for name in _PLAIN},
+            **{name: values[name] for name in _PLAIN},
             **around,
-            node=found["node"],
-            window=(found["window_first"], found["window_last"]),
-            step_seconds=unpacked_numbers(found["steps"]),
-            losses=unpacked_numbers(found["losses"]),
+            node=values["node"],
+            window=(values["window_first"], values["window_last"]),
+            step_seconds=unpacked_numbers(values["steps"]),
+            losses=unpacked_numbers(values["losses"]),
             telemetry=telemetry,
             traces=traces[0] if traces else None,
             result=result,

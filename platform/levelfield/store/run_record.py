@@ -68,9 +68,9 @@ def record_of(
     if result is None and paths.step_parts.exists():
         step = load(StepParts, paths.step_parts)
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
-    for path, found in ((paths.result, result), (paths.step_parts, step)):
-        if found and found.run_id != plan.run_id:
-            raise DocumentError(f"{path}: key 'run_id': found '{found.run_id}', expected '{plan.run_id}'")
+    for path, document in ((paths.result, result), (paths.step_parts, step)):
+        if document and document.run_id != plan.run_id:
+            raise DocumentError(f"{path}: key 'run_id': found '{document.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
     return RunRecord(
@@ -148,8 +148,8 @@ def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
     Of all other names one would change each night, and end every history.
     """
     inherited = mapping(provenance.get("inherited", provenance.get("variables")))
-    taken = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
-    return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
+    relevant = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
+    return {**relevant, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
@@ -176,12 +176,12 @@ def _node(provenance: dict[str, Any]) -> str:
     """
     machine, devices = mapping(provenance.get("machine")), provenance.get("devices")
     name, rests_on = machine.get("identity", machine.get("name")), machine.get("identity_rests_on")
-    known = [mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
+    identities = [mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
     if not (isinstance(name, str) and name):
         return UNKNOWN
     is_named_alone = isinstance(rests_on, list) and MACHINE_ID not in rests_on
-    devices_known = sorted(each for each in known if isinstance(each, str))
-    if is_named_alone and known and len(devices_known) == len(known):
+    devices_known = sorted(identity for identity in identities if isinstance(identity, str))
+    if is_named_alone and identities and len(devices_known) == len(identities):
         return json_digest(["devices", *devices_known])
     return json_digest(["machine", name])
 
@@ -199,20 +199,20 @@ def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
 
 def _utc(text: str, path: Path) -> str:
     try:
-        found = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
+        moment = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
     except ValueError:
-        found = datetime.min
-    if found.tzinfo is None:
+        moment = datetime.min
+    if moment.tzinfo is None:
         raise DocumentError(
             f"{path}: key 'time': found '{text}', expected a time with its zone: 2026-11-22T03:04:05+00:00"
         )
-    return found.astimezone(timezone.utc).isoformat(timespec="seconds")
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
 def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     """Return the loss of each step from step 1; null where none was reported, or it was not finite."""
-    found = {step: loss for step, loss in loss_curve(raw.steps).items() if math.isfinite(loss)}
-    return tuple(found.get(step) for step in range(1, raw.steps_done + 1))
+    finite = {step: loss for step, loss in loss_curve(raw.steps).items() if math.isfinite(loss)}
+    return tuple(finite.get(step) for step in range(1, raw.steps_done + 1))
 
 
 def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
@@ -272,14 +272,14 @@ class PrivateTexts:
     texts: the run's own documents, in which users' folders are found.
     """
 
-    def __init__(self, hosts: Iterable[str], known: Iterable[str], texts: Iterable[str] = ()) -> None:
-        kept = _NOBODY | {word.lower() for word in known}
+    def __init__(self, hosts: Iterable[str], public_words: Iterable[str], texts: Iterable[str] = ()) -> None:
+        public = _NOBODY | {word.lower() for word in public_words}
         users = {name for text in texts for name in _USER.findall(text)}
         self._words = {
             name: word
             for word, names in (("(user)", users), ("(host)", hosts))
             for name in names
-            if len(name) >= _SHORTEST and name.lower() not in kept
+            if len(name) >= _SHORTEST and name.lower() not in public
         }
         names = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
         self._names = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if names else None
@@ -302,13 +302,13 @@ class PrivateTexts:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {key: self._replaced(each) for key, each in value.items()}
-        return [self._replaced(each) for each in value] if isinstance(value, list) else value
+            return {key: self._replaced(item) for key, item in value.items()}
+        return [self._replaced(item) for item in value] if isinstance(value, list) else value
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
-        found = {name: (text, self.text(text)) for name, text in masked(variables).items()}
-        return {name: kept if kept == text else _private_digest(text) for name, (text, kept) in found.items()}
+        pairs = {name: (text, self.text(text)) for name, text in masked(variables).items()}
+        return {name: public if public == text else _private_digest(text) for name, (text, public) in pairs.items()}
 
 
 def _without_folder(match: re.Match[str]) -> str:

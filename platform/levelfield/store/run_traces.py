@@ -49,7 +49,7 @@ class DeviceReadings:
 
 
 # What is read, and the value that is kept: as exact as a chart can show.
-_KEPT: dict[Quantity, Callable[[Reading], float | None]] = {
+_STORED: dict[Quantity, Callable[[Reading], float | None]] = {
     "power_watts": lambda reading: reading.power_watts,
     "utilisation": lambda reading: reading.utilisation,
     "memory_used_mebibytes": lambda reading: (
@@ -65,20 +65,20 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
     """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
     ranks = by_rank(raw.steps)
     passed = {rank: nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
-    times = {rank: found for rank, each in passed.items() if (found := tuple(round(ns / 1000) for ns in each))}
-    devices = [found for part in node_parts(plan, raw) for found in _devices(part, raw.begins)]
+    times = {rank: micro for rank, nano in passed.items() if (micro := tuple(round(ns / 1000) for ns in nano))}
+    devices = [readings for part in node_parts(plan, raw) for readings in _devices(part, raw.begins)]
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
         return None
-    shown = _apart(devices)
-    most = min(MOST_POINTS, MOST_READINGS // max(1, len(shown)))
-    parts = min(most, max((len(each.readings) for each in shown), default=0))
+    drawn = _apart(devices)
+    most = min(MOST_POINTS, MOST_READINGS // max(1, len(drawn)))
+    parts = min(most, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
-        seconds=round(max((sum(found) for found in times.values()), default=0) / 1e6, 3),
+        seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
         parts=parts,
         devices=len(devices),
         ranks=len(ranks),
-        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in shown),
+        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in drawn),
         rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in _chosen(times)),
         rank_peaks=peaks,
         step=step,
@@ -88,31 +88,33 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
 def _chosen(times: dict[int, tuple[int, ...]]) -> list[int]:
     """Return the slowest ranks and the fastest one. One rank alone is the record's step_seconds already."""
     slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
-    kept = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
-    return sorted(kept) if len(kept) > 1 else []
+    chosen = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
+    return sorted(chosen) if len(chosen) > 1 else []
 
 
 def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
     """Return the readings of each device of a machine during its steps, on its own clock."""
     begin, end = begins.get(part.ranks.start), max(part.ends.values(), default=0)
-    found: dict[str, list[Reading]] = defaultdict(list)
+    readings_of: dict[str, list[Reading]] = defaultdict(list)
     for reading in part.read.readings:
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:
-            found[reading.device].append(reading)
-    return (DeviceReadings(part.device(d)[:_LONGEST], begin or 0, end, r) for d, r in found.items() if begin != end)
+            readings_of[reading.device].append(reading)
+    return (
+        DeviceReadings(part.device(d)[:_LONGEST], begin or 0, end, r) for d, r in readings_of.items() if begin != end
+    )
 
 
 def _apart(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
     """Return the devices with the lowest and the highest means of what all of them read first; all, if they are few."""
     if len(devices) <= MOST_DEVICES:
         return [*devices]
-    values_of = next((each for each in _KEPT.values() if all(_known(d, each) for d in devices)), None)
-    order = [(sum(_known(d, values_of)) / len(_known(d, values_of)) if values_of else 0.0) for d in devices]
+    values_of = next((value_of for value_of in _STORED.values() if all(_finite(d, value_of) for d in devices)), None)
+    order = [(sum(_finite(d, values_of)) / len(_finite(d, values_of)) if values_of else 0.0) for d in devices]
     ranked = sorted(range(len(devices)), key=lambda place: order[place])
     return [devices[k] for k in sorted([*ranked[: MOST_DEVICES // 2], *ranked[-(MOST_DEVICES // 2) :]])]
 
 
-def _known(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
+def _finite(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
     values = map(value_of, device.readings)
     return [value for value in values if value is not None and math.isfinite(value)]
 
@@ -121,15 +123,15 @@ def _values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | 
     """Return the mean of each part of the time, by quantity. What was never read is left out."""
     length = device.end_ns - device.begin_ns
     places = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
-    found: dict[Quantity, tuple[float | None, ...]] = {}
-    for name, value_of in _KEPT.items():
+    means: dict[Quantity, tuple[float | None, ...]] = {}
+    for name, value_of in _STORED.items():
         cells: dict[int, list[float]] = defaultdict(list)
         for place, reading in zip(places, device.readings, strict=True):
             if (value := value_of(reading)) is not None and math.isfinite(value):
                 cells[place].append(value)
         if cells:
-            found[name] = tuple(_mean(cells.get(place), _DIGITS.get(name, 1)) for place in range(parts))
-    return found
+            means[name] = tuple(_mean(cells.get(place), _DIGITS.get(name, 1)) for place in range(parts))
+    return means
 
 
 def _mean(values: Sequence[float] | None, digits: int) -> float | None:
@@ -137,9 +139,9 @@ def _mean(values: Sequence[float] | None, digits: int) -> float | None:
 
 
 def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
-    found = [RankPeaks(rank=rank, **dict(_most(steps))) for rank, steps in ranks.items()]
-    known = [each for each in found if _largest(each) > 0]
-    return tuple(sorted(sorted(known, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
+    peaks = [RankPeaks(rank=rank, **dict(_most(steps))) for rank, steps in ranks.items()]
+    present = [entry for entry in peaks if _largest(entry) > 0]
+    return tuple(sorted(sorted(present, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
 
 
 def _most(steps: Sequence[StepRecord]) -> Iterator[tuple[str, int]]:
@@ -156,10 +158,11 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
     """Return what pages show of the parts of a step. public: takes private words out of a text."""
     ms: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
     for rank in parts.ranks:
-        for each in rank.places:
-            ms[each.part, public(each.where)[:_LONGEST_PLACE], each.phase == "recompute"] += each.ms / len(parts.ranks)
+        for entry in rank.places:
+            place = entry.part, public(entry.where)[:_LONGEST_PLACE], entry.phase == "recompute"
+            ms[place] += entry.ms / len(parts.ranks)
     places = sorted(ms, key=lambda key: -ms[key])[:MOST_PLACES]
-    shown = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
+    drawn_ranks = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
     return StepTrace.model_validate(
         _rounded(
             {
@@ -167,38 +170,42 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
                 "places": [
                     {"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places
                 ],
-                "ranks": [_step_rank(each) for each in parts.ranks if each.rank in shown],
-                "late": [{**each.model_dump(), "where": each.where and public(each.where)} for each in parts.late],
+                "ranks": [_step_rank(entry) for entry in parts.ranks if entry.rank in drawn_ranks],
+                "late": [{**entry.model_dump(), "where": entry.where and public(entry.where)} for entry in parts.late],
                 "kernels": [
-                    {**each.model_dump(), "name": short_kernel(public(each.name), _LONGEST_PLACE)}
-                    for each in sorted(parts.kernels, key=lambda each: -each.ms)[:MOST_KERNELS]
+                    {**entry.model_dump(), "name": short_kernel(public(entry.name), _LONGEST_PLACE)}
+                    for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MOST_KERNELS]
                 ],
-                "warnings": [public(each) for each in parts.warnings],
+                "warnings": [public(entry) for entry in parts.warnings],
                 "alone": parts.alone and _public_alone(parts.alone, public),
-                "missing": [public(each) for each in parts.missing[:_MOST_MISSING]],
+                "missing": [public(entry) for entry in parts.missing[:_MOST_MISSING]],
             }
         )
     )
 
 
 def _public_alone(alone: StepAlone, public: Callable[[str], str]) -> dict[str, object]:
-    said = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
+    texts = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
     lists = {"findings": alone.findings, "missing": alone.missing[:_MOST_MISSING]}
-    return {**alone.model_dump(), **said, **{name: [public(each) for each in found] for name, found in lists.items()}}
+    return {
+        **alone.model_dump(),
+        **texts,
+        **{name: [public(text) for text in values] for name, values in lists.items()},
+    }
 
 
 def _step_rank(rank: RankParts) -> dict[str, object]:
-    waited = sorted(rank.waited_for, key=lambda each: -each.ms)
-    most = [each.model_dump() for each in waited[:_MOST_WAITED]]
-    return {"rank": rank.rank, "ms": rank.step.mean, "waited_ms": sum(each.ms for each in waited), "waited_for": most}
+    waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
+    most = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
+    return {"rank": rank.rank, "ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited), "waited_for": most}
 
 
 def _rounded(value: Any) -> Any:
     """Return the value with its numbers as exact as a page shows them."""
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
+        return [_rounded(item) for item in value]
     return round(value, _STEP_DIGITS) if isinstance(value, float) else value
 
 
@@ -210,22 +217,22 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     """
     parts = node_parts(plan, raw)
     windows = [part.window_ns(plan.work.window, raw.begins.get(part.ranks.start)) for part in parts]
-    known = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
-    if len(known) < len(parts):
+    measured = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
+    if len(measured) < len(parts):
         return {}
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for name in _READ:
         readings = (
             getattr(r, name)
-            for part, (begin, end) in known
+            for part, (begin, end) in measured
             for r in part.read.readings
             if not r.before and begin <= r.time_ns <= end
         )
         if values := [float(value) for value in readings if value is not None and math.isfinite(value)]:
-            found[f"{name}_mean"], found[f"{name}_max"] = sum(values) / len(values), max(values)
-    if busy := [cores for part, window in known for cores in _busy(part, *window)]:
-        found["host_busy_cores_mean"] = sum(busy) / len(busy)
-    return found
+            summary[f"{name}_mean"], summary[f"{name}_max"] = sum(values) / len(values), max(values)
+    if busy := [cores for part, window in measured for cores in _busy(part, *window)]:
+        summary["host_busy_cores_mean"] = sum(busy) / len(busy)
+    return summary
 
 
 def _busy(part: NodePart, begin: int, end: int) -> Iterator[float]:

@@ -41,8 +41,8 @@ def events(connection: Connection, series: str | None) -> list[StoreEvent]:
 
 def expect(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
     """Add the entries that the night has not yet. A series that is known now is added to the others."""
-    here = (EXPECTATION.c.night == night) & (EXPECTATION.c.suite == suite)
-    stored = set(connection.execute(select(EXPECTATION.c.entry).where(here)).scalars())
+    condition = (EXPECTATION.c.night == night) & (EXPECTATION.c.suite == suite)
+    stored = set(connection.execute(select(EXPECTATION.c.entry).where(condition)).scalars())
     added = [
         {"night": night, "suite": suite, "entry": entry, "series": series}
         for entry, series in entries.items()
@@ -51,8 +51,8 @@ def expect(connection: Connection, night: str, suite: str, entries: Mapping[str,
     if added:
         connection.execute(insert(EXPECTATION), added)
     for entry in stored & {entry for entry, series in entries.items() if series is not None}:
-        known = update(EXPECTATION).where(here, EXPECTATION.c.entry == entry).values(series=entries[entry])
-        connection.execute(known)
+        change = update(EXPECTATION).where(condition, EXPECTATION.c.entry == entry).values(series=entries[entry])
+        connection.execute(change)
 
 
 def expected(connection: Connection, night: str) -> dict[str, str | None]:
@@ -118,20 +118,20 @@ def statements_of(store: Store) -> Iterator[Statement]:
         yield StatedFinding(night=night, finding=finding)
 
 
-def add_statements(store: Store, found: Iterable[Statement]) -> None:
+def add_statements(store: Store, added: Iterable[Statement]) -> None:
     """Add statements in one transaction. What the store has already changes nothing.
 
     Raises UsageError for an event whose id belongs to another one.
     """
-    store.written(lambda connection: _add(connection, found))
+    store.written(lambda connection: _add(connection, added))
 
 
-def _add(connection: Connection, found: Iterable[Statement]) -> None:
+def _add(connection: Connection, added: Iterable[Statement]) -> None:
     stored = findings(connection, None)
-    for each in found:
-        if isinstance(each, StoreEvent):
-            add_event(connection, each)
-        elif isinstance(each, StatedExpectation):
-            expect(connection, each.night, each.suite, {each.entry: each.series})
-        elif (each.night, each.finding) not in stored:
-            add_finding(connection, each.night, each.finding)
+    for statement in added:
+        if isinstance(statement, StoreEvent):
+            add_event(connection, statement)
+        elif isinstance(statement, StatedExpectation):
+            expect(connection, statement.night, statement.suite, {statement.entry: statement.series})
+        elif (statement.night, statement.finding) not in stored:
+            add_finding(connection, statement.night, statement.finding)

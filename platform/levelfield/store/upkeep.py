@@ -44,31 +44,31 @@ def size_bytes(store: Store) -> int:
 
 def faults(store: Store, progress: Callable[[int, int], None] = lambda done, whole: None) -> list[str]:
     """Return what is wrong, each as a sentence; at most the first ones of many."""
-    found = list(islice(_all(store, progress), _MOST))
-    return found if len(found) < _MOST else [*found, "and possibly more: these are the first"]
+    first = list(islice(_all(store, progress), _MOST))
+    return first if len(first) < _MOST else [*first, "and possibly more: these are the first"]
 
 
 def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
-    yield from store.read(_of_database)
-    yield from store.read(_of_documents)
-    yield from store.read(_of_statements)
-    yield from store.read(_of_rows)
-    yield from _of_runs(store, progress)
+    yield from store.read(_database_faults)
+    yield from store.read(_document_faults)
+    yield from store.read(_statement_faults)
+    yield from store.read(_row_faults)
+    yield from _run_faults(store, progress)
 
 
-def _of_database(connection: Connection) -> list[str]:
+def _database_faults(connection: Connection) -> list[str]:
     if connection.engine.dialect.name != "sqlite":
         return []  # PostgreSQL checks keys at every write, and pages by its own checksums
-    said = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
+    lines = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
     keys = connection.execute(text("PRAGMA foreign_key_check")).all()
     return [
-        *(f"the database says: {' '.join(str(line).split())}" for line in said if line != "ok"),
+        *(f"the database says: {' '.join(str(line).split())}" for line in lines if line != "ok"),
         *(f"table {row[0]}, row {row[1]}: refers to a missing row of {row[2]}" for row in keys),
     ]
 
 
-def _of_documents(connection: Connection) -> list[str]:
-    found = []
+def _document_faults(connection: Connection) -> list[str]:
+    wrong = []
     for cls, table in DOCUMENTS.items():
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
@@ -76,22 +76,22 @@ def _of_documents(connection: Connection) -> list[str]:
             except _DAMAGED:
                 is_right = False
             if not is_right:
-                found.append(f"table {table.name}: the row {digest} is not what its digest says")
-    return found
+                wrong.append(f"table {table.name}: the row {digest} is not what its digest says")
+    return wrong
 
 
-def _of_statements(connection: Connection) -> list[str]:
+def _statement_faults(connection: Connection) -> list[str]:
     """Return the events, expectations and findings that cannot be read. They have no digests."""
-    found = []
+    wrong = []
     for table, read in ((EVENT, _event), (EXPECTATION, _texts), (FINDING, _finding)):
         for row in connection.execute(select(table)):
             values = dict(row._mapping)
             try:
                 read(values)
             except _DAMAGED:
-                named = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
-                found.append(f"table {table.name}: the row with {named} is damaged")
-    return found
+                begin = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
+                wrong.append(f"table {table.name}: the row with {begin} is damaged")
+    return wrong
 
 
 def _event(values: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def _texts(values: dict[str, Any]) -> None:
         raise ValueError
 
 
-def _of_rows(connection: Connection) -> list[str]:
+def _row_faults(connection: Connection) -> list[str]:
     lacking = select(RUN.c.run_id).where(~select(RAW.c.run_id).where(RAW.c.run_id == RUN.c.id).exists())
     aside = select(ASIDE.c.run_id).distinct()
     return [
@@ -123,7 +123,7 @@ def _of_rows(connection: Connection) -> list[str]:
     ]
 
 
-def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
+def _run_faults(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
     """Return the runs whose row is not what its digest says."""
     run_ids = store.run_ids()
     for start in range(0, len(run_ids), BATCH):
@@ -139,7 +139,7 @@ def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
     except _DAMAGED:  # of a value of another type than its column's
         if len(run_ids) == 1:
             return [_CHANGED.format(*run_ids)]
-        return [fault for one in run_ids for fault in _changed(connection, [one])]
+        return [fault for run in run_ids for fault in _changed(connection, [run])]
 
 
 def _differing(connection: Connection, run_ids: list[str]) -> list[str]:
@@ -154,7 +154,7 @@ def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
     try:
         RecordReader().records(connection, run_ids)
     except _DAMAGED:  # of damaged bytes, or of a value that no record may have
-        return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
+        return run_ids if len(run_ids) == 1 else [bad for run in run_ids for bad in _unreadable(connection, [run])]
     return []
 
 
@@ -184,20 +184,20 @@ def prune(
 
     def change(connection: Connection) -> Pruned:
         matching = _matching(connection, before, case, run_id)
-        named = {run for event in statements.events(connection, None) for run in event.runs}
-        found = Pruned(tuple(r for r in matching if r not in named), tuple(r for r in matching if r in named))
-        for start in range(0, 0 if dry_run else len(found.removed), BATCH):
-            batch = found.removed[start : start + BATCH]
+        evidence = {run for event in statements.events(connection, None) for run in event.runs}
+        pruned = Pruned(tuple(r for r in matching if r not in evidence), tuple(r for r in matching if r in evidence))
+        for start in range(0, 0 if dry_run else len(pruned.removed), BATCH):
+            batch = pruned.removed[start : start + BATCH]
             connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
             connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
-        return found
+        return pruned
 
     if dry_run:
         return store.read(change)
-    found = store.written(change)
-    if found.removed:
+    pruned = store.written(change)
+    if pruned.removed:
         store.give_space_back()
-    return found
+    return pruned
 
 
 def _matching(connection: Connection, before: str | None, case: str | None, run_id: str | None) -> list[str]:
