@@ -127,34 +127,34 @@ class GateInput:
     @cached_property
     def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
         """The runs of null pairs that are not too old, by series and node, in order of time."""
-        found: dict[tuple[str, str], list[Point]] = defaultdict(list)
+        null_runs: dict[tuple[str, str], list[Point]] = defaultdict(list)
         for series, points in self.points.items():
-            for point in sorted(points, key=lambda each: each.began):
+            for point in sorted(points, key=lambda run: run.began):
                 age = days_between(night_of(point), self.night)
                 if point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
-                    found[series, point.node].append(point)
-        return found
+                    null_runs[series, point.node].append(point)
+        return null_runs
 
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short_digest(series)
 
 
-def examinations(given: GateInput) -> Iterator[Judged]:
+def examinations(inputs: GateInput) -> Iterator[Judged]:
     """Return every figure of every series that has valid runs tonight."""
-    past = _past_by_series(given)
+    past = _past_by_series(inputs)
     of_nodes = past.get("", [])
-    for series in given.points:
-        tonight = [p for p in given.tonight(series) if is_evidence(p)]
+    for series in inputs.points:
+        tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
-        before = in_history(p for p in given.points[series] if p.began <= tonight[-1].began)
+        before = in_history(p for p in inputs.points[series] if p.began <= tonight[-1].began)
         whole = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure is None]
-        known = _SeriesNights(series, tonight, before, {run for finding in whole for run in finding.bad_runs})
+        nights = _SeriesNights(series, tonight, before, {run for finding in whole for run in finding.bad_runs})
         for figure in FIGURES:
             findings = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
-            if found := _examination(given, known, figure, findings):
-                yield found
+            if entry := _examination(inputs, nights, figure, findings):
+                yield entry
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ class _SeriesNights:
         return segments_of([p for p in self.history if p.run_id not in left]) if left else self.segments
 
 
-def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
+def _examination(inputs: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
     tonight = observations(nights.tonight, figure)
     if not tonight:
         return None
-    events = given.events_by_series.get(nights.series, [])
+    events = inputs.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
     bad_runs = {run for finding in past for run in finding.bad_runs}.union(nights.on_bad_machines)
     segments = nights.without(bad_runs - evidence)
@@ -193,31 +193,34 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     subjects = {point.run_id: point.subject for point in nights.history}
-    found: list[tuple[Era, Examination]] = []
+    examined_nights: list[tuple[Era, Examination]] = []
 
     def can_run_again(run_id: str) -> bool:
-        return run_id not in subjects or given.has_commit(subjects[run_id])
+        return run_id not in subjects or inputs.has_commit(subjects[run_id])
 
     for night in tonight:
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
-        opened, changed = given.open_regression(nights.series, figure, era.baseline), better | worse
+        opened, changed = inputs.open_regression(nights.series, figure, era.baseline), better | worse
         before = nights_before(era, figure, night, cleared, changed, bad, better, opened, can_run_again)
-        found.append((era, examined(figure, night, before)))
+        examined_nights.append((era, examined(figure, night, before)))
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
-    far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
-    _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
-    return _surroundings(given, nights, era, worst, past), worst
+    far = (
+        examination.tonight.cost - examination.level.cost if examination.level else float("-inf")
+        for _, examination in examined_nights
+    )
+    _, (era, worst) = max(zip(far, examined_nights, strict=True), key=lambda pair: pair[0])
+    return _surroundings(inputs, nights, era, worst, past), worst
 
 
 def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
     """Return the runs that were found changed, and those before them that waited for a further night to be."""
-    found: set[str] = set()
+    changed: set[str] = set()
     for i, finding in enumerate(past):
         if finding.word == word and not finding.fields:
             before = takewhile(partial(_waits_for, finding), reversed(past[:i]))
-            found |= {f.run_id for f in (finding, *before) if f.run_id}
-    return found
+            changed |= {f.run_id for f in (finding, *before) if f.run_id}
+    return changed
 
 
 def _waits_for(found: Finding, before: Finding) -> bool:
@@ -230,126 +233,126 @@ def place_of(segments: Sequence[Segment], run_id: str) -> int:
 
 
 def _surroundings(
-    given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]
+    inputs: GateInput, nights: _SeriesNights, era: Era, examination: Examination, past: Sequence[Finding]
 ) -> Surroundings:
-    plain = Surroundings(nights.series, given.label(nights.series))
+    plain = Surroundings(nights.series, inputs.label(nights.series))
     if len(era.segments) == 1:
         return plain
     digests = tuple(segment.conditions for segment in era.segments[-2:])
-    fields = condition_changes(*(given.conditions(digest) for digest in digests))
-    here = {point.run_id for point in era.tonight.points}
-    by_pairs = [f for f in past if f.pairs and f.run_id in here]
+    fields = condition_changes(*(inputs.conditions(digest) for digest in digests))
+    run_ids = {point.run_id for point in era.tonight.points}
+    by_pairs = [f for f in past if f.pairs and f.run_id in run_ids]
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
     is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
-    is_other = builds.get(found.against) != builds[found.tonight.run_id]
+    is_other = builds.get(examination.against) != builds[examination.tonight.run_id]
     return replace(
         plain,
         fields=fields,
         cause=fields or digests,
-        is_due=found.step is not None and is_other and (not by_pairs or is_worse),
+        is_due=examination.step is not None and is_other and (not by_pairs or is_worse),
         is_known_worse=is_worse,
         is_cleared=decided is not None and not is_worse,
-        build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
+        build_excess=excess_of(decided.build_change or 0.0, examination.figure) if decided else 0.0,
     )
 
 
-def _past_by_series(given: GateInput) -> dict[str, list[Finding]]:
+def _past_by_series(inputs: GateInput) -> dict[str, list[Finding]]:
     """Return the last finding about each run of each figure, from nights before this one."""
-    last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in given.past if f.night != given.night}
-    found: dict[str, list[Finding]] = defaultdict(list)
+    last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in inputs.past if f.night != inputs.night}
+    by_series: dict[str, list[Finding]] = defaultdict(list)
     for finding in last.values():
-        found[finding.series].append(finding)
-    return found
+        by_series[finding.series].append(finding)
+    return by_series
 
 
-def expected_series(given: GateInput) -> set[str]:
+def expected_series(inputs: GateInput) -> set[str]:
     """Return the series of the night: of its list, else every series that ran lately. An entry stands for itself."""
-    if given.expected:
-        return {_series_of(given, entry, series) or entry for entry, series in given.expected.items()}
-    return {series for series in given.points if given.tonight(series) or _ran_lately(given, series)}
+    if inputs.expected:
+        return {_series_of(inputs, entry, series) or entry for entry, series in inputs.expected.items()}
+    return {series for series in inputs.points if inputs.tonight(series) or _ran_lately(inputs, series)}
 
 
-def awaited_series(given: GateInput) -> set[str]:
+def awaited_series(inputs: GateInput) -> set[str]:
     """Return the known series of the night's entries, those that did not run too. One that runs other work has none."""
-    if not given.expected:
-        return expected_series(given)
-    known = ((entry, series) for entry, series in given.expected.items() if series)
-    return {series for entry, series in known if _series_of(given, entry, series) in (series, None)}
+    if not inputs.expected:
+        return expected_series(inputs)
+    entries = ((entry, series) for entry, series in inputs.expected.items() if series)
+    return {series for entry, series in entries if _series_of(inputs, entry, series) in (series, None)}
 
 
-def findings_about_runs(given: GateInput) -> Iterator[Finding]:
+def findings_about_runs(inputs: GateInput) -> Iterator[Finding]:
     """Return what is said of tonight's runs themselves: training differs, invalid run."""
-    for series in given.points:
-        tonight = given.tonight(series)
+    for series in inputs.points:
+        tonight = inputs.tonight(series)
         for point in tonight:
             if point.verdict in ("different", "diverged"):
-                yield _about(given, series, "training differs", f"alignment: {point.verdict}", point)
+                yield _about(inputs, series, "training differs", f"alignment: {point.verdict}", point)
         for point in tonight[-1:]:
             if not any(map(is_evidence, tonight)) and point.verdict not in ("different", "diverged"):
                 word = point.evidence if point.word == "valid" else point.word
-                reason = ": ".join(filter(None, (word, given.reasons(point.run_id))))
-                yield _about(given, series, "invalid run", reason, point)
+                reason = ": ".join(filter(None, (word, inputs.reasons(point.run_id))))
+                yield _about(inputs, series, "invalid run", reason, point)
 
 
-def findings_about_machines(given: GateInput) -> Iterator[Finding]:
+def findings_about_machines(inputs: GateInput) -> Iterator[Finding]:
     """Return what the control found of tonight's machines, with the runs there: no level rests on them."""
-    tonight = (f for f in given.past if f.night == given.night and not f.series)
+    tonight = (f for f in inputs.past if f.night == inputs.night and not f.series)
     slow = {f.node: f for f in tonight if f.word == "bad night" and f.figure is None}
     for node, finding in slow.items():
-        points = (point for points in given.tonights.values() for point in points if point.node == node)
+        points = (point for points in inputs.tonights.values() for point in points if point.node == node)
         yield finding.model_copy(update={"runs": tuple(point.run_id for point in points)})
 
 
-def missing_findings(given: GateInput) -> Iterator[Finding]:
+def missing_findings(inputs: GateInput) -> Iterator[Finding]:
     """Return what was expected and is not there: entries, and figures that the series always had."""
-    for entry, known in given.expected.items():
-        series = _series_of(given, entry, known)
+    for entry, planned in inputs.expected.items():
+        series = _series_of(inputs, entry, planned)
         if series is None:
-            yield Finding(series=known or "", label=entry, figure=None, word="missing", detail="expected, not run")
-        elif known and series != known and known in given.series and series in given.series:
-            fields = differences(dict(given.series[known]), dict(given.series[series]))
+            yield Finding(series=planned or "", label=entry, figure=None, word="missing", detail="expected, not run")
+        elif planned and series != planned and planned in inputs.series and series in inputs.series:
+            fields = differences(dict(inputs.series[planned]), dict(inputs.series[series]))
             detail = f"tonight's run is of another series: {', '.join(fields)}"
-            yield Finding(series=known, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
-    if not given.expected:
-        for series in sorted(expected_series(given)):
-            if not given.tonight(series):
-                last = max((p.began[:10] for p in given.points[series]), default="never")
-                yield _about(given, series, "missing", f"expected, not run; last run {last}", None)
-    yield from _missing_figures(given)
+            yield Finding(series=planned, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
+    if not inputs.expected:
+        for series in sorted(expected_series(inputs)):
+            if not inputs.tonight(series):
+                last = max((p.began[:10] for p in inputs.points[series]), default="never")
+                yield _about(inputs, series, "missing", f"expected, not run; last run {last}", None)
+    yield from _missing_figures(inputs)
 
 
-def _missing_figures(given: GateInput) -> Iterator[Finding]:
-    for series in given.points:
-        tonight = [p for p in given.tonight(series) if is_evidence(p)]
+def _missing_figures(inputs: GateInput) -> Iterator[Finding]:
+    for series in inputs.points:
+        tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
-        history = in_history(given.points[series]) if tonight and absent else []
+        history = in_history(inputs.points[series]) if tonight and absent else []
         began = min((p.began for p in tonight), default="")
-        earlier = [p for p in history if night_of(p) != given.night and p.began < began][-_OFTEN:]
+        earlier = [p for p in history if night_of(p) != inputs.night and p.began < began][-_OFTEN:]
         for figure in absent:
             if len(earlier) == _OFTEN and all(getattr(point, figure) is not None for point in earlier):
-                found = _about(
-                    given, series, "missing", "not measured tonight, as it was in the last 7 runs", tonight[-1]
+                finding = _about(
+                    inputs, series, "missing", "not measured tonight, as it was in the last 7 runs", tonight[-1]
                 )
-                yield found.model_copy(update={"figure": figure})
+                yield finding.model_copy(update={"figure": figure})
 
 
-def _series_of(given: GateInput, entry: str, known: str | None) -> str | None:
+def _series_of(inputs: GateInput, entry: str, planned: str | None) -> str | None:
     """Return the series that ran for the entry tonight: the known one if it ran; None when none did."""
-    if known and given.tonight(known):
-        return known
-    return given.series_by_entry.get(entry)
+    if planned and inputs.tonight(planned):
+        return planned
+    return inputs.series_by_entry.get(entry)
 
 
-def _about(given: GateInput, series: str, word: FindingWord, detail: str, point: Point | None) -> Finding:
+def _about(inputs: GateInput, series: str, word: FindingWord, detail: str, point: Point | None) -> Finding:
     return Finding(
-        series=series, label=given.label(series), figure=None, word=word, detail=detail,
+        series=series, label=inputs.label(series), figure=None, word=word, detail=detail,
         run_id=point.run_id if point else None, node=point.node if point else None,
     )  # fmt: skip
 
 
-def _ran_lately(given: GateInput, series: str) -> bool:
+def _ran_lately(inputs: GateInput, series: str) -> bool:
     """Whether a nightly ran the series in the days before this night. Runs by hand are not expected again."""
-    nights = [p.began[:10] for p in given.points[series] if p.purpose == "nightly" and night_of(p) < given.night]
-    age = days_between(max(nights, default=""), given.night)
+    nights = [p.began[:10] for p in inputs.points[series] if p.purpose == "nightly" and night_of(p) < inputs.night]
+    age = days_between(max(nights, default=""), inputs.night)
     return age is not None and age <= _STILL_THERE

@@ -43,15 +43,15 @@ def slow_machine() -> str | None:
 def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
     """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
     for name, rate in now.items():
-        known = [found[name] for found in earlier if found.get(name, 0) > 0]
-        if len(known) < FEWEST:
+        positive = [rates[name] for rates in earlier if rates.get(name, 0) > 0]
+        if len(positive) < FEWEST:
             continue
-        middle = median(known)
-        scale = 1.4826 * median(abs(value - middle) for value in known) / middle
+        middle = median(positive)
+        scale = 1.4826 * median(abs(value - middle) for value in positive) / middle
         least = max(LEAST_BAND, DEVIATIONS * scale)
         if not rate >= middle * (1 - least):
             return (
-                f"the control {name} is {1 - rate / middle:.1%} below the median of {len(known)} nights; "
+                f"the control {name} is {1 - rate / middle:.1%} below the median of {len(positive)} nights; "
                 f"at most {least:.1%} is in line"
             )
     return None
@@ -73,13 +73,13 @@ def read_controls(path: Path) -> list[dict[str, float]]:
 
 def keep_control(path: Path, rates: Rates) -> None:
     """Add tonight's rates. Without a place to keep them the next night has one value less."""
-    kept = [json.dumps(found) for found in (*read_controls(path), dict(rates))][-MOST_KEPT:]
-    keep_text(path, "\n".join(kept) + "\n")
+    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MOST_KEPT:]
+    keep_text(path, "\n".join(lines) + "\n")
 
 
 def _rates(line: str) -> dict[str, float]:
     try:
-        found = json.loads(line)
-        return {str(name): float(rate) for name, rate in found.items() if math.isfinite(rate) and rate > 0}
+        content = json.loads(line)
+        return {str(name): float(rate) for name, rate in content.items() if math.isfinite(rate) and rate > 0}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}

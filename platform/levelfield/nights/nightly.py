@@ -99,13 +99,13 @@ def write_state(path: Path, state: NightState) -> None:
 
 def durations(runs: Path, suite: str) -> dict[str, list[float]]:
     """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
-    found: dict[str, list[float]] = {}
+    seconds_of_entries: dict[str, list[float]] = {}
     for path in sorted(runs.glob(f"nightly_{suite}_[0-9][0-9][0-9][0-9]-*.json"))[-NIGHTS_REMEMBERED:]:
         with suppress(DocumentError):
             for entry in load(NightState, path).entries:
                 if entry.state == "done" and entry.seconds:
-                    found.setdefault(entry.name, []).append(entry.seconds)
-    return found
+                    seconds_of_entries.setdefault(entry.name, []).append(entry.seconds)
+    return seconds_of_entries
 
 
 @dataclass(frozen=True)
@@ -140,20 +140,20 @@ def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tup
     if budget_seconds is None:
         return list(candidates), []
     left = budget_seconds * (1 - CONFIRMATION_PART)
-    kept: list[Candidate] = []
+    chosen: list[Candidate] = []
     out: list[Candidate] = []
-    for each in candidates:
-        if not kept or each.expected_seconds <= left:
-            kept.append(each)
-            left -= each.expected_seconds
+    for entry in candidates:
+        if not chosen or entry.expected_seconds <= left:
+            chosen.append(entry)
+            left -= entry.expected_seconds
         else:
-            out.append(each)
-    return kept, out
+            out.append(entry)
+    return chosen, out
 
 
 def expected_seconds(lasted: Mapping[str, Sequence[float]], name: str) -> float:
     """Return the median duration of an entry's earlier runs, else of all entries' runs."""
-    every = [seconds for found in lasted.values() for seconds in found]
+    every = [seconds for runs in lasted.values() for seconds in runs]
     return median(lasted.get(name) or every or [UNKNOWN_SECONDS])
 
 
@@ -212,13 +212,13 @@ def run_entries(
     by_name = {run.name: run for run in work}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
     left = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
-    kept, out = within(ordered(waiting), left)
-    for each in out:
-        state = state.with_entry(each.name, state="left out", reason=OVER_BUDGET)
+    chosen, out = within(ordered(waiting), left)
+    for entry in out:
+        state = state.with_entry(entry.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    for number, each in enumerate(kept, 1):
-        tools.say(f"entry {number} of {len(kept)}: {each.name}, about {each.expected_seconds:.0f} s")
-        run = by_name[each.name]
+    for number, entry in enumerate(chosen, 1):
+        tools.say(f"entry {number} of {len(chosen)}: {entry.name}, about {entry.expected_seconds:.0f} s")
+        run = by_name[entry.name]
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
         tools.save(state)
         began = tools.seconds()

@@ -63,15 +63,15 @@ class FigureHistory:
     shows_in_three: float | None
 
 
-def figure_histories(given: GateInput, series: str, now: str) -> list[FigureHistory]:
+def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHistory]:
     """Return the history of every gated figure that the series has. now: the time at which events hold."""
-    points = in_history(given.points.get(series, ()))
-    events = [event for event in given.events if event.series == series]
-    return [found for figure in FIGURES if (found := _history(given, points, events, figure, now))]
+    points = in_history(inputs.points.get(series, ()))
+    events = [event for event in inputs.events if event.series == series]
+    return [history for figure in FIGURES if (history := _history(inputs, points, events, figure, now))]
 
 
 def _history(
-    given: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: Gated, now: str
+    inputs: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: Gated, now: str
 ) -> FigureHistory | None:
     points = [point for point in points if getattr(point, figure)]
     nights = observations(points, figure)
@@ -82,7 +82,7 @@ def _history(
     return FigureHistory(
         figure=figure,
         nights=tuple((n.began[:10], n.node, n.run_id, value_of(n.cost, figure)) for n in nights),
-        segments=tuple(_summary(given, segments, i, figure) for i in range(len(segments))),
+        segments=tuple(_summary(inputs, segments, i, figure) for i in range(len(segments))),
         level=value_of(level.cost, figure) if level else None,
         level_since=level.since if level else None,
         level_nights=level.n if level else 0,
@@ -99,12 +99,12 @@ def _levels(
 ) -> tuple[Level | None, AcceptedLevel | None]:
     """Return the level that the next night on the last node is compared with, and the accepted one."""
     era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
-    own, earlier = era.own(figure, _END), era.earlier(figure)
-    joined = sorted((*earlier, *own), key=lambda night: night.began)
-    return level_of(own, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
+    since, earlier = era.own(figure, _END), era.earlier(figure)
+    joined = sorted((*earlier, *since), key=lambda night: night.began)
+    return level_of(since, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
 
 
-def _summary(given: GateInput, segments: Sequence[Segment], index: int, figure: Gated) -> SegmentSummary:
+def _summary(inputs: GateInput, segments: Sequence[Segment], index: int, figure: Gated) -> SegmentSummary:
     segment = segments[index]
     nights = observations(segment.points, figure)
     middle = median(night.cost for night in nights)
@@ -112,7 +112,7 @@ def _summary(given: GateInput, segments: Sequence[Segment], index: int, figure: 
     if segment.before is not None:
         before = segments[segment.before]
         step = change_of(middle - median(n.cost for n in observations(before.points, figure)), figure)
-        fields = condition_changes(given.conditions(before.conditions), given.conditions(segment.conditions))
+        fields = condition_changes(inputs.conditions(before.conditions), inputs.conditions(segment.conditions))
     first, last = nights[0].began[:10], nights[-1].began[:10]
     return SegmentSummary(segment.conditions, first, last, len(nights), value_of(middle, figure), step, fields)
 
@@ -160,11 +160,11 @@ def _segment(segment: SegmentSummary, history: FigureHistory) -> str:
 
 def _chart(values: Sequence[float], history: FigureHistory) -> list[str]:
     """Return rows of characters, one column for each of the last nights: `*` a night, `-` the level."""
-    shown = values[-_COLUMNS:]
-    marks = [*shown, *([history.level] if history.level is not None else [])]
+    latest = values[-_COLUMNS:]
+    marks = [*latest, *([history.level] if history.level is not None else [])]
     low, high = min(marks), max(marks)
     height = (high - low) or 1.0
-    rows = [round((value - low) / height * (_ROWS - 1)) for value in shown]
+    rows = [round((value - low) / height * (_ROWS - 1)) for value in latest]
     level = None if history.level is None else round((history.level - low) / height * (_ROWS - 1))
     lines = []
     for row in range(_ROWS - 1, -1, -1):

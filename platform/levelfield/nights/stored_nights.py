@@ -43,7 +43,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     return GateInput(
         night,
         points,
-        {each.digest: each.series for each in stored},
+        {entry.digest: entry.series for entry in stored},
         events,
         expected,
         past,
@@ -57,9 +57,9 @@ def _as_before(store: Store, night: str, expected: Mapping[str, str | None]) -> 
     """Return the entries with the series that the newest night before, within two weeks, ran for each; else with its
     own: an entry that runs other work tonight is told from a new one."""
     first, before = _days_before(night, _DAYS_BEFORE) or "", dict[str, str]()
-    for each in sorted(store.nights()) if expected else ():
-        if first <= each < night:
-            before |= {entry: series for entry, series in store.expected(each).items() if series}
+    for earlier in sorted(store.nights()) if expected else ():
+        if first <= earlier < night:
+            before |= {entry: series for entry, series in store.expected(earlier).items() if series}
     return {entry: before.get(entry, series) for entry, series in expected.items()}
 
 
@@ -81,8 +81,8 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
     """Return the stored findings of gates, in the order in which they were made. since: the first night."""
-    kept = (row for row in store.findings() if str(row.get("night")) >= (since or ""))
-    return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in kept]
+    rows = (row for row in store.findings() if str(row.get("night")) >= (since or ""))
+    return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in rows]
 
 
 def chosen_night(store: Store, name: str | None) -> str:
@@ -110,22 +110,22 @@ def named_series(store: Store, name: str) -> list[StoredSeries]:
     Raises UnknownName, and UsageError for a text that every label has.
     """
     refuse_any("series", name.removeprefix("sha256:"))
-    known = store.series()
-    exact = [s for s in known if name in (s.series.case, s.series.label, s.digest)]
+    stored = store.series()
+    exact = [s for s in stored if name in (s.series.case, s.series.label, s.digest)]
     bare = name.removeprefix("sha256:")
-    near = [s for s in known if s.digest.removeprefix("sha256:").startswith(bare) or name in s.series.label]
-    if found := exact or near:
-        return found
-    raise UnknownName("series", name, {s.series.label for s in known})
+    near = [s for s in stored if s.digest.removeprefix("sha256:").startswith(bare) or name in s.series.label]
+    if matches := exact or near:
+        return matches
+    raise UnknownName("series", name, {s.series.label for s in stored})
 
 
 def one_series(store: Store, name: str) -> StoredSeries:
     """Return the only series of this name. Raises UsageError where several match."""
-    found = named_series(store, name)
-    if len(found) > 1:
-        listed = "; ".join(f"{short_digest(s.digest)} {s.series.label}" for s in found[:6])
-        raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
-    return found[0]
+    matches = named_series(store, name)
+    if len(matches) > 1:
+        choices = "; ".join(f"{short_digest(s.digest)} {s.series.label}" for s in matches[:6])
+        raise UsageError(f"series '{name}': found {len(matches)}, expected one; give its digest: {choices}")
+    return matches[0]
 
 
 def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEvidence]:
@@ -167,7 +167,7 @@ def _with_old_levels(
     """Return the series whose level rests on nights that may be older than the last days."""
     accepted = [event for event in events if event.kind == "baseline" and holds(event, f"{night}~")]
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
-    return {each.digest for each in stored} - {event.series for event in accepted} | changed
+    return {series.digest for series in stored} - {event.series for event in accepted} | changed
 
 
 def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Collection[str]) -> dict[str, list[Point]]:
@@ -178,8 +178,8 @@ def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Colle
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
     nights = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
     few = {s.digest for s in stored if nights.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
-    if wanted := sorted(few.union(whole)):
-        recent |= store.points(wanted)
+    if unread := sorted(few.union(whole)):
+        recent |= store.points(unread)
     return {series: points for series, points in recent.items() if points}
 
 
