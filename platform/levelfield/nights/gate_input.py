@@ -9,9 +9,8 @@ from functools import cached_property, partial
 from itertools import takewhile
 
 from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
-from levelfield.series.findings import FIGURES, Finding, FindingWord
+from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
 from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
-from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.segments import (
     Segment,
     condition_changes,

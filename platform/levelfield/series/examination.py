@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
 
 from levelfield.measure.student import normal_tail, t_quantile
+from levelfield.series.findings import OpenRegression
 from levelfield.series.level import (
     FEWEST,
     FLOOR,
@@ -22,7 +23,6 @@ from levelfield.series.level import (
     first_build,
     level_of,
 )
-from levelfield.series.open_regressions import OpenRegression
 from levelfield.series.segments import Observation, Segment, excess_of, observations
 from levelfield.series.trigger import CORRELATION, DRIFT_NIGHTS, Suspicion, is_beyond, triggered
 from levelfield.specs.record import Gated, Point, StoreEvent
