@@ -75,9 +75,9 @@ def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
     return RatioRequirement(text, figures[0], operator == ">=", limit)
 
 
-def _wrong(text: str, found: str, names: Sequence[str]) -> UsageError:
+def _wrong(text: str, fault: str, names: Sequence[str]) -> UsageError:
     return UsageError(
-        f"--require '{text}': found {found}, expected '{ALIGNED}', 'FIGURE>=RATIO' or 'FIGURE<=RATIO' in quotes, with "
+        f"--require '{text}': found {fault}, expected '{ALIGNED}', 'FIGURE>=RATIO' or 'FIGURE<=RATIO' in quotes, with "
         f"a RATIO above 0 and at most {LARGEST_LIMIT:g}; figures: {', '.join(names)}"
     )
 
@@ -121,14 +121,14 @@ def _missing(figure: ComparedFigure, places: dict[str, int]) -> Iterator[str]:
             yield f"missing on {name}: {reason}"
 
 
-def _against_limit(found: Ratio, requirement: RatioRequirement) -> _Decision:
+def _against_limit(ratio: Ratio, requirement: RatioRequirement) -> _Decision:
     """Return what an interval shows. Every comparison with NaN is false, so that NaN meets nothing."""
-    if found.low is None or found.high is None:
-        return "undecided", found.reason
+    if ratio.low is None or ratio.high is None:
+        return "undecided", ratio.reason
     limit = requirement.limit
-    if found.low >= limit if requirement.is_least else found.high <= limit:
+    if ratio.low >= limit if requirement.is_least else ratio.high <= limit:
         return "met", ""
-    if found.high < limit if requirement.is_least else found.low > limit:
+    if ratio.high < limit if requirement.is_least else ratio.low > limit:
         return "missed", ""
     return "undecided", f"the interval holds {limit:g}; more runs of both sides make it narrower"
 

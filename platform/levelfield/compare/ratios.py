@@ -109,9 +109,9 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
     difference = statistics.fmean(_log_mean(side) - _log_mean(base) for side, base in pairs)
-    known = [(pair, _difference_variance(*pair)) for pair in pairs]
-    variances = [variance for _, variance in known if variance]
-    if few := next((pair for pair, variance in known if not variance), None):
+    with_variance = [(pair, _difference_variance(*pair)) for pair in pairs]
+    variances = [variance for _, variance in with_variance if variance]
+    if few := next((pair for pair, variance in with_variance if not variance), None):
         return Ratio(_exp(difference), None, None, "inconclusive", _too_few(*few))
     whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
     half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
@@ -126,19 +126,19 @@ def own_mean(of: SideValues) -> float | None:
 
 def own_interval(of: SideValues) -> tuple[float, float] | None:
     """Return the 95 % interval of a side's geometric mean; None where nothing shows its noise."""
-    found = _variance(of)
-    if not found:
+    variance = _variance(of)
+    if not variance:
         return None
-    middle, half = _log_mean(of), _quantile(int(found.freedom)) * math.sqrt(found.value)
+    middle, half = _log_mean(of), _quantile(int(variance.freedom)) * math.sqrt(variance.value)
     return _exp(middle - half), _exp(middle + half)
 
 
 def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
     """Return the noise of a series by a value of each night since a date; None where they are too few."""
-    known = [math.log(value) for value in values if 0 < value < math.inf]
-    if len(known) < LEAST_HISTORY:
+    logarithms = [math.log(value) for value in values if 0 < value < math.inf]
+    if len(logarithms) < LEAST_HISTORY:
         return None
-    return HistoricNoise(statistics.stdev(known), len(known), f"{len(known)} nights since {since}")
+    return HistoricNoise(statistics.stdev(logarithms), len(logarithms), f"{len(logarithms)} nights since {since}")
 
 
 def _exp(logarithm: float) -> float:
@@ -154,12 +154,12 @@ def _variance(of: SideValues) -> _Variance | None:
     """Return the variance of the mean of the logarithms; None where nothing shows it."""
     runs = len(of.values)
     if runs >= LEAST_RUNS:
-        deviation, known = statistics.stdev(map(math.log, of.values)), runs
+        deviation, counted = statistics.stdev(map(math.log, of.values)), runs
     elif of.history:
-        deviation, known = of.history.deviation, of.history.runs
+        deviation, counted = of.history.deviation, of.history.runs
     else:
         return None
-    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, known - 1)
+    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, counted - 1)
 
 
 def _difference_variance(side: SideValues, base: SideValues) -> _Variance | None:
@@ -173,7 +173,7 @@ def _difference_variance(side: SideValues, base: SideValues) -> _Variance | None
 
 
 def _quantile(freedom: int) -> float:
-    return QUANTILES[max(known for known in QUANTILES if known <= freedom)]
+    return QUANTILES[max(freedoms for freedoms in QUANTILES if freedoms <= freedom)]
 
 
 def _freedom(variances: Sequence[_Variance]) -> float:

@@ -70,8 +70,8 @@ def scaling(records: Sequence[RunRecord]) -> Scaling:
     """Return the scaling over runs of one training. Raises UsageError below two numbers of devices."""
     counts = sorted({record.series.devices for record in records})
     if len(counts) < 2:
-        found = f"{counts[0]} device(s)" if counts else "no device"
-        raise UsageError(f"--scaling: found runs of {found} only, expected at least two numbers of devices")
+        numbers = f"{counts[0]} device(s)" if counts else "no device"
+        raise UsageError(f"--scaling: found runs of {numbers} only, expected at least two numbers of devices")
     sides = [side_of(f"{n} devices", [record for record in records if record.series.devices == n]) for n in counts]
     kind: Kind = "strong" if len({record.series.work for record in records}) == 1 else "weak"
     good = [side for side in sides if side.counted]
@@ -89,9 +89,9 @@ def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) ->
     efficiency = side_ratio(RATE, *pair) if pair else None
     times = devices / smallest.first.series.devices
     speed_up = efficiency.value * times if efficiency and efficiency.value is not None else None
-    own, first = _predicted(side), _predicted(smallest)
-    expected = own / first if own and first and base and side is not smallest else None
-    return ScaledRuns(side, devices, rate, speed_up, efficiency, None, own, expected)
+    predicted, first = _predicted(side), _predicted(smallest)
+    expected = predicted / first if predicted and first and base and side is not smallest else None
+    return ScaledRuns(side, devices, rate, speed_up, efficiency, None, predicted, expected)
 
 
 def _predicted(side: ComparedSide) -> float | None:
@@ -130,39 +130,41 @@ def _per_device(record: RunRecord) -> float | None:
     return None if tokens is None else tokens / record.series.devices
 
 
-def sheets(found: Scaling) -> Iterator[Sheet]:
+def sheets(result: Scaling) -> Iterator[Sheet]:
     """Yield the table of speed-up and efficiency; or the fields that differ, and no ratio."""
-    yield Sheet("", ("devices", "series"), tuple((str(row.devices), row.side.first.series.label) for row in found.rows))
-    if found.unequal:
-        header = ("field", *(f"{row.devices}" for row in found.rows if row.side.counted))
-        rows = tuple((field.name, *field.cells) for field in found.unequal)
+    yield Sheet(
+        "", ("devices", "series"), tuple((str(row.devices), row.side.first.series.label) for row in result.rows)
+    )
+    if result.unequal:
+        header = ("field", *(f"{row.devices}" for row in result.rows if row.side.counted))
+        rows = tuple((field.name, *field.cells) for field in result.unequal)
         yield Sheet("NOT COMPARABLE: these fields must be equal, so no ratio is printed", header, rows)
         return
-    reasons = [row.efficiency.reason for row in found.rows if row.efficiency]
-    missing = [f"{row.devices} devices: not compared: {row.reason}" for row in found.rows if row.reason]
+    reasons = [row.efficiency.reason for row in result.rows if row.efficiency]
+    missing = [f"{row.devices} devices: not compared: {row.reason}" for row in result.rows if row.reason]
     missing += [
-        f"{row.devices} devices: left out: {record.run_id}: {why}"
-        for row in found.rows
+        f"{row.devices} devices: left out: {record.run_id}: {reason}"
+        for row in result.rows
         if row.side.counted
-        for record, why in row.side.excluded
+        for record, reason in row.side.excluded
     ]
-    dash = "" if all(row.predicted for row in found.rows) else f"; {NOTHING} where it did not choose the layout"
+    dash = "" if all(row.predicted for row in result.rows) else f"; {NOTHING} where it did not choose the layout"
     notes = (
         "efficiency: tokens/s per device over that of the smallest runs",
         *dict.fromkeys((*reasons, *missing)),
         f"predicted: by the planner before the runs, tokens/s/device and efficiency{dash}",
     )
-    yield Sheet(_KINDS[found.kind], _HEADER, tuple(map(_cells, found.rows)), notes)
+    yield Sheet(_KINDS[result.kind], _HEADER, tuple(map(_cells, result.rows)), notes)
 
 
-def as_values(found: Scaling) -> dict[str, Any]:
+def as_values(result: Scaling) -> dict[str, Any]:
     """Return the scaling as a JSON object, in full precision."""
     return {
         "schema": SCHEMA,
-        "kind": found.kind,
-        "comparable": not found.unequal,
-        "unequal": {field.name: [list(values) for values in field.values] for field in found.unequal},
-        "rows": [_row_values(row) for row in found.rows],
+        "kind": result.kind,
+        "comparable": not result.unequal,
+        "unequal": {field.name: [list(values) for values in field.values] for field in result.unequal},
+        "rows": [_row_values(row) for row in result.rows],
     }
 
 
@@ -179,12 +181,12 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
     )
 
 
-def _efficiency(found: Ratio | None) -> str:
+def _efficiency(ratio: Ratio | None) -> str:
     """Return the efficiency with its 95 % interval, where there is one."""
-    if found is None or found.value is None:
+    if ratio is None or ratio.value is None:
         return NOTHING
-    is_known = found.low is not None and found.high is not None
-    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if is_known else "")
+    is_known = ratio.low is not None and ratio.high is not None
+    return f"{ratio.value:.3f}" + (f" [{ratio.low:.3f}, {ratio.high:.3f}]" if is_known else "")
 
 
 def _predicted_cell(row: ScaledRuns) -> str:

@@ -47,10 +47,10 @@ class MovedSeries:
 
     def finding(self) -> Finding:
         """Return the one finding about the change, which stands for all of these series."""
-        steps = sorted(change_of(_excess(found), self.figure) for _, found in self.members)
+        steps = sorted(change_of(_excess(night), self.figure) for _, night in self.members)
         around = max(self.members, key=lambda member: abs(_excess(member[1])))[0]
-        nights = max(_step(found).nights for _, found in self.members)
-        nodes = sorted({found.tonight.node for _, found in self.members})
+        nights = max(_step(night).nights for _, night in self.members)
+        nodes = sorted({night.tonight.node for _, night in self.members})
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
             f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
@@ -59,7 +59,7 @@ class MovedSeries:
         return Finding(
             series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,
             fields=around.fields, node=nodes[0] if len(nodes) == 1 else None,
-            runs=tuple(found.tonight.run_id for _, found in self.members),
+            runs=tuple(night.tonight.run_id for _, night in self.members),
         )  # fmt: skip
 
 
@@ -70,38 +70,38 @@ def is_under_change(member: Judged) -> bool:
 
 def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[Judged]]:
     """Return the series that are held against the level before a change, by change and figure."""
-    found = defaultdict(list)
-    for around, each in examined:
-        if each.step is not None:
-            found[around.cause, each.figure].append((around, each))
-    return dict(found)
+    members = defaultdict(list)
+    for around, night in examined:
+        if night.step is not None:
+            members[around.cause, night.figure].append((around, night))
+    return dict(members)
 
 
 def moved(family: Sequence[Judged]) -> list[MovedSeries]:
     """Return the members of a family that have moved, the worse direction first."""
-    found = []
+    groups = []
     for direction in (1, -1):
         candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
         if len(family) < FEWEST_ALIKE:
             candidates = [m for m in candidates if _step(m[1]).stands_alone]
         elif candidates:
-            before = sorted(direction * each for member in family for each in _pretended(_step(member[1])))
+            before = sorted(direction * excess for member in family for excess in _pretended(_step(member[1])))
             chances = [_chance(_step(m[1]), direction, before) for m in candidates]
             kept = kept_of_many(chances, len(family), FALSE_STEPS)
             candidates = [m for m, is_kept in zip(candidates, kept, strict=True) if is_kept]
         if candidates:
-            found.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
-    return found
+            groups.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
+    return groups
 
 
 def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
     """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
-    found = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
+    chances = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
     for family in families(examined).values():
-        for (around, each), chance in _beside_others(family):
+        for (around, night), chance in _beside_others(family):
             if around.is_due:
-                found[around.series, each.figure] = -1.0 if around.is_known_worse else chance
-    return found
+                chances[around.series, night.figure] = -1.0 if around.is_known_worse else chance
+    return chances
 
 
 def still_due(examined: Sequence[Judged]) -> list[Judged]:
@@ -116,8 +116,8 @@ def still_due(examined: Sequence[Judged]) -> list[Judged]:
             chances = {(a.series, e.figure): chance for (a, e), chance in _beside_others(family)}
             explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
     return [
-        (replace(around, is_due=around.is_due and (around.series, each.figure) not in explained), each)
-        for around, each in examined
+        (replace(around, is_due=around.is_due and (around.series, night.figure) not in explained), night)
+        for around, night in examined
     ]
 
 
@@ -126,10 +126,10 @@ def _beside_others(family: Sequence[Judged]) -> Iterator[tuple[Judged, float]]:
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.
     """
-    common = median(_excess(each) for _, each in family) if len(family) >= FEWEST_ALIKE else 0.0
-    for around, each in family:
-        step = _step(each)
-        yield (around, each), tail_probability((step.excess - common) / step.error, step.before.freedom)
+    common = median(_excess(night) for _, night in family) if len(family) >= FEWEST_ALIKE else 0.0
+    for around, night in family:
+        step = _step(night)
+        yield (around, night), tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
 def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
@@ -150,10 +150,10 @@ def _pretended(step: EnvironmentStep) -> list[float]:
     ]
 
 
-def _step(found: Examination) -> EnvironmentStep:
-    assert found.step is not None
-    return found.step
+def _step(night: Examination) -> EnvironmentStep:
+    assert night.step is not None
+    return night.step
 
 
-def _excess(found: Examination) -> float:
-    return _step(found).excess
+def _excess(night: Examination) -> float:
+    return _step(night).excess
