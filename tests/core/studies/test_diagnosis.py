@@ -8,6 +8,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.diagnose_command import _lines, _question
 from levelfield.cli.main import main
+from levelfield.cli.terminal import Terminal
 from levelfield.measure.tensors import TensorDifference
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, parse
@@ -117,8 +118,7 @@ def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path):
     """A graph is one of them: torch refuses it beside captured tensors, and nothing else is diagnosed in its place."""
     registry = Registry()
     plan = make_plan(registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True, compile=True)
-    options = SimpleNamespace(against="jax", python=None, json=True)
-    question = _question(options, registry, RunPaths(tmp_path), plan, None)
+    question = _question(registry, RunPaths(tmp_path), plan, "jax", None, Terminal(quiet=True))
     assert (question.diagnosed.choice.graph, question.diagnosed.choice.compile) == (True, True)
     assert (question.expected.choice.graph, question.expected.choice.compile) == (None, None)
 
