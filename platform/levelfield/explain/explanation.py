@@ -55,25 +55,24 @@ _FILE = re.compile(r"rank(\d{1,7})\.step(\d{1,4})\.json\.gz", re.ASCII)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run whose steps were recorded. ranks: how many there are."""
+    """A run whose steps were recorded."""
 
     run_id: str
     framework: str
-    ranks: int
+    ranks: int  # how many there are
     layout: RankLayout
     chip: ChipRates = field(default_factory=ChipRates)
 
 
 @dataclass
 class _Recorded:
-    """What the ranks recorded: times of the further steps, timelines by step and rank, what operations take alone, and
-    what is missing."""
+    """What the ranks recorded."""
 
-    times: list[StepTime] = field(default_factory=list)
-    steps: dict[int, dict[int, Timeline]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    times: list[StepTime] = field(default_factory=list)  # of the further steps
+    steps: dict[int, dict[int, Timeline]] = field(default_factory=dict)  # by number of the step and by rank
+    missing: list[str] = field(default_factory=list)  # sentences
     profilers: set[str] = field(default_factory=set)
-    alone: dict[int, Repeated] = field(default_factory=dict)
+    alone: dict[int, Repeated] = field(default_factory=dict)  # what operations take alone, by rank
 
 
 class Explanation(RunFeature):
@@ -105,7 +104,7 @@ def explained(paths: RunPaths) -> StepParts:
             f"{plan.run_id}: found no recorded steps, expected a run with --explain-step; run it again with that option"
         )
     framework, layout = plan.implementation.framework, layout_of(plan.tuning.layout)
-    run = RecordedRun(plan.run_id, framework, plan.world_size, layout, rates_of(plan.hardware, plan.peak))
+    run = RecordedRun(plan.run_id, framework, plan.world_size, layout, chip_rates(plan.hardware, plan.peak))
     return parts_of(run, paths.events, paths.profile)
 
 
@@ -144,33 +143,33 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
 
     events, profile: the folders of the ranks' events and of the recorded steps.
     """
-    found = _recorded(run.ranks, events, profile)
-    whole_steps = [divided(step, run.layout) for _, step in sorted(found.steps.items()) if len(step) == run.ranks]
-    cost = overhead(found.times)
+    recorded = _recorded(run.ranks, events, profile)
+    whole_steps = [divided(step, run.layout) for _, step in sorted(recorded.steps.items()) if len(step) == run.ranks]
+    cost = overhead(recorded.times)
     if not whole_steps or cost is None:
-        said = "; ".join(found.missing) or "no rank recorded one, so the training ended before"
-        raise UsageError(f"{run.run_id}: found no step that every rank recorded: {said}")
+        reasons = "; ".join(recorded.missing) or "no rank recorded one, so the training ended before"
+        raise UsageError(f"{run.run_id}: found no step that every rank recorded: {reasons}")
     ranks = rank_parts(whole_steps, run.layout)
-    lines = [line for each in whole_steps for line in each.lines.values()]
-    step = milliseconds([each.ms for each in whole_steps])
+    lines = [line for step in whole_steps for line in step.lines.values()]
+    step_ms = milliseconds([step.ms for step in whole_steps])
     late = late_ranks(ranks)
     parts, ran = mean_parts(ranks, parts_by_step(whole_steps)), kernels(lines)
     return StepParts(
         run_id=run.run_id,
         framework=run.framework,
-        profiler=", ".join(sorted(found.profilers)) or "unknown",
+        profiler=", ".join(sorted(recorded.profilers)) or "unknown",
         device="accelerator" if any(line.has_device for line in lines) else "processor",
         recorded_steps=len(whole_steps),
-        step=step,
+        step=step_ms,
         overhead=cost,
         parts=parts,
         ranks=ranks,
         late=late,
         kernels=ran,
-        warnings=(*warnings(step.mean, parts, ran), *uneven_layers(ranks)),
-        missing=tuple(found.missing),
-        timeline=step_timeline(whole_steps, [each.rank for each in late]),
-        alone=step_alone(whole_steps, parts, found.alone, run.chip) if len(found.alone) == run.ranks else None,
+        warnings=(*warnings(step_ms.mean, parts, ran), *uneven_layers(ranks)),
+        missing=tuple(recorded.missing),
+        timeline=step_timeline(whole_steps, [rank.rank for rank in late]),
+        alone=step_alone(whole_steps, parts, recorded.alone, run.chip) if len(recorded.alone) == run.ranks else None,
     )
 
 
@@ -180,12 +179,14 @@ def layout_of(layout: Layout) -> RankLayout:
     return RankLayout(layout.data * layout.context * layout.tensor, sum(size > 1 for size in sizes) <= 1)
 
 
-def rates_of(hardware: Hardware, peak: PeakUsed) -> ChipRates:
+def chip_rates(hardware: Hardware, peak: PeakUsed) -> ChipRates:
     """Return what the chip of a run can: the run's own peak, and the published rates."""
     chip, joined = hardware.chip, hardware.chip.interconnect
-    flops = {each: chip.peaks[dtype].tflops * 1e12 for each, dtype in _DTYPES.items() if dtype in chip.peaks}
+    flops = {
+        torch_type: chip.peaks[dtype].tflops * 1e12 for torch_type, dtype in _DTYPES.items() if dtype in chip.peaks
+    }
     if peak.tflops is not None:
-        flops |= {each: peak.tflops * 1e12 for each, dtype in _DTYPES.items() if dtype == peak.dtype}
+        flops |= {torch_type: peak.tflops * 1e12 for torch_type, dtype in _DTYPES.items() if dtype == peak.dtype}
     rate = chip.memory_bandwidth_bytes_per_second
     return ChipRates(
         flops=flops,
@@ -200,30 +201,32 @@ def rates_of(hardware: Hardware, peak: PeakUsed) -> ChipRates:
 
 
 def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
-    found = _Recorded()
+    recorded = _Recorded()
     for rank in range(ranks):
         measured = measured_events(events / f"rank{rank}.jsonl")
-        found.times += [time for values in measured.get(STEP, ()) for time in _time(rank, values)]
-        said = next(iter(measured.get(PROFILE, ())), {})
-        if failed := said.get("failed"):
-            found.missing.append(f"rank {rank}: {str(failed)[:300]}")
-        found.missing += [
-            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in sequence(said.get("left_out"))
+        times = [time for values in measured.get(STEP, ()) for time in _time(rank, values)]
+        recorded.times += times
+        summary = next(iter(measured.get(PROFILE, ())), {})
+        if failed := summary.get("failed"):
+            recorded.missing.append(f"rank {rank}: {str(failed)[:300]}")
+        recorded.missing += [
+            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in sequence(summary.get("left_out"))
         ]
-        alone = _alone(measured.get(ALONE, ()), rank, found)
-        found.profilers |= {str(said["profiler"])[:60]} if "profiler" in said else set()
-        _read_records(profile, rank, mapping(said.get("files")), _counted(measured.get(STEP, ())), found, alone)
-    return found
+        alone = _alone(measured.get(ALONE, ()), rank, recorded)
+        recorded.profilers |= {str(summary["profiler"])[:60]} if "profiler" in summary else set()
+        counted = {time.number for time in times if time.is_recorded}
+        _read_records(profile, rank, mapping(summary.get("files")), counted, recorded, alone)
+    return recorded
 
 
-def _alone(events: Sequence[Event], rank: int, found: _Recorded) -> Collection[Operation]:
+def _alone(events: Sequence[Event], rank: int, recorded: _Recorded) -> Collection[Operation]:
     """Keep what a rank repeated alone. Return the operations; none where the event is missing or damaged."""
     for values in events[:1]:
         try:
-            found.alone[rank] = repeated(values)
+            recorded.alone[rank] = repeated(values)
         except DAMAGED as error:
-            found.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
-    return found.alone[rank].seconds if rank in found.alone else ()
+            recorded.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
+    return recorded.alone[rank].seconds if rank in recorded.alone else ()
 
 
 def _time(rank: int, values: Event) -> Iterator[StepTime]:
@@ -236,16 +239,12 @@ def _time(rank: int, values: Event) -> Iterator[StepTime]:
         return
 
 
-def _counted(events: Any) -> set[int]:
-    return {time.number for values in events for time in _time(0, values) if time.is_recorded}
-
-
 def _read_records(
     profile: Path,
     rank: int,
     files: Mapping[str, Any],
     counted: set[int],
-    found: _Recorded,
+    recorded: _Recorded,
     alone: Collection[Operation],
 ) -> None:
     """Read a rank's records of the steps that count. What cannot be read is said in `missing`."""
@@ -261,10 +260,10 @@ def _read_records(
             if number not in counted:
                 noted = noted or trace
                 continue
-            found.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, noted or {}), alone)
+            recorded.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, noted or {}), alone)
         except (OSError, zlib.error, *DAMAGED) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            found.missing.append(f"{name}: {why or type(error).__name__}")
+            reason = error.strerror if isinstance(error, OSError) else error
+            recorded.missing.append(f"{name}: {reason or type(error).__name__}")
 
 
 def trace_of(content: bytes) -> Event:

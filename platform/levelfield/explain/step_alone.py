@@ -47,14 +47,14 @@ class ChipRates:
 class Repeated:
     """What one rank repeated alone."""
 
-    seconds: Mapping[Operation, float] = field(default_factory=dict)
-    inputs: Mapping[Operation, Sizes] = field(default_factory=dict)
+    seconds: Mapping[Operation, float] = field(default_factory=dict)  # of one call
+    inputs: Mapping[Operation, Sizes] = field(default_factory=dict)  # type and size of each
     results: Mapping[Operation, Sizes] = field(default_factory=dict)
     # Kind, bytes, ranks, seconds, and how many a step has.
     messages: tuple[tuple[str, float, tuple[int, ...], float, int], ...] = ()
     copy_bytes_per_second: float | None = None
     left_out: tuple[str, ...] = ()  # operations as `name: reason`
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # sentences
 
 
 def repeated(values: Mapping[str, Any]) -> Repeated:

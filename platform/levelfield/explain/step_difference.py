@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.specs.step_parts import (
@@ -28,7 +28,7 @@ _SHARE_OF_PLACE = 0.2  # of a part's change: smaller places are not named
 
 @dataclass(frozen=True)
 class PlaceChange:
-    """The change of one place within a part, in milliseconds."""
+    """The change of one place within a part."""
 
     where: str
     ms: float
@@ -36,16 +36,13 @@ class PlaceChange:
 
 @dataclass(frozen=True)
 class PartChange:
-    """One part before and after, in milliseconds. half: of the change's 95 % interval; None from one step.
-
-    places: those with most of the change, the largest first.
-    """
+    """One part before and after, in milliseconds."""
 
     part: str
     before: float
     after: float
-    half: float | None
-    places: tuple[PlaceChange, ...] = ()
+    half: float | None  # of the change's 95 % interval; None from one step
+    places: tuple[PlaceChange, ...] = ()  # those with most of the change, the largest first
 
     @property
     def ms(self) -> float:
@@ -58,44 +55,43 @@ class PartChange:
 
 @dataclass(frozen=True)
 class StepDifference:
-    """From one run's step to another's. changes: of all parts, the largest first. explained: the share of the whole
-    change that `sentences` explain."""
+    """From one run's step to another's."""
 
     whole: PartChange
-    changes: tuple[PartChange, ...]
+    changes: tuple[PartChange, ...]  # of all parts, the largest first
     sentences: tuple[str, ...]
-    explained: float
+    explained: float  # the share of the whole change that `sentences` explain, at least 0
 
 
 def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     """Return the difference of two runs of equal work."""
     whole = PartChange("step", before.step.mean, after.step.mean, _half(before.step, after.step))
-    changes = tuple(sorted(_changes(before, after), key=lambda each: -abs(each.ms)))
-    named = _named(changes, whole.ms)
-    sentences = tuple(_sentence(each, whole, after) for each in named)
-    explained = 1 - abs(whole.ms - sum(each.ms for each in named)) / abs(whole.ms) if whole.ms else 0.0
+    changes = tuple(sorted(_changes(before, after), key=lambda change: -abs(change.ms)))
+    largest = _largest_changes(changes, whole.ms)
+    sentences = tuple(_sentence(change, whole, after) for change in largest)
+    explained = 1 - abs(whole.ms - sum(change.ms for change in largest)) / abs(whole.ms) if whole.ms else 0.0
     return StepDifference(whole, changes, sentences, max(0.0, explained))
 
 
 def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
-    own, others = _own(before), _own(after)
+    times_before, times_after = _distinct_parts(before), _distinct_parts(after)
     # one program for all layers has no place of a single one: then the other run's are together as well
     together = any("layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places)
     first, second = _places(before, together), _places(after, together)
     nothing = Milliseconds(mean=0.0)
-    for part in dict.fromkeys([*own, *others]):
-        a, b = own.get(part, nothing), others.get(part, nothing)
+    for part in dict.fromkeys([*times_before, *times_after]):
+        a, b = times_before.get(part, nothing), times_after.get(part, nothing)
         places = {key[1] for key in (*first, *second) if key[0] == part}
         moved = [PlaceChange(name, second[part, name] - first[part, name]) for name in sorted(places)]
-        moved.sort(key=lambda each: -abs(each.ms))
+        moved.sort(key=lambda place: -abs(place.ms))
         yield PartChange(part, a.mean, b.mean, _half(a, b), tuple(moved[:_MOST_PLACES]))
 
 
-def _own(parts: StepParts) -> dict[str, Milliseconds]:
+def _distinct_parts(parts: StepParts) -> dict[str, Milliseconds]:
     """Return the parts without what they repeat, and that as one part more. They add up to the step."""
-    found: dict[str, Milliseconds] = {each.part: _less(each.time, each.recompute_ms) for each in parts.parts}
-    again = sum(each.recompute_ms for each in parts.parts)
-    return {**found, **({AGAIN: Milliseconds(mean=again)} if again else {})}
+    times: dict[str, Milliseconds] = {row.part: _less(row.time, row.recompute_ms) for row in parts.parts}
+    again = sum(row.recompute_ms for row in parts.parts)
+    return {**times, **({AGAIN: Milliseconds(mean=again)} if again else {})}
 
 
 def _less(time: Milliseconds, ms: float) -> Milliseconds:
@@ -105,14 +101,14 @@ def _less(time: Milliseconds, ms: float) -> Milliseconds:
 
 def _places(parts: StepParts, together: bool) -> defaultdict[tuple[str, str], float]:
     """Return the mean over the ranks of each place's time, by part and place. together: of all layers."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    times: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
             part = AGAIN if place.phase == "recompute" else place.part
             where = f"{place.part} of the blocks" if part == AGAIN else place.where
             where = of_all_layers(where) if together else where
-            found[part, where] += place.ms / len(parts.ranks)
-    return found
+            times[part, where] += place.ms / len(parts.ranks)
+    return times
 
 
 def _half(before: Milliseconds, after: Milliseconds) -> float | None:
@@ -122,23 +118,23 @@ def _half(before: Milliseconds, after: Milliseconds) -> float | None:
     return math.hypot(before.high - before.mean, after.high - after.mean)
 
 
-def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
+def _largest_changes(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
     """Return the largest changes, up to three, that together are within a tenth of the whole change."""
-    found: list[PartChange] = []
-    for each in changes[:_MOST_SENTENCES]:
-        if found and abs(whole - sum(one.ms for one in found)) <= (1 - _ENOUGH) * abs(whole):
+    largest: list[PartChange] = []
+    for change in changes[:_MOST_SENTENCES]:
+        if largest and abs(whole - sum(change.ms for change in largest)) <= (1 - _ENOUGH) * abs(whole):
             break
-        found.append(each)
-    return found
+        largest.append(change)
+    return largest
 
 
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
     amount = f"{abs(change.ms):.1f} ms {'more' if change.ms > 0 else 'less'}"
-    said = f"{change.part} takes {amount} ({_share(change.ms, whole.ms)})"
-    places = [each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
+    text = f"{change.part} takes {amount} ({_share(change.ms, whole.ms)})"
+    places = [place for place in change.places if abs(place.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
-        said += ": " + ", ".join(f"{each.where} {each.ms:+.1f} ms" for each in places)
-    return said + _by_late(change, after)
+        text += ": " + ", ".join(f"{place.where} {place.ms:+.1f} ms" for place in places)
+    return text + _late_rank_text(change, after)
 
 
 def _share(ms: float, whole: float) -> str:
@@ -147,7 +143,7 @@ def _share(ms: float, whole: float) -> str:
     return f"{ms / whole:.0%} of the change" if abs(ms) <= abs(whole) else "more than the whole change"
 
 
-def _by_late(change: PartChange, after: StepParts) -> str:
+def _late_rank_text(change: PartChange, after: StepParts) -> str:
     """Return which rank is late and where, for a part that is waiting for it."""
     if change.part != WAITING or change.ms <= 0 or not after.late:
         return ""
@@ -184,22 +180,25 @@ def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple
     """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name. interval: of
     measured speeds over planned ones; None where it is not known, so that nothing is called off."""
     rows = [
-        _planned(name, of, [each.time for each in parts.parts if each.part in of], _ms(seconds, own), parts, interval)
-        for name, own, of in _PREDICTED
+        _planned(
+            name,
+            measured,
+            [row.time for row in parts.parts if row.part in measured],
+            1e3 * sum(seconds[term] for term in terms),
+            parts,
+            interval,
+        )
+        for name, terms, measured in _PREDICTED
     ]
-    rows = [each for each in rows if each.measured_ms or each.planned_ms]
-    rows.append(_planned("step", (), [parts.step], _ms(seconds, seconds), parts, interval))
+    rows = [row for row in rows if row.measured_ms or row.planned_ms]
+    rows.append(_planned("step", (), [parts.step], 1e3 * sum(seconds.values()), parts, interval))
     findings = (
-        f"{each.name}: planned {each.planned_ms:.2f} ms, {each.low_ms:.2f} to {each.high_ms:.2f}; measured "
-        f"{each.measured_ms:.2f} ms"
-        for each in rows
-        if each.is_off
+        f"{row.name}: planned {row.planned_ms:.2f} ms, {row.low_ms:.2f} to {row.high_ms:.2f}; measured "
+        f"{row.measured_ms:.2f} ms"
+        for row in rows
+        if row.is_off
     )
     return StepPlanned(parts=tuple(rows), findings=tuple(findings))
-
-
-def _ms(seconds: Mapping[str, float], names: Iterable[str]) -> float:
-    return 1e3 * sum(seconds[name] for name in names)
 
 
 def _planned(
@@ -211,12 +210,12 @@ def _planned(
     interval: tuple[float, float] | None,
 ) -> PlannedPart:
     """Return one row. The speed's interval is of the whole step; a part is held to the same shares."""
-    measured = sum(each.mean for each in times)
+    measured = sum(time.mean for time in times)
     if interval is None:
         unknown = {"low_ms": None, "high_ms": None, "is_off": False}
         return PlannedPart(name=name, of=of, measured_ms=measured, planned_ms=planned, **unknown)
     least, most = planned / interval[1], planned / interval[0]
-    half = sum((each.high - each.mean) ** 2 for each in times if each.high is not None) ** 0.5
+    half = sum((time.high - time.mean) ** 2 for time in times if time.high is not None) ** 0.5
     beyond = max(measured - half - most, least - measured - half)
     is_off = not (beyond <= 0 or abs(measured - planned) < _NOTICEABLE * parts.step.mean)
     return PlannedPart(
@@ -228,13 +227,13 @@ def as_values(difference: StepDifference) -> Mapping[str, object]:
     """Return the difference for JSON."""
 
     def values(change: PartChange) -> dict[str, object]:
-        places = [{"where": each.where, "ms": each.ms} for each in change.places]
+        places = [{"where": place.where, "ms": place.ms} for place in change.places]
         return {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,
                 "half_ms": change.half, "places": places}  # fmt: skip
 
     return {
         "whole": values(difference.whole),
-        "changes": [values(each) for each in difference.changes],
+        "changes": [values(change) for change in difference.changes],
         "sentences": list(difference.sentences),
         "explained": difference.explained,
     }

@@ -29,23 +29,20 @@ PeerWord = Literal["slow", "fast", "differ"]
 
 @dataclass(frozen=True)
 class PeerReading:
-    """A node's rate, above zero and finite; the spread of its repeats, relative."""
+    """A node's rate."""
 
-    value: float
-    spread: float = 0.0
+    value: float  # above zero and finite
+    spread: float = 0.0  # of its repeats, relative
 
 
 @dataclass(frozen=True)
 class PeerFinding:
-    """Nodes out of line. ratio: the worst one's rate over the median; for `differ` the slower rate over the faster.
-
-    limit: the ratio that would still be in line, below 1 for `slow` and `differ`.
-    """
+    """Nodes out of line."""
 
     word: PeerWord
     nodes: tuple[str, ...]
-    ratio: float
-    limit: float
+    ratio: float  # the worst one's rate over the median; for `differ` the slower rate over the faster
+    limit: float  # the ratio that would still be in line, below 1 for `slow` and `differ`
 
 
 def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
@@ -59,14 +56,16 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
     noise = SPREADS * median(reading.spread for reading in readings.values())
     few = max(below(LEAST_OF_FEW), noise)
     if len(logs) < FEWEST_PEERS:
-        return _two(logs, few)
+        slow, fast = sorted(logs, key=lambda name: logs[name])
+        apart = logs[fast] - logs[slow]  # nothing shows which of the two is at fault
+        return [] if apart <= few else [PeerFinding("differ", (slow, fast), math.exp(-apart), math.exp(-few))]
     middle = median(logs.values())
     deviation = NORMAL * median(abs(value - middle) for value in logs.values())
     least = few if len(logs) < MANY_PEERS else max(below(LEAST), noise)
     multiple = MULTIPLES[max(count for count in MULTIPLES if count <= len(logs))]
     limit = max(least, multiple * deviation)
-    found = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
-    return found or _groups(logs, few)
+    findings = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
+    return findings or _groups(logs, few)
 
 
 def below(share: float) -> float:
@@ -88,13 +87,6 @@ def _beyond(word: PeerWord, logs: Mapping[str, float], middle: float, limit: flo
         return []
     worst = max(far.values(), key=abs)
     return [PeerFinding(word, tuple(sorted(far)), math.exp(worst), math.exp(sign * limit))]
-
-
-def _two(logs: Mapping[str, float], limit: float) -> list[PeerFinding]:
-    """Return that two nodes differ, both named: nothing shows which one is at fault."""
-    slow, fast = sorted(logs, key=lambda name: logs[name])
-    apart = logs[fast] - logs[slow]
-    return [] if apart <= limit else [PeerFinding("differ", (slow, fast), math.exp(-apart), math.exp(-limit))]
 
 
 def _groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:

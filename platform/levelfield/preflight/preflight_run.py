@@ -106,8 +106,8 @@ def plan_of(plan: Plan) -> Plan:
     limits = {"start_seconds": SECONDS, "step_seconds": SECONDS}
     work = plan.work.model_copy(update={"limits": plan.work.limits.model_copy(update=limits)})
     implementation = plan.implementation.model_copy(update={"argv": (*(written or NODE_ONLY), *options)})
-    own = directory.new_run_id("preflight", plan.implementation.framework, plan.hardware.vendor)
-    changed = {"run_id": own, "work": work, "implementation": implementation}
+    run_id = directory.new_run_id("preflight", plan.implementation.framework, plan.hardware.vendor)
+    changed = {"run_id": run_id, "work": work, "implementation": implementation}
     return plan.model_copy(update=changed | {"capture_step": None, "save_weights": False})
 
 
@@ -149,14 +149,14 @@ def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     if outcome.cause == "exited":
         return None
     errors = read_raw(paths).errors
-    said = [f"rank {rank}: {error.get('message')}" for rank, error in sorted(errors.items())][:1]
+    last_words = [f"rank {rank}: {error.get('message')}" for rank, error in sorted(errors.items())][:1]
     failed = next((end.rank for end in outcome.ends if end.exit_code), None)
-    if not said and failed is not None:
-        said = [line for line in [last_line(paths.logs / f"rank{failed}.log")] if line]
-    known = outcome.evidence or ""
-    bad = [node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in known)]
+    if not last_words and failed is not None:
+        last_words = [line for line in [last_line(paths.logs / f"rank{failed}.log")] if line]
+    evidence = outcome.evidence or ""
+    bad = [node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in evidence)]
     lost = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in bad]
-    return "; ".join([outcome.cause, *filter(None, [known]), *said, *lost[:4]])
+    return "; ".join([outcome.cause, *filter(None, [evidence]), *last_words, *lost[:4]])
 
 
 def _collectives_missing(plan: Plan, facts: PreflightFacts) -> str | None:
