@@ -31,8 +31,8 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
     verdict, software = result.alignment, software_of(paths)
     if verdict.verdict != "aligned":
         raise GateFailed(f"its run {result.run_id} is {verdict.verdict}: {verdict.reason}")
-    if why := other_training(subject, plan) or _other_reference(subject, paths):
-        raise GateFailed(f"its run {result.run_id} certifies nothing: {why}")
+    if difference := other_training(subject, plan) or _other_reference(subject, paths):
+        raise GateFailed(f"its run {result.run_id} certifies nothing: {difference}")
     if software is None:
         raise GateFailed(f"its run {result.run_id} certifies nothing: its packages are not known")
     try:
@@ -71,29 +71,31 @@ def certificate_finding(
         reason = used.reason or "there is none of this code, and this command makes none"
         return CertificateFinding(holds=False, reason=reason, run_id=used.failed_run)
     try:
-        found = load(Certificate, paths.certificate)
+        certificate = load(Certificate, paths.certificate)
     except DocumentError as error:
-        said = " ".join(str(error).replace(f"{paths.root}/", "").split())  # the same bytes wherever the folder lies
-        return CertificateFinding(holds=False, reason=said, run_id=used.run_id)
-    why = _why_not(found, software or software_of(paths), plan, framework_version)
-    return CertificateFinding(holds=not why, reason=why, run_id=found.run_id, made=found.made, digest=found.digest)
+        message = " ".join(str(error).replace(f"{paths.root}/", "").split())  # the same bytes wherever the folder lies
+        return CertificateFinding(holds=False, reason=message, run_id=used.run_id)
+    mismatch = _mismatch(certificate, software or software_of(paths), plan, framework_version)
+    return CertificateFinding(
+        holds=not mismatch, reason=mismatch, run_id=certificate.run_id, made=certificate.made, digest=certificate.digest
+    )
 
 
-def with_certificate(found: Alignment, plan: Plan, certificate: CertificateFinding | None) -> Alignment:
+def with_certificate(alignment: Alignment, plan: Plan, certificate: CertificateFinding | None) -> Alignment:
     """Return the verdict together with the certificate: `aligned` becomes `consistent` where none holds."""
     if certificate is None:
-        return found
+        return alignment
     if certificate.holds:
-        if found.verdict not in ("aligned", "unchecked"):
-            return found
-        said = f"the same code is aligned in fp32 at smoke scale, run {certificate.run_id}"
-        return found.model_copy(update={"reason": f"{found.reason}; {said}"})
-    if found.verdict != "aligned":
-        return found
+        if alignment.verdict not in ("aligned", "unchecked"):
+            return alignment
+        basis = f"the same code is aligned in fp32 at smoke scale, run {certificate.run_id}"
+        return alignment.model_copy(update={"reason": f"{alignment.reason}; {basis}"})
+    if alignment.verdict != "aligned":
+        return alignment
     precision = plan.work.training.precision
     where = f"in {precision}" if precision != "fp32" else "at full scale"
     reason = f"no layer differs, which shows little {where} without a certificate: {certificate.reason}"
-    return found.model_copy(update={"verdict": "consistent", "reason": reason})
+    return alignment.model_copy(update={"verdict": "consistent", "reason": reason})
 
 
 def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
@@ -119,11 +121,11 @@ def software_of(paths: RunPaths) -> str | None:
     None where the packages are not known.
     """
     try:
-        found: dict[str, Any] = json.loads(read_regular(paths.provenance))
-        used = {key: found[key] for key in ("environment_packages", "vendor_software")}
+        provenance: dict[str, Any] = json.loads(read_regular(paths.provenance))
+        used = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
         if elsewhere := _digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
             used["elsewhere"] = elsewhere
-        used["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
+        used["inherited"] = counting(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not used["environment_packages"]:
@@ -131,16 +133,18 @@ def software_of(paths: RunPaths) -> str | None:
     return sha256_of(json.dumps(used, sort_keys=True).encode())
 
 
-def _why_not(found: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
+def _mismatch(certificate: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
     """Return why a certificate does not hold for this run; None where it holds."""
     used = plan.certificate
-    if used is None or found.digest != used.digest or found.subject != used.subject:
+    if used is None or certificate.digest != used.digest or certificate.subject != used.subject:
         return "the certificate in the run directory is not the one that the plan names"
-    if why := other_training(found.subject, plan):
-        return why
-    if found.framework_version != framework_version:
-        return f"it is of {found.subject.framework} {found.framework_version}, the run of {framework_version}"
-    if found.software != software:
+    if difference := other_training(certificate.subject, plan):
+        return difference
+    if certificate.framework_version != framework_version:
+        return (
+            f"it is of {certificate.subject.framework} {certificate.framework_version}, the run of {framework_version}"
+        )
+    if certificate.software != software:
         what = "the packages, the vendor's software, inherited variables or code from elsewhere"
         return f"{what} have changed since it was made"
     return None
@@ -156,8 +160,8 @@ def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None
 
 def _digests_elsewhere(outcome: Event) -> list[str]:
     """Return the digests of the files, in order. A rank that did not say what it imported counts as such a file."""
-    files = (each for each in sequence(outcome.get("elsewhere")) if isinstance(each, dict))
-    return sorted({str(each.get("sha256")) for each in files})
+    files = (file for file in sequence(outcome.get("elsewhere")) if isinstance(file, dict))
+    return sorted({str(file.get("sha256")) for file in files})
 
 
 def warning_elsewhere(outcome: Event) -> tuple[str, ...]:

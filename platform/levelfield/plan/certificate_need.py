@@ -43,10 +43,10 @@ def small_reference(registry: Registry, plan: Plan) -> Reference | None:
     base = _base(plan)
     work = registry.case(base).work("smoke").digest_but_precision
     extension = registry.extension(base)
-    own = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
-    names = sorted(registry.references, key=lambda name: (name not in own, name))
-    found = (registry.reference(name) for name in names if name.endswith("_smoke_fp32"))
-    return next((reference for reference in found if reference.identity.work == work), None)
+    preferred = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
+    names = sorted(registry.references, key=lambda name: (name not in preferred, name))
+    references = (registry.reference(name) for name in names if name.endswith("_smoke_fp32"))
+    return next((reference for reference in references if reference.identity.work == work), None)
 
 
 def certifying_entry(registry: Registry, plan: Plan, reference: Reference, request: UserRequest) -> Entry:

@@ -141,8 +141,10 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
         ),
     ]
     parts = time.parts()
-    each = {part: f"{batches} * {seconds / batches:.6g}" for part, seconds in parts.items()}
-    return [Term(part, parts[part], given or each[part], words, source) for part, given, words, source in rows]
+    products = {part: f"{batches} * {seconds / batches:.6g}" for part, seconds in parts.items()}
+    return [
+        Term(part, parts[part], arithmetic or products[part], words, source) for part, arithmetic, words, source in rows
+    ]
 
 
 def _layer(setup: TrainingSetup, pace: Pace) -> Cost:
@@ -220,7 +222,7 @@ def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = layer_bytes(s), passes(s, stage)
     chunks = s.tuning.virtual_pipeline
     waiting = flight * layer.of_stage(s, stage) // chunks
-    kept = {
+    saved = {
         "none": f"each layer keeps {ALL}",
         "full": "each layer keeps its input",
         "selective": "each layer keeps a part",
@@ -231,7 +233,7 @@ def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     again = "" if whole else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
         f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
-        f"{some if first else kept[s.tuning.recompute]}; then the embedding{again}"
+        f"{some if first else saved[s.tuning.recompute]}; then the embedding{again}"
     )
     mixtures = s.mixtures_of(stage)
     if mixtures:
@@ -244,12 +246,12 @@ def _stored(s: TrainingSetup, stage: int, layer: LayerBytes) -> str:
     computed again and, where only some are, the others."""
     layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
     again, mixtures_again = s.repeated_of(stage)
-    kept, mixtures_kept = layers - again, mixtures - mixtures_again
+    others, other_mixtures = layers - again, mixtures - mixtures_again
     terms = [f"{again - mixtures_again} * {layer.stored}"]
-    terms += [f"{kept - mixtures_kept} * {layer.whole}"] if kept else []
+    terms += [f"{others - other_mixtures} * {layer.whole}"] if others else []
     if mixtures and layer.mixture is not None:
         terms.append(f"{mixtures_again} * {layer.mixture.stored}")
-        terms += [f"{mixtures_kept} * {layer.mixture.whole}"] if kept else []
+        terms += [f"{other_mixtures} * {layer.mixture.whole}"] if others else []
     return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 

@@ -37,8 +37,8 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
     if made.plan.work_digest != reference.identity.work:
         raise NotHere(f"the reference {reference.name} is stale: its case has changed since")
     used = job.plan.certificate
-    if used and used.subject and (why := other_training(used.subject, made.plan)):
-        raise NotHere(why)
+    if used and used.subject and (difference := other_training(used.subject, made.plan)):
+        raise NotHere(difference)
     return made, reference
 
 

@@ -37,15 +37,17 @@ def stored(subject: CertificateSubject) -> StoredCertificate:
     if not path.exists():
         return StoredCertificate()
     try:
-        found = load(Certificate, path)
+        certificate = load(Certificate, path)
     except DocumentError as error:
         return StoredCertificate(problem=f"the certificate is damaged and does not count: {error}")
-    if found.subject != subject:
+    if certificate.subject != subject:
         return StoredCertificate(problem=f"the certificate is of other code or software and does not count: {path}")
-    if why := _why_not(found):
-        said = f"the certificate does not follow from the raw files of its run and does not count: {path}: {why}"
-        return StoredCertificate(problem=said)
-    return StoredCertificate(found)
+    if mismatch := _mismatch(certificate):
+        problem = (
+            f"the certificate does not follow from the raw files of its run and does not count: {path}: {mismatch}"
+        )
+        return StoredCertificate(problem=problem)
+    return StoredCertificate(certificate)
 
 
 def keep(certificate: Certificate, paths: RunPaths) -> str | None:
@@ -82,18 +84,18 @@ def _key(subject: CertificateSubject) -> str:
     return short_digest(subject.fingerprint(), 24)
 
 
-def _why_not(found: Certificate) -> str | None:
+def _mismatch(certificate: Certificate) -> str | None:
     """Return why a certificate does not follow from the raw files of its run; None where it does."""
-    paths = RunPaths(runs_place(found.subject) / found.run_id)
+    paths = RunPaths(runs_place(certificate.subject) / certificate.run_id)
     if not paths.plan.is_file():
         return "they are not kept beside it"
     try:
-        made = certificate_from(paths, read_plan(paths), collect(paths), found.subject)
+        made = certificate_from(paths, read_plan(paths), collect(paths), certificate.subject)
     except GateFailed as error:
         return str(error)
     except (DocumentError, OSError, *DAMAGED) as error:
         return " ".join(str(error).split())
-    ours, theirs = (each.model_dump(exclude={"made", "digest"}) for each in (made, found))
+    ours, theirs = (document.model_dump(exclude={"made", "digest"}) for document in (made, certificate))
     if differ := [name for name in ours if ours[name] != theirs[name]]:
         return f"{', '.join(differ)} differ"
     return None

@@ -81,7 +81,7 @@ def run(
     with directory.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
-    if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
+    if plan.peak.tflops is None and any(peak_share.is_above_peak for peak_share in result.utilisation):
         measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     for hint in filter(None, (feature.hint(paths) for feature in FEATURES)):
@@ -157,9 +157,9 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
     try:
         return finish(paths)
     except (OSError, DocumentError) as error:
-        said = write_error(error, paths.root) if isinstance(error, OSError) else error
+        reason = write_error(error, paths.root) if isinstance(error, OSError) else error
         raise RunFailed(
-            f"the run has ended and its raw files are kept, without a result: {said}. Mend that, then run "
+            f"the run has ended and its raw files are kept, without a result: {reason}. Mend that, then run "
             f"`evidence collect {paths.root}`"
         ) from None
 

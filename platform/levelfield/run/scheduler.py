@@ -45,12 +45,12 @@ class CertificateAttempt:
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
     """Return all work in the order of the command line, cases first. Raises UsageError without any."""
-    found = [Entry(text, request) for text in cases]
+    work = [Entry(text, request) for text in cases]
     for name in suites:
-        found += _entries_of(registry, name, request)
-    if not found:
+        work += _suite_entries(registry, name, request)
+    if not work:
         raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`show` shows the names)")
-    return found
+    return work
 
 
 def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) -> Iterator[Job]:
@@ -83,8 +83,8 @@ def run_all(
     reference: returns what a run is compared with; it is called at the start of the run. certify: makes the certificate
     of a job that needs one and has none; without it a stored one is used.
     """
-    for each in work:
-        attempt = certify(with_stored_certificate(each, listener.say))
+    for job in work:
+        attempt = certify(with_stored_certificate(job, listener.say))
         result = attempt.interrupted or _run(attempt.job, runs, listener, reference)
         yield result
         if result.status.is_interrupted:
@@ -115,8 +115,8 @@ def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
 
 def with_certificate(job: Job, certificate: Certificate) -> Job:
     """Return the job with a certificate that its plan names."""
-    found = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
-    return replace(job, plan=_with_used(job.plan, found), certificate=certificate)
+    change = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
+    return replace(job, plan=_with_used(job.plan, change), certificate=certificate)
 
 
 def without_certificate(job: Job, reason: str, failed_run: str | None = None) -> Job:
@@ -132,26 +132,28 @@ def _with_used(plan: Plan, change: dict[str, str | None]) -> Plan:
 def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | None) -> list[Job]:
     """Return the entry's runs. A suite's entry that cannot run here gives runs that record the reason."""
     try:
-        return _jobs_of(registry, entry, corpus)
+        return _repeated_jobs(registry, entry, corpus)
     except NotHere as error:
         if entry.suite is None:
             raise
-        return _jobs_of(registry, entry, corpus, refusal=str(error))
+        return _repeated_jobs(registry, entry, corpus, refusal=str(error))
 
 
-def _jobs_of(registry: Registry, entry: Entry, corpus: CorpusFacts | None, refusal: str | None = None) -> list[Job]:
+def _repeated_jobs(
+    registry: Registry, entry: Entry, corpus: CorpusFacts | None, refusal: str | None = None
+) -> list[Job]:
     """Return one job for each repeat. Only the run id and the number of the repeat differ in their plans."""
     decision = place(registry, entry, refusal)
-    found, repeats = decision.selection, range(1, decision.selector.repeats + 1)
-    names = found.case.name, found.implementation.framework, found.vendor.name
+    selection, repeats = decision.selection, range(1, decision.selector.repeats + 1)
+    names = selection.case.name, selection.implementation.framework, selection.vendor.name
     run_ids = [directory.new_run_id(*names) for _ in repeats]
     plan = resolve(decision, run_ids[0], corpus)
     plan = plan.model_copy(update={"certificate": certificate_used(registry, plan)})
     plans = [plan.model_copy(update={"run_id": i, "repeat": n}) for i, n in zip(run_ids, repeats, strict=True)]
-    return [Job(each, found.adapter, entry) for each in plans]
+    return [Job(plan, selection.adapter, entry) for plan in plans]
 
 
-def _entries_of(registry: Registry, name: str, request: UserRequest) -> list[Entry]:
+def _suite_entries(registry: Registry, name: str, request: UserRequest) -> list[Entry]:
     """Return the entries of a suite. name: of one that is shipped, or its file."""
     path = Path(name)
     is_file = path.suffix in (".yaml", ".yml", ".json")
