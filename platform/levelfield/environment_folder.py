@@ -40,10 +40,10 @@ def refuse_foreign(folder: Path, instead: str = WITHOUT) -> None:
     """
     if not os.path.lexists(folder) or is_own(folder):
         return
-    found = _kind(folder)
-    if found != "an empty folder":
+    kind = _kind(folder)
+    if kind != "an empty folder":
         raise UsageError(
-            f"{folder}: found {found} that Levelfield did not make, expected none. It is left as it is: move it to "
+            f"{folder}: found {kind} that Levelfield did not make, expected none. It is left as it is: move it to "
             f"another place, then start again. Or {instead}"
         )
 
@@ -153,8 +153,8 @@ def hold(folder: Path) -> int | None:
 def user_of(folder: Path) -> str | None:
     """Return who uses an environment, in words; None when nobody does as far as this user can see."""
     real = Path(os.path.realpath(folder))
-    if found := next(_processes_from(real), None):
-        return f"process {found}"
+    if process := next(_processes_from(real), None):
+        return f"process {process}"
     with suppress(OSError):
         descriptor = os.open(real / "pyvenv.cfg", os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -46,12 +46,12 @@ class DocumentError(UsageError):
 class UnknownName(UsageError):
     """Built from the kind of thing, the name asked for and the names there are."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        names = sorted(known)
+    def __init__(self, kind: str, name: str, alternatives: Iterable[str], hint: str = "") -> None:
+        names = sorted(alternatives)
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4 if len(names) <= _MOST_LISTED else 0.0)
-        listed = ", ".join(near) if near else ", ".join(names) or "none"
+        suggestions = ", ".join(near) if near else ", ".join(names) or "none"
         word = "nearest" if near else "known"
-        super().__init__(f"unknown {kind} '{name}'; {word}: {listed}.{' ' + hint if hint else ''}")
+        super().__init__(f"unknown {kind} '{name}'; {word}: {suggestions}.{' ' + hint if hint else ''}")
 
 
 class LayoutError(UsageError):
@@ -97,24 +97,24 @@ _OBJECTS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>[:,]? ?|HTTPS?Connection(P
 
 
 def connection_error(error: BaseException) -> str:
-    """Return why a request got no answer, in words of the network and not of the library that sent it."""
+    """Return the reason why a request got no answer, in words of the network and not of the library that sent it."""
     chain = [error]
-    while cause := next((each for each in _causes(chain[-1]) if each not in chain), None):
+    while cause := next((link for link in _causes(chain[-1]) if link not in chain), None):
         chain.append(cause)
-    names = {type(each).__name__ for each in chain}
-    for said, types in _CONNECTION.items():
+    names = {type(link).__name__ for link in chain}
+    for meaning, types in _CONNECTION.items():
         if names & {*types}:
-            detail = next((str(v) for each in chain if (v := getattr(each, "verify_message", None))), None)
-            return f"{said}: {detail}" if detail else said
-    system = next((each.strerror for each in chain if isinstance(each, OSError) and each.strerror), None)
+            detail = next((str(v) for link in chain if (v := getattr(link, "verify_message", None))), None)
+            return f"{meaning}: {detail}" if detail else meaning
+    system = next((link.strerror for link in chain if isinstance(link, OSError) and link.strerror), None)
     text = system or " ".join(_OBJECTS.sub("", str(error)).split())[:300]
     return text[:1].lower() + text[1:] if text else type(error).__name__
 
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return the errors that an error was made of: those of the libraries keep them in different places."""
-    kept = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
-    return [each for each in kept if isinstance(each, BaseException)]
+    candidates = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
+    return [candidate for candidate in candidates if isinstance(candidate, BaseException)]
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -141,5 +141,5 @@ def room_left(error: OSError, place: Path) -> str:
 def free_room(error: OSError, place: Path) -> str:
     if error.errno not in _FULL:
         return ""
-    found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
-    return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"
+    disk = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
+    return f" ({disk.f_bavail * disk.f_frsize:,} bytes and {disk.f_favail:,} files free)"

@@ -110,7 +110,7 @@ def is_suitable(places: Places) -> bool:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return all(version(name) == wanted for name, _, wanted in (each.partition("==") for each in places.packages))
+        return all(version(name) == required for name, _, required in (pin.partition("==") for pin in places.packages))
     except PackageNotFoundError:
         return False
 
@@ -145,8 +145,8 @@ def _why_not_started(folder: Path) -> str | None:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"{python} does not start: {getattr(error, 'strerror', None) or type(error).__name__}"
-    said, _, prefix = done.stdout.strip().partition(" ")
-    if said == _minor(settings) and os.path.realpath(prefix) == os.path.realpath(folder):
+    version, _, prefix = done.stdout.strip().partition(" ")
+    if version == _minor(settings) and os.path.realpath(prefix) == os.path.realpath(folder):
         return None
     return f"{python} is not the Python that made {folder}"
 
@@ -191,11 +191,11 @@ def _leads_to_removed(link: Path) -> bool:
 
 def _not_writable(places: Places, error: OSError) -> str:
     """Return what cannot be written, why, and why something has to be."""
-    said = f"cannot write {error.filename or places.root}: {error.strerror}"
+    message = f"cannot write {error.filename or places.root}: {error.strerror}"
     stamped = next((f for f in (places.link, places.folder) if _stamp(f) == places.digest), None)
-    if stamped and (why := _why_not_started(stamped)):
-        said += f". {places.link.name} has to be made again: {why}"
-    return f"{said}. Start from a checkout of your own, or {WITHOUT}"
+    if stamped and (reason := _why_not_started(stamped)):
+        message += f". {places.link.name} has to be made again: {reason}"
+    return f"{message}. Start from a checkout of your own, or {WITHOUT}"
 
 
 def _complete(places: Places, say: Say) -> Path:

@@ -58,10 +58,10 @@ def serves_others() -> bool:
     from importlib import metadata  # only where something is installed
 
     try:
-        found = re.match(r"(\d+)\.(\d+)", metadata.version("pip"))
+        match = re.match(r"(\d+)\.(\d+)", metadata.version("pip"))
     except metadata.PackageNotFoundError:
         return False
-    return found is not None and (int(found[1]), int(found[2])) >= _PIP_FOR_OTHERS
+    return match is not None and (int(match[1]), int(match[2])) >= _PIP_FOR_OTHERS
 
 
 def making(python: str, folder: Path) -> tuple[list[str], list[str]]:
@@ -78,14 +78,14 @@ def making(python: str, folder: Path) -> tuple[list[str], list[str]]:
 
 def wheels_folder() -> Path | None:
     """Return the folder of LEVELFIELD_WHEELS, None without one. Raises UsageError when it is none."""
-    given = os.environ.get(WHEELS)
-    if not given:
+    value = os.environ.get(WHEELS)
+    if not value:
         return None
-    folder = expanded(given).absolute()
+    folder = expanded(value).absolute()
     if not folder.is_dir():
         raise UsageError(
-            f"{WHEELS}={given}: found no folder there, expected one with wheels. Make it with network: "
-            f"`environment wheels fetch {given}`"
+            f"{WHEELS}={value}: found no folder there, expected one with wheels. Make it with network: "
+            f"`environment wheels fetch {value}`"
         )
     return folder
 
@@ -101,8 +101,8 @@ def sources(index: str | None = None) -> dict[str, str]:
 
 def index_variables(index: str | None) -> dict[str, str]:
     """Return the variables by which pip takes the index that the user's variable `index` names beside its own."""
-    named = os.environ.get(index or "", "")
-    return {"PIP_EXTRA_INDEX_URL": f"{os.environ.get('PIP_EXTRA_INDEX_URL', '')} {named}".strip()} if named else {}
+    extra = os.environ.get(index or "", "")
+    return {"PIP_EXTRA_INDEX_URL": f"{os.environ.get('PIP_EXTRA_INDEX_URL', '')} {extra}".strip()} if extra else {}
 
 
 def build_variables(folder: Path, home: Mapping[str, str], headers: str | None) -> dict[str, str]:
@@ -112,12 +112,12 @@ def build_variables(folder: Path, home: Mapping[str, str], headers: str | None) 
     there, in which compilers look for headers.
     """
     packages = next(folder.glob("lib/python3*/site-packages"), folder)
-    found = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    found |= {name: str(packages / place) for name, place in home.items()}
+    variables = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    variables |= {name: str(packages / place) for name, place in home.items()}
     if headers:
         places = [*map(str, sorted(packages.glob(headers))), *filter(None, [os.environ.get("CPATH")])]
-        found["CPATH"] = os.pathsep.join(places)
-    return found
+        variables["CPATH"] = os.pathsep.join(places)
+    return variables
 
 
 def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | None = None) -> None:
@@ -148,8 +148,8 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
 def _own_variables() -> dict[str, str]:
     """Return the user's variables without those by which an installer writes elsewhere, or has other modules."""
     left_out = {*_LEFT_OUT, *_OF_PYTHON}
-    kept = {key: value for key, value in os.environ.items() if key not in left_out}
-    return {**kept, **{f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}}
+    variables = {key: value for key, value in os.environ.items() if key not in left_out}
+    return {**variables, **{f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}}
 
 
 def refuse_redirection(variables: Mapping[str, str]) -> None:
@@ -186,8 +186,8 @@ def _settings_files(variables: Mapping[str, str]) -> Iterator[Path]:
         yield home_folder() / ".pip" / "pip.conf"
         yield config_folder() / "pip" / "pip.conf"
     yield Path(sys.prefix) / "pip.conf"
-    if given := variables.get("PIP_CONFIG_FILE"):
-        yield Path(given)
+    if file := variables.get("PIP_CONFIG_FILE"):
+        yield Path(file)
 
 
 @contextmanager
@@ -243,14 +243,16 @@ def lacking(folder: Path, requirements: Sequence[str], with_files: bool = False)
 
     with_files: also those of which a file is missing.
     """
-    found = _installed(folder)
+    installed = _installed(folder)
     names = (match[1] for match in map(_NAME.match, requirements) if match)
-    return [name for name in names if not _is_there(found.get(_normal(name)), with_files)]
+    return [name for name in names if not _is_there(installed.get(_normal(name)), with_files)]
 
 
 def refuse_processor_builds(folder: Path) -> None:
     """Refuse an environment of an accelerator with a package that is built for processors only. Raises RunFailed."""
-    builds = [f"{name} {each.version}" for name, each in _installed(folder).items() if each.version.endswith("+cpu")]
+    builds = [
+        f"{name} {package.version}" for name, package in _installed(folder).items() if package.version.endswith("+cpu")
+    ]
     if builds:
         raise RunFailed(
             f"the environment cannot be made: found {', '.join(builds)}, expected a build for accelerators, and pip's "
@@ -263,7 +265,7 @@ def _installed(folder: Path) -> dict[str, Distribution]:
     from importlib.metadata import distributions
 
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
-    return {_normal(each.metadata["Name"] or ""): each for each in distributions(path=paths)} if paths else {}
+    return {_normal(package.metadata["Name"] or ""): package for package in distributions(path=paths)} if paths else {}
 
 
 def _is_there(package: Distribution | None, with_files: bool) -> bool:
@@ -286,8 +288,8 @@ def installed_elsewhere(folder: Path, packages: Sequence[str]) -> str:
 
 def end_left(folder: Path, say: Say | None = None) -> None:
     """End what a killed platform left of an installer of this folder. Raises RunFailed for one that does not end."""
-    if say and (found := _marked(folder)):
-        say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, found))}")
+    if say and (processes := _marked(folder)):
+        say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, processes))}")
     if left := killed(lambda: _marked(folder), END_SECONDS):
         raise RunFailed(
             f"{folder}: another installer still writes there and cannot be ended: process "
@@ -310,16 +312,16 @@ def renewed() -> str:
 
 def failure(argv: Sequence[str], code: int, lines: Sequence[str], variables: dict[str, str]) -> str:
     """Return what failed, with the last lines, and what to do where a package source is the cause."""
-    told = [line.strip() for line in lines if line.strip() and not line.startswith("WARNING")]
+    texts = [line.strip() for line in lines if line.strip() and not line.startswith("WARNING")]
     # what a package's build printed says why; pip's own lines behind it do not
-    ends = [number for number, line in enumerate(told) if line.endswith("[end of output]")]
-    shown = told[: ends[-1] if ends else None][-EVIDENCE_LINES:]
-    first = next((line for line in told if line.startswith("ERROR")), None)  # pip's advice may hide its cause
-    evidence = "\n  ".join(shown if first is None or first in shown else [first, *shown])
-    said = f"{' '.join(argv[:4])} ... ended with {code}\n  {evidence}"
+    ends = [number for number, line in enumerate(texts) if line.endswith("[end of output]")]
+    last = texts[: ends[-1] if ends else None][-EVIDENCE_LINES:]
+    first = next((line for line in texts if line.startswith("ERROR")), None)  # pip's advice may hide its cause
+    evidence = "\n  ".join(last if first is None or first in last else [first, *last])
+    message = f"{' '.join(argv[:4])} ... ended with {code}\n  {evidence}"
     if advice := _advice(lines, variables):
-        said += f"\n  {advice}"
-    return said
+        message += f"\n  {advice}"
+    return message
 
 
 def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
@@ -343,10 +345,10 @@ def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
 
 def _index(variables: dict[str, str]) -> str:
     """Return the index that pip is told to use, without a password."""
-    given = variables.get("PIP_INDEX_URL")
-    if given is None:
+    index = variables.get("PIP_INDEX_URL")
+    if index is None:
         return "the one of `pip config list`, or else the one that pip has built in"
-    return re.sub(r"//[^/@]*@", "//", given) + " (PIP_INDEX_URL)"
+    return re.sub(r"//[^/@]*@", "//", index) + " (PIP_INDEX_URL)"
 
 
 def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:

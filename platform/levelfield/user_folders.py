@@ -15,8 +15,8 @@ from levelfield.errors import UsageError
 
 def home_folder() -> Path:
     """Return the user's home. Raises UsageError where neither HOME nor the list of users names one."""
-    if given := os.environ.get("HOME"):
-        return Path(given)
+    if home := os.environ.get("HOME"):
+        return Path(home)
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -32,11 +32,11 @@ def user_name() -> str:
 
 
 def config_folder() -> Path:
-    return _given("XDG_CONFIG_HOME") or home_folder() / ".config"
+    return _xdg_folder("XDG_CONFIG_HOME") or home_folder() / ".config"
 
 
 def cache_folder() -> Path:
-    return _given("XDG_CACHE_HOME") or home_folder() / ".cache"
+    return _xdg_folder("XDG_CACHE_HOME") or home_folder() / ".cache"
 
 
 def own_cache() -> Path:
@@ -45,7 +45,7 @@ def own_cache() -> Path:
 
 
 def data_folder() -> Path:
-    return _given("XDG_DATA_HOME") or home_folder() / ".local" / "share"
+    return _xdg_folder("XDG_DATA_HOME") or home_folder() / ".local" / "share"
 
 
 def expanded(path: str) -> Path:
@@ -59,6 +59,6 @@ def forget_empty_home() -> None:
         del os.environ["HOME"]
 
 
-def _given(variable: str) -> Path | None:
-    found = os.environ.get(variable, "")
-    return Path(found) if found.startswith("/") else None
+def _xdg_folder(variable: str) -> Path | None:
+    value = os.environ.get(variable, "")
+    return Path(value) if value.startswith("/") else None
