@@ -129,27 +129,25 @@ def _largest_changes(changes: Sequence[PartChange], whole: float) -> list[PartCh
 
 
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
+    """Return how a part changes, with its places; for one that is waiting which rank is late, and where."""
     amount = f"{abs(change.ms):.1f} ms {'more' if change.ms > 0 else 'less'}"
     text = f"{change.part} takes {amount} ({_share(change.ms, whole.ms)})"
     places = [place for place in change.places if abs(place.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
         text += ": " + ", ".join(f"{place.where} {place.ms:+.1f} ms" for place in places)
-    return text + _late_rank_text(change, after)
+    if change.part != WAITING or change.ms <= 0 or not after.late:
+        return text
+    late = after.late[0]
+    if late.longer_ms is None:
+        return f"{text}: for rank {late.rank}"
+    longer = f"whose {late.part} in {late.where} takes {late.longer_ms:.1f} ms more than its peers'"
+    return f"{text}: for rank {late.rank}, {longer}"
 
 
 def _share(ms: float, whole: float) -> str:
     if ms * whole <= 0:
         return "against the change"
     return f"{ms / whole:.0%} of the change" if abs(ms) <= abs(whole) else "more than the whole change"
-
-
-def _late_rank_text(change: PartChange, after: StepParts) -> str:
-    """Return which rank is late and where, for a part that is waiting for it."""
-    if change.part != WAITING or change.ms <= 0 or not after.late:
-        return ""
-    late = after.late[0]
-    where = "" if late.longer_ms is None else f", whose {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
-    return f": for rank {late.rank}{where} than its peers'" if where else f": for rank {late.rank}"
 
 
 # What the planner predicts, by its own parts, and the parts of a step that measure it. What it does not predict (the

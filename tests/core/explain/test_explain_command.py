@@ -18,7 +18,7 @@ from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.step_parts import Milliseconds, StepParts
+from levelfield.specs.step_parts import WAITING, LateRank, Milliseconds, PartTime, StepParts
 from recorded_runs import record_run, seal_again
 
 STEP_US = 1000.0
@@ -245,6 +245,22 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
         for mean, half in ((10.0, 3.0), (12.0, 4.0))
     ]
     assert step_difference(*spread).whole.half == pytest.approx(5.0)
+
+
+def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded) -> None:
+    before = explained(recorded("a"))
+    waits = PartTime(part=WAITING, time=Milliseconds(mean=2.0), recompute_ms=0.0, overlapped_ms=0.0)
+    step = Milliseconds(mean=before.step.mean + 2.0)
+    place = {"part": "mlp", "where": "layers.0.mlp", "longer_ms": 12.5}
+    for fields, end in (
+        (place, "for rank 1, whose mlp in layers.0.mlp takes 12.5 ms more than its peers'"),
+        (dict.fromkeys(place), "for rank 1"),
+    ):
+        late = LateRank.model_validate({"rank": 1, "waited_ms": 2.0, **fields})
+        after = before.model_copy(update={"parts": (*before.parts, waits), "step": step, "late": (late,)})
+        assert step_difference(before, after).sentences == (f"{WAITING} takes 2.0 ms more (100% of the change): {end}",)
+        shorter = f"{WAITING} takes 2.0 ms less (100% of the change)"
+        assert step_difference(after, before.model_copy(update={"late": (late,)})).sentences == (shorter,)
 
 
 def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded, tmp_path: Path) -> None:
