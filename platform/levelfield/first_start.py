@@ -31,11 +31,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Places:
-    """What a checkout has: the packages such as `a==1.0`, the digest of their list, and where its environment is."""
+    """What a checkout has, and where its environment is."""
 
     root: Path
-    packages: tuple[str, ...]
-    digest: str
+    packages: tuple[str, ...]  # for the running Python, such as `a==1.0`
+    digest: str  # of requirements.lock
 
     @property
     def link(self) -> Path:
@@ -165,8 +165,10 @@ def _minor(settings: dict[str, str]) -> str:
 
 def _made(places: Places, say: Say) -> Path:
     """Make the environment, or wait for another start that makes it. Return its folder."""
-    if not _leads_to_removed(places.link):
-        environment_folder.refuse_foreign(places.link)
+    link = places.link
+    is_removed = link.is_symlink() and not link.exists() and _NAME.fullmatch(link.readlink().name) is not None
+    if not is_removed:  # the link of an environment of ours that a user has removed is replaced
+        environment_folder.refuse_foreign(link)
     environment_folder.refuse_foreign(places.folder)
     lock = places.lock
     try:
@@ -174,7 +176,7 @@ def _made(places: Places, say: Say) -> Path:
     except OSError as error:
         raise UsageError(_not_writable(places, error)) from None
     try:
-        environment_folder.wait_for_lock(descriptor, lock, f"makes {places.link.name}", say)
+        environment_folder.wait_for_lock(descriptor, lock, f"makes {link.name}", say)
         return ready(places) or _complete(places, say)
     except RunFailed as error:
         raise UsageError(f"the environment cannot be made: {error}") from None
@@ -182,11 +184,6 @@ def _made(places: Places, say: Say) -> Path:
         raise UsageError(_not_writable(places, error)) from None
     finally:
         os.close(descriptor)
-
-
-def _leads_to_removed(link: Path) -> bool:
-    """Return whether `.venv` is the link of an environment of ours that a user has removed."""
-    return link.is_symlink() and not link.exists() and _NAME.fullmatch(link.readlink().name) is not None
 
 
 def _not_writable(places: Places, error: OSError) -> str:

@@ -36,13 +36,13 @@ ALL = "everything that the backward pass reads"
 
 @dataclass(frozen=True)
 class Term:
-    """One part: its value, its arithmetic, the meaning of the numbers, and the source of the formula."""
+    """One part of a row."""
 
     part: str
-    value: float
+    value: float  # in bytes or seconds
     arithmetic: str
-    words: str
-    source: str
+    words: str  # the meaning of the numbers
+    source: str  # of the formula
 
 
 def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:

@@ -44,12 +44,12 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
 
 @dataclass(frozen=True)
 class CertificateMaker:
-    """Makes certificates, each once in a command. outcomes: by subject, what gives a job its certificate or none."""
+    """Makes certificates, each once in a command."""
 
     registry: Registry
     runs: Path
     listener: runner.Listener
-    outcomes: dict[str, Certified] = field(default_factory=dict)
+    outcomes: dict[str, Certified] = field(default_factory=dict)  # by the subject's fingerprint
 
     def certify(self, job: Job) -> CertificateAttempt:
         """Return the job with its certificate, or with the reason why it has none."""

@@ -26,10 +26,10 @@ from levelfield.user_folders import own_cache
 
 @dataclass(frozen=True)
 class StoredCertificate:
-    """The certificate of a subject. problem: why the file is no certificate of it; a sentence with the path."""
+    """The certificate of a subject."""
 
     certificate: Certificate | None = None
-    problem: str | None = None
+    problem: str | None = None  # why the file is no certificate of it, as a sentence with the path
 
 
 def stored(subject: CertificateSubject) -> StoredCertificate:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Runtime, Watch
+from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
 from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError, remedy, write_error
@@ -50,14 +50,11 @@ FEATURES: tuple[RunFeature, ...] = (Preflight(), Explanation())
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks for the progress of a run. say: for a sentence. step: for a finished step.
+    """Callbacks for the progress of a run."""
 
-    recorded: for the files of a run that has its result.
-    """
-
-    say: Callable[[str], None]
-    step: Callable[[Plan, Progress], None]
-    recorded: Callable[[RunPaths], None] = lambda paths: None
+    say: Callable[[str], None]  # for a sentence
+    step: Callable[[Plan, Progress], None]  # for a finished step
+    recorded: Callable[[RunPaths], None] = lambda paths: None  # for the files of a run that has its result
 
 
 def run(
@@ -203,7 +200,9 @@ def _attempt(
         for path, document in documents.items():
             directory.write_atomically(path, dump(document))
         directory.write_status(paths, "environment", "running")
-    runtime, launcher = _checked_means(plan, paths)
+    runtime, launcher = means(plan)
+    if plan.launch:  # raises UsageError for what a site cannot run, before anything starts
+        launcher.request(plan, paths, runtime)
     try:
         with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             prepared = PreparedRun(plan, vendor, paths, ready, speaking(launcher, listener.say), listener.say)
@@ -223,14 +222,6 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
-
-
-def _checked_means(plan: Plan, paths: RunPaths) -> tuple[Runtime, Launcher]:
-    """Return the runtime and the launcher. Raises UsageError for what a site cannot run, before anything starts."""
-    runtime, launcher = means(plan)
-    if plan.launch:
-        launcher.request(plan, paths, runtime)
-    return runtime, launcher
 
 
 def _execute(

@@ -27,20 +27,20 @@ from levelfield.specs.suite import EntryUsed, Suite
 
 @dataclass(frozen=True)
 class Job:
-    """A planned run, the adapter of its devices, the entry that it comes from, and the certificate that it names."""
+    """A planned run."""
 
     plan: Plan
-    vendor: Vendor
-    entry: Entry | None = None
-    certificate: Certificate | None = None
+    vendor: Vendor  # the adapter of its devices
+    entry: Entry | None = None  # from which it comes
+    certificate: Certificate | None = None  # the one that its plan names
 
 
 @dataclass(frozen=True)
 class CertificateAttempt:
-    """A job after the attempt to make its certificate. interrupted: the result of the run that would have made it."""
+    """A job after the attempt to make its certificate."""
 
     job: Job
-    interrupted: Result | None = None
+    interrupted: Result | None = None  # of the run that would have made it
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
