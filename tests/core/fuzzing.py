@@ -7,6 +7,7 @@ folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ multiplies their numbe
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import random
@@ -106,12 +107,13 @@ def own_places(words: tuple[str, ...]) -> Iterator[Path]:
 @cache
 def commands() -> dict[tuple[str, ...], argparse.ArgumentParser]:
     """Every command with its parser, by its words; () is the run."""
-    found: dict[tuple[str, ...], argparse.ArgumentParser] = {}
-    for words, each in command_line.declared_commands().items():
-        command = command_line._command(each)
+    parsers: dict[tuple[str, ...], argparse.ArgumentParser] = {}
+    for words, declared in command_line.declared_commands().items():
+        module = importlib.import_module(f"levelfield.cli.{declared.module}")
+        command = module.COMMANDS[" ".join(words)]
         if command.execute is not None:
-            found[() if words == command_line.RUN else words] = command_line._parser(words, command, ())
-    return found
+            parsers[() if words == command_line.RUN else words] = command_line._parser(words, command, ())
+    return parsers
 
 
 def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
