@@ -260,9 +260,9 @@ def _day(text: str | None) -> str | None:
 def _waits(points: Sequence[Point]) -> list[str]:
     """Say from when on nights are compared with a level that was accepted on fewer nights than a gate needs."""
     from levelfield.series.level import FEWEST
-    from levelfield.series.segments import in_history, night_of
+    from levelfield.series.segments import level_points, night_of
 
-    nights = len({night_of(point) for point in in_history(points)})
+    nights = len({night_of(point) for point in level_points(points)})
     if nights >= FEWEST:
         return []
     so_far = f"nights are compared with it once there are {FEWEST}, to know how they scatter: {nights} so far"

@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace) -> int:
     output, url = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
     with NightSession.opened(request, registry_of(options), output) as session:
         try:
-            report = session.judged() if session.run_entries() else None
+            report = session.judge() if session.run_entries() else None
         except KeyboardInterrupt:  # between two runs of pairs
             report = None
         if report is None:

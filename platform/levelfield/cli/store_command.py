@@ -141,11 +141,11 @@ def _import(options: argparse.Namespace) -> int:
         add_statements(store, source.statements)
     events, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
     if options.json:
-        counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "statements": events}
+        counts = {"new": added.new, "known": added.existing, "conflicts": list(added.conflicts), "statements": events}
         print(json_text({**counts, "not_sealed": not_sealed, "problems": problems}))
     else:
         beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
-        print(f"{added.new:,} new, {added.known:,} known already{beside}")
+        print(f"{added.new:,} new, {added.existing:,} known already{beside}")
         for reason, count in Counter(not_sealed.values()).most_common(_LISTED):
             first = next(run_id for run_id, other in not_sealed.items() if other == reason)
             runs = first if count == 1 else f"{count:,} runs, such as {first}"
@@ -268,7 +268,7 @@ def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
     with opened_store(options.store, read_only=True) as store:
         is_whole = options.format == "jsonl" or options.pairs
-        records = store.records(store.run_ids(options.case, options.since, of_trend=not is_whole))
+        records = store.records(store.run_ids(options.case, options.since, is_trend_only=not is_whole))
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
@@ -305,13 +305,13 @@ def _prune(options: argparse.Namespace) -> int:
     with opened_store(options.store, read_only=is_missing(options.store)) as store:
         pruned = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
-        print(json_text({"removed": pruned.removed, "kept": pruned.kept, "dry_run": options.dry_run}))
+        print(json_text({"removed": pruned.removed, "kept": pruned.remaining, "dry_run": options.dry_run}))
         return 0
     for run_id in pruned.removed if options.dry_run else ():
         print(run_id)
     print(f"{'would remove' if options.dry_run else 'removed'} {len(pruned.removed)} run(s)")
-    if pruned.kept:
-        print(wrapped(f"{len(pruned.kept)} run(s) stay because an event names them: {', '.join(pruned.kept[:4])}", 2))
+    if ids := pruned.remaining:
+        print(wrapped(f"{len(ids)} run(s) stay because an event names them: {', '.join(ids[:4])}", 2))
     return 0
 
 

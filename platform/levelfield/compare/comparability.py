@@ -232,7 +232,7 @@ _ALWAYS: dict[str, Reader] = {
 
 def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield every field that asks for caution, with its values."""
-    yield from _of_runs(sides)
+    yield from _run_cautions(sides)
     yield from _kernels(sides)
     yield from _other_use(sides)
     yield from (field for field in fields_of(sides, _surroundings(sides)) if not field.is_equal)
@@ -254,7 +254,7 @@ def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
             yield f"{field.name} {value}"
 
 
-def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+def _run_cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the runs that are left out beside others, verdicts other than `aligned`, and runs of changed files."""
     if any(side.counted and side.excluded for side in sides):
         yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))

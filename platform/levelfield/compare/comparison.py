@@ -158,7 +158,7 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
         if night in nights or not is_like or p.run_id in own_runs:
             continue
-        if (value := quantity.of_night(record, p)) is not None:
+        if (value := quantity.read_night(record, p)) is not None:
             nights[night] = p.began[:10], value
         if len(nights) == NEWEST:
             break
@@ -168,17 +168,17 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
     """Yield the sides, the fields by what they mean for the comparison, the figures and their ratios."""
-    found, names = comparison.comparability, tuple(side.name for side in comparison.sides)
+    fields, names = comparison.comparability, tuple(side.name for side in comparison.sides)
     yield Sheet("", ("side", "series", "build", "runs"), tuple(map(_side, comparison.sides)))
-    if found.unequal:
-        yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", found.unequal, names)
-    equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in found.equal)
+    if fields.unequal:
+        yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
+    equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in fields.equal)
     yield Sheet("equal on all sides", notes=(equal or NOTHING,))
-    if found.on_purpose:
-        yield _fields("differs on purpose", found.on_purpose, names)
-    if found.with_caution:
-        reasons = tuple(f"{field.name}: {WHY[field.name]}" for field in found.with_caution if field.name in WHY)
-        yield _fields("differs, and asks for caution", found.with_caution, names, reasons)
+    if fields.on_purpose:
+        yield _fields("differs on purpose", fields.on_purpose, names)
+    if fields.with_caution:
+        reasons = tuple(f"{field.name}: {WHY[field.name]}" for field in fields.with_caution if field.name in WHY)
+        yield _fields("differs, and asks for caution", fields.with_caution, names, reasons)
     if comparison.figures:
         yield _figures(comparison)
         yield _ratios(comparison)
@@ -189,15 +189,15 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as a JSON object, in full precision."""
-    found, sides = comparison.comparability, comparison.sides
+    fields, sides = comparison.comparability, comparison.sides
     return {
         "schema": SCHEMA,
-        "comparable": found.holds,
+        "comparable": fields.holds,
         "sides": [_side_values(side) for side in sides],
-        "unequal": _field_values(found.unequal, sides),
-        "equal": _field_values(found.equal, sides),
-        "on_purpose": _field_values(found.on_purpose, sides),
-        "with_caution": _field_values(found.with_caution, sides),
+        "unequal": _field_values(fields.unequal, sides),
+        "equal": _field_values(fields.equal, sides),
+        "on_purpose": _field_values(fields.on_purpose, sides),
+        "with_caution": _field_values(fields.with_caution, sides),
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
         **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
@@ -218,63 +218,64 @@ def _fields(
 
 def _figures(comparison: Comparison) -> Sheet:
     """Return the medians with their intervals, and the verdicts on the training."""
-    rows = [row for figure in _known(comparison) for row in _figure_rows(figure, comparison.sides)]
+    rows = [row for figure in _measured(comparison) for row in _figure_rows(figure, comparison.sides)]
     verdicts = [", ".join(dict.fromkeys(record.verdict for record in side.counted)) for side in comparison.sides]
-    named = zip(comparison.sides, verdicts, strict=True)
+    pairs = zip(comparison.sides, verdicts, strict=True)
     rows += [
-        ("alignment" if i == 0 else "", s.name, str(len(s.counted)), said, "") for i, (s, said) in enumerate(named)
+        ("alignment" if i == 0 else "", s.name, str(len(s.counted)), verdict, "")
+        for i, (s, verdict) in enumerate(pairs)
     ]
-    intervals = [found.interval for figure in comparison.figures for found in figure.sides]
+    intervals = [entry.interval for figure in comparison.figures for entry in figure.sides]
     methods = [f"interval of {i.n} values: {i.coverage:.0%}, {i.method}" for i in intervals if i and i.coverage]
     notes = tuple(dict.fromkeys([*methods, *_missing(comparison)]))
     return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
 
 
-def _known(comparison: Comparison) -> list[ComparedFigure]:
+def _measured(comparison: Comparison) -> list[ComparedFigure]:
     """Return the figures that at least one side has."""
-    return [figure for figure in comparison.figures if any(found.values for found in figure.sides)]
+    return [figure for figure in comparison.figures if any(entry.values for entry in figure.sides)]
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
     """Yield why sides lack a figure; equal reasons in one sentence."""
     for figure in comparison.figures:
         by_reason: dict[str, list[str]] = {}
-        for side, found in zip(comparison.sides, figure.sides, strict=True):
-            if found.reason:
-                by_reason.setdefault(found.reason, []).append(side.name)
+        for side, entry in zip(comparison.sides, figure.sides, strict=True):
+            if entry.reason:
+                by_reason.setdefault(entry.reason, []).append(side.name)
         heading = figure.quantity.column.heading
         yield from (f"{heading}: missing on {', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Iterator[tuple[str, ...]]:
     column = figure.quantity.column
-    for number, (side, found) in enumerate(zip(sides, figure.sides, strict=True)):
-        median = column.text(found.interval.median if found.interval else None)
-        ends = column.ends(found.interval) if found.interval else ""
-        yield column.heading if number == 0 else "", side.name, str(len(found.values)), median, ends
+    for number, (side, entry) in enumerate(zip(sides, figure.sides, strict=True)):
+        median = column.text(entry.interval.median if entry.interval else None)
+        ends = column.ends(entry.interval) if entry.interval else ""
+        yield column.heading if number == 0 else "", side.name, str(len(entry.values)), median, ends
 
 
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], defaultdict[str, list[str]](list)
-    for figure in _known(comparison):
+    for figure in _measured(comparison):
         name = _name(figure)
-        for place, (side, found) in enumerate(zip(others, figure.ratios, strict=True), 1):
-            rows.append((name, f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
-            reasons[f"{found.standing}: {found.reason}" if found.low is None else found.reason].append(name)
-            for said in _medians_apart(figure, place, found):
-                reasons[said] = []
-            if found.standing == "inconclusive":
+        for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
+            rows.append((name, f"{side.name}/{base.name}", *_cells(entry, figure.quantity.is_noisy)))
+            reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
+            for note in _medians_apart(figure, place, entry):
+                reasons[note] = []
+            if entry.standing == "inconclusive":
                 reasons[f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}"] = []
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     every = len({row[0] for row in rows})
-    notes = (_of_figures(dict.fromkeys(names), every, said) for said, names in reasons.items())
+    notes = (_note(dict.fromkeys(names), every, note) for note, names in reasons.items())
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes))
 
 
-def _of_figures(names: Collection[str], every: int, said: str) -> str:
+def _note(names: Collection[str], every: int, note: str) -> str:
     """Return a note behind the names of its figures, where it is not of all or of none."""
-    return said if len(names) in (0, every) else f"{', '.join(names)}: {said}"
+    return note if len(names) in (0, every) else f"{', '.join(names)}: {note}"
 
 
 def _medians_apart(figure: ComparedFigure, place: int, figure_ratio: Ratio) -> Iterator[str]:
@@ -321,10 +322,10 @@ def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]
     return {f.name: {name: list(values) for name, values in zip(names, f.values, strict=True)} for f in fields}
 
 
-def ratio_values(found: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
+def ratio_values(ratio: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
     """Return a ratio as JSON; an inconclusive one with the command that decides it."""
-    command = {"decided_by": deciding_command(side, base)} if found.standing == "inconclusive" else {}
-    return asdict(found) | command
+    command = {"decided_by": deciding_command(side, base)} if ratio.standing == "inconclusive" else {}
+    return asdict(ratio) | command
 
 
 def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
@@ -335,14 +336,14 @@ def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dic
         "unit": column.unit,
         "sides": {
             side.name: {
-                "values": list(found.values),
-                "reason": found.reason,
-                **(asdict(found.interval) if found.interval else {}),
+                "values": list(entry.values),
+                "reason": entry.reason,
+                **(asdict(entry.interval) if entry.interval else {}),
             }
-            for side, found in zip(sides, figure.sides, strict=True)
+            for side, entry in zip(sides, figure.sides, strict=True)
         },
         "ratios": {
-            side.name: {"against": base.name, **ratio_values(found, side, base)}
-            for side, found in zip(others, figure.ratios, strict=True)
+            side.name: {"against": base.name, **ratio_values(ratio, side, base)}
+            for side, ratio in zip(others, figure.ratios, strict=True)
         },
     }

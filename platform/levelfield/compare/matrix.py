@@ -261,103 +261,103 @@ def column_ratio(column: str, base: str, pairs: Sequence[Pair], disturbed: Seque
     return ColumnRatio(column, base, mean_ratio(used), len(used), left_out, all_disturbed)
 
 
-def sheets(found: ResultMatrix) -> Iterator[Sheet]:
+def sheets(results: ResultMatrix) -> Iterator[Sheet]:
     """Yield tokens/s per device by row and column, the ratios between columns, and what each filled cell is."""
-    for begin in range(0, max(1, len(found.columns)), _COLUMNS):
-        columns = found.columns[begin : begin + _COLUMNS]
-        rows = [(row.label, *(_shown(found, row, column) for column in columns)) for row in found.rows]
-        rows += [(case, *["not run"] * len(columns)) for case in found.not_run]
-        yield Sheet(f"tokens/s/device, case x {found.dimension}", ("case", *columns), tuple(rows))
-    if found.ratios:
-        yield _ratios(found)
-    if cells := tuple(_details(found)):
-        yield Sheet("cells", ("case", found.dimension, "what it is"), cells)
+    for begin in range(0, max(1, len(results.columns)), _COLUMNS):
+        columns = results.columns[begin : begin + _COLUMNS]
+        rows = [(row.label, *(_cell_text(results, row, column) for column in columns)) for row in results.rows]
+        rows += [(case, *["not run"] * len(columns)) for case in results.not_run]
+        yield Sheet(f"tokens/s/device, case x {results.dimension}", ("case", *columns), tuple(rows))
+    if results.ratios:
+        yield _ratios(results)
+    if cells := tuple(_details(results)):
+        yield Sheet("cells", ("case", results.dimension, "what it is"), cells)
     else:
         yield Sheet("no run was found")
 
 
-def as_values(found: ResultMatrix) -> dict[str, Any]:
+def as_values(results: ResultMatrix) -> dict[str, Any]:
     """Return the matrix as a JSON object, in full precision."""
     return {
         "schema": SCHEMA,
-        "dimension": found.dimension,
-        "columns": list(found.columns),
+        "dimension": results.dimension,
+        "columns": list(results.columns),
         "rows": [
-            {**asdict(row), "cells": {column: _cell_values(found, row, column) for column in found.columns}}
-            for row in found.rows
+            {**asdict(row), "cells": {column: _cell_values(results, row, column) for column in results.columns}}
+            for row in results.rows
         ],
-        "not_run": list(found.not_run),
+        "not_run": list(results.not_run),
         "ratios": [
             {
                 **{
-                    "column": each.column,
-                    "against": each.base,
-                    "geometric_mean": each.ratio.value,
-                    "rows": each.trainings,
+                    "column": pair.column,
+                    "against": pair.base,
+                    "geometric_mean": pair.ratio.value,
+                    "rows": pair.trainings,
                 },
-                **{"disturbed_left_out": each.disturbed_left_out, "disturbed": each.is_disturbed},
+                **{"disturbed_left_out": pair.disturbed_left_out, "disturbed": pair.is_disturbed},
             }
-            | {name: getattr(each.ratio, name) for name in ("low", "high", "standing", "reason")}
-            for each in found.ratios
+            | {name: getattr(pair.ratio, name) for name in ("low", "high", "standing", "reason")}
+            for pair in results.ratios
         ],
     }
 
 
-def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
+def _cell_text(results: ResultMatrix, row: MatrixRow, column: str) -> str:
     """Return the cell: its speed and the ratio to the first column, or the word for none.
 
     A star is for a run that is left out, an exclamation mark for caution.
     """
-    cell = found.cells[row, column]
+    cell = results.cells[row, column]
     if cell.value is None:
         return cell.state
-    ratio = f" ({cell.ratio.shown})" if cell.ratio else ""
-    marks = "".join(mark for mark, said in (("*", cell.detail), ("!", cell.cautions)) if said)
+    ratio = f" ({cell.ratio.label})" if cell.ratio else ""
+    marks = "".join(mark for mark, text in (("*", cell.detail), ("!", cell.cautions)) if text)
     disturbed = "disturbed" if cell.is_disturbed else ""
     return " ".join(filter(None, (RATE.column.text(cell.value) + ratio, marks, disturbed)))
 
 
-def _ratios(found: ResultMatrix) -> Sheet:
+def _ratios(results: ResultMatrix) -> Sheet:
     header = ("column", "against", "geometric mean", "95 % interval", "rows with both")
     rows = tuple(
         (
-            each.column,
-            each.base,
-            each.ratio.shown if each.trainings else NOTHING,
-            each.ratio.ends,
-            f"{each.trainings} of {len(found.rows)}",
+            pair.column,
+            pair.base,
+            pair.ratio.label if pair.trainings else NOTHING,
+            pair.ratio.ends,
+            f"{pair.trainings} of {len(results.rows)}",
         )
-        for each in found.ratios
+        for pair in results.ratios
     )
     notes = (
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
         "the interval is of the noise of the runs; ~: a difference that is within noise",
-        *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(found) if r.standing == "inconclusive"),
-        *dict.fromkeys(map(_disturbed_note, (r for r in found.ratios if r.is_disturbed or r.disturbed_left_out))),
-        f"in brackets above: the ratio to {found.columns[0]}; a star: runs are left out; !: asks for caution",
+        *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(results) if r.standing == "inconclusive"),
+        *dict.fromkeys(map(_disturbed_note, (r for r in results.ratios if r.is_disturbed or r.disturbed_left_out))),
+        f"in brackets above: the ratio to {results.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
 
-def _disturbed_note(each: ColumnRatio) -> str:
+def _disturbed_note(pair: ColumnRatio) -> str:
     """Return what became of the rows with disturbed runs."""
-    if each.is_disturbed:
-        return f"{each.column}: disturbed: other programs used the machine during runs of every row of the mean"
-    return f"{each.column}: {each.disturbed_left_out} row(s) of disturbed runs are in no mean, as quiet ones are there"
+    if pair.is_disturbed:
+        return f"{pair.column}: disturbed: other programs used the machine during runs of every row of the mean"
+    return f"{pair.column}: {pair.disturbed_left_out} row(s) of disturbed runs are in no mean, as quiet ones are there"
 
 
-def _all_ratios(found: ResultMatrix) -> Iterator[Ratio]:
-    yield from (each.ratio for each in found.ratios)
-    yield from (cell.ratio for cell in found.cells.values() if cell.ratio)
+def _all_ratios(results: ResultMatrix) -> Iterator[Ratio]:
+    yield from (pair.ratio for pair in results.ratios)
+    yield from (cell.ratio for cell in results.cells.values() if cell.ratio)
 
 
-def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
+def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     """Yield the origin of each measured cell, and the reason of each other one that has a run."""
-    for row in found.rows:
-        cells = {column: found.cells[row, column] for column in found.columns}
+    for row in results.rows:
+        cells = {column: results.cells[row, column] for column in results.columns}
         filled = [(column, cell) for column, cell in cells.items() if cell.state != "not run"]
         for number, (column, cell) in enumerate(filled):
-            parts = (_origin(cell), cell.detail, *_questions(cell, cells[found.columns[0]]))
+            parts = (_origin(cell), cell.detail, *_questions(cell, cells[results.columns[0]]))
             yield "" if number else row.label, column, "; ".join(filter(None, parts))
 
 
@@ -380,8 +380,8 @@ def _origin(cell: MatrixCell) -> str:
     return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}{tuned}"
 
 
-def _cell_values(found: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
-    cell, first = found.cells[row, column], found.cells[row, found.columns[0]].side
+def _cell_values(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
+    cell, first = results.cells[row, column], results.cells[row, results.columns[0]].side
     side, rate = cell.side, cell.rate
     return {
         "state": cell.state,

@@ -237,7 +237,11 @@ def differences(row: ReportedRow, work: Work) -> list[str]:
         "global batch": (row.global_batch, training.global_batch),
         "sequence length": (row.sequence_length, training.sequence_length),
     }
-    other = [f"{name} {value}, the case has {own}" for name, (value, own) in pairs.items() if value not in (None, own)]
+    other = [
+        f"{name} {value}, the case has {expected}"
+        for name, (value, expected) in pairs.items()
+        if value not in (None, expected)
+    ]
     absent = " and ".join(name for name, (value, _) in pairs.items() if value is None)
     return [*other, f"{absent} not printed"] if absent else other
 

@@ -87,7 +87,7 @@ def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Com
     base, *others = comparison.sides
     findings = []
     for requirement in requirements:
-        figure = next((each for each in comparison.figures if each.quantity.column.name == requirement.figure), None)
+        figure = next((entry for entry in comparison.figures if entry.quantity.column.name == requirement.figure), None)
         for place, side in enumerate(others, start=1):
             word, reason = _judge_requirement(requirement, comparison, figure, place)
             ratio = figure.ratios[place - 1] if figure else None
@@ -134,10 +134,8 @@ def _against_limit(ratio: Ratio, requirement: RatioRequirement) -> _Decision:
 
 
 def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
-    rows = tuple(
-        (each.requirement, f"{each.side}/{each.against}", each.word, _ratio_text(each.ratio)) for each in findings
-    )
-    notes = (f"{each.requirement}, {each.side}/{each.against}: {each.reason}" for each in findings if each.reason)
+    rows = tuple((f.requirement, f"{f.side}/{f.against}", f.word, _ratio_text(f.ratio)) for f in findings)
+    notes = (f"{f.requirement}, {f.side}/{f.against}: {f.reason}" for f in findings if f.reason)
     return Sheet("required", ("requirement", "sides", "word", "ratio, 95 % interval"), rows, tuple(notes))
 
 

@@ -63,7 +63,7 @@ class Ratio:
     reason: str
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """Return the ratio for a table that has no room for its interval: a word where the noise is not known."""
         if self.value is None or self.low is None:
             return self.standing
@@ -78,7 +78,7 @@ class Ratio:
     def inverse(self) -> Ratio:
         """Return the same comparison seen from the other side."""
         turned: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
-        value, low, high = (None if each is None else 1 / each for each in (self.value, self.high, self.low))
+        value, low, high = (None if number is None else 1 / number for number in (self.value, self.high, self.low))
         return Ratio(value, low, high, turned.get(self.standing, self.standing), self.reason)
 
 
@@ -197,9 +197,9 @@ def _too_few(side: SideValues, base: SideValues) -> str:
 
 
 def _described(pairs: Sequence[Pair], freedom: int) -> str:
-    each_side = (each for side, base in pairs for each in (base, side))
-    known = dict.fromkeys(
-        each.history.origin if each.history and len(each.values) < LEAST_RUNS else "the runs" for each in each_side
+    entries = (entry for side, base in pairs for entry in (base, side))
+    origins = dict.fromkeys(
+        entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
     )
-    origin = " and ".join(known) if len(known) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
+    origin = " and ".join(origins) if len(origins) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
     return f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"

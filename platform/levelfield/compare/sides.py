@@ -54,11 +54,11 @@ class ComparedSide:
         return any(map(disturbance, self.counted))
 
 
-def side_of(name: str, records: Sequence[RunRecord], in_turns: bool = False) -> ComparedSide:
+def side_of(name: str, records: Sequence[RunRecord], is_paired: bool = False) -> ComparedSide:
     """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series.
 
-    A disturbed run is left out where another one of the side is quiet. in_turns: none is, as the runs of both sides ran
-    in turns and are compared in pairs.
+    A disturbed run is left out where another one of the side is quiet. is_paired: none is, as the runs of both sides
+    ran in turns and are compared in pairs.
     """
     if not records:
         raise UsageError(f"side {name}: found no run, expected at least one")
@@ -68,7 +68,7 @@ def side_of(name: str, records: Sequence[RunRecord], in_turns: bool = False) -> 
     _refuse_mixed(name, records)
     copies = dict(_copies(records))
     reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
-    if not in_turns:
+    if not is_paired:
         good = [record for record, reason in reasons if reason is None]
         quiet = {record.run_id for record in quiet_runs(good)}
         beside = [None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons]
@@ -158,7 +158,7 @@ class Quantity:
     is_optional: it is left out where no run has it.
 
     basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. covers: what the figure
-    includes; where sides differ in it, the ratio asks for caution. of_night: the figure of
+    includes; where sides differ in it, the ratio asks for caution. read_night: the figure of
     a stored night of a run's series; None where nights do not store it.
     """
 
@@ -169,7 +169,7 @@ class Quantity:
     is_optional: bool = False
     basis: Callable[[RunRecord], object] = lambda record: None
     covers: Callable[[RunRecord], str | None] = lambda record: None
-    of_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
+    read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
@@ -212,7 +212,7 @@ def _quantity(figure: RunFigure) -> Quantity:
         is_noisy=figure.is_noisy,
         is_optional=figure.is_optional,
         basis=lambda record: at(record.result, *figure.basis) if figure.basis else None,
-        of_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
+        read_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
     )
 
 
@@ -233,7 +233,7 @@ def cost_quantity(prices: Prices) -> Quantity:
         use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, joules, reason, of_nodes)
         return cost(use, prices)
 
-    def of_night(record: RunRecord, point: Point) -> float | None:
+    def read_night(record: RunRecord, point: Point) -> float | None:
         if NODES.read(record) is not None:
             return None  # a stored night has the chips' energy alone
         names = ("tokens_per_second_per_device", "joules_per_token")
@@ -245,7 +245,7 @@ def cost_quantity(prices: Prices) -> Quantity:
         lambda record: of(record).reason,
         basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
         covers=lambda record: paid_for(prices.chips.get(record.series.chip), of(record)),
-        of_night=of_night,
+        read_night=read_night,
     )
 
 
@@ -295,10 +295,10 @@ def _is_of_the_day(record: RunRecord, newest: RunRecord) -> bool:
     return built or exclusion(record) is not None  # one that does not count may not know its build
 
 
-def is_within_a_day(one: str, other: str) -> bool:
+def is_within_a_day(first: str, second: str) -> bool:
     """Return whether two runs began within a day; False where a date cannot be read."""
     try:
-        return abs(datetime.fromisoformat(one) - datetime.fromisoformat(other)) <= timedelta(days=1)
+        return abs(datetime.fromisoformat(first) - datetime.fromisoformat(second)) <= timedelta(days=1)
     except (TypeError, ValueError):
         return False
 

@@ -15,8 +15,8 @@ from levelfield.series.level import LONGEST, node_medians
 from levelfield.series.segments import (
     Segment,
     condition_changes,
-    in_history,
     is_evidence,
+    level_points,
     night_of,
     observations,
     segments_of,
@@ -31,31 +31,31 @@ FEWEST_NIGHTS = 3
 class LevelEvidence:
     """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named.
 
-    held: the baseline of the series that holds now; nights before it have another level.
+    baseline: the baseline of the series that holds now; nights before it have another level.
     """
 
     series: str
     points: tuple[Point, ...]
     past: tuple[Finding, ...] = ()
     runs: tuple[str, ...] = ()
-    held: StoreEvent | None = None
+    baseline: StoreEvent | None = None
 
 
-def accepted_baseline(evidence: LevelEvidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
+def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, until: str | None = None) -> StoreEvent:
     """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
     suffice.
     """
     runs = _sufficient(evidence)
-    segments = segments_of(in_history(evidence.points))
+    segments = segments_of(level_points(evidence.points))
     level: dict[Gated, float] = {}
     nodes: dict[str, dict[str, float]] = {}
     for figure in FIGURES:
         if nights := observations(runs, figure):
             level[figure] = value_of(median(night.cost for night in nights), figure)
-            nodes[figure] = _by_node(segments, runs, figure)
-    return _event("baseline", evidence.series, who, why, at, until, runs, level, {"nodes": nodes})
+            nodes[figure] = _node_levels(segments, runs, figure)
+    return _event("baseline", evidence.series, who, reason, at, until, runs, level, {"nodes": nodes})
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,28 @@ class AcceptedLevels:
 
 
 def accepted_baselines(
-    evidence: Sequence[LevelEvidence], worse: Mapping[str, str], who: str, why: str, at: str, until: str | None = None
+    evidence: Sequence[LevelEvidence],
+    worse: Mapping[str, str],
+    who: str,
+    reason: str,
+    at: str,
+    until: str | None = None,
 ) -> AcceptedLevels:
     """Return the events that accept many series for one reason. worse: by series what the night found, so not taken."""
     events, refused = [], {}
-    for each in evidence:
-        if each.series in worse:
-            refused[each.series] = f"{worse[each.series]} in this night; accept it alone, or add --worse"
+    for entry in evidence:
+        if entry.series in worse:
+            refused[entry.series] = f"{worse[entry.series]} in this night; accept it alone, or add --worse"
             continue
         try:
-            events.append(accepted_baseline(each, who, why, at, until))
+            events.append(accepted_baseline(entry, who, reason, at, until))
         except UsageError as error:
-            refused[each.series] = str(error).removeprefix(f"series {each.series}: ")
+            refused[entry.series] = str(error).removeprefix(f"series {entry.series}: ")
     return AcceptedLevels(tuple(events), refused)
 
 
 def accepted_step(
-    series: str, points: Sequence[Point], who: str, why: str, at: str, until: str | None = None
+    series: str, points: Sequence[Point], who: str, reason: str, at: str, until: str | None = None
 ) -> StoreEvent:
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
     steps = _steps(points)
@@ -93,7 +98,7 @@ def accepted_step(
         )
     before, newest = steps[-1]
     data = {"before": before, "after": newest.conditions}
-    return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
+    return _event("environment-step", series, who, reason, at, until, newest.points, {}, data)
 
 
 def same_steps(
@@ -107,7 +112,7 @@ def same_steps(
     def change(before: str, after: str) -> tuple[str, ...]:
         return condition_changes(conditions(before), conditions(after)) or (before, after)
 
-    wanted = change(str(step.data["before"]), str(step.data["after"]))
+    target = change(str(step.data["before"]), str(step.data["after"]))
     return [
         step.model_copy(
             update={
@@ -119,13 +124,13 @@ def same_steps(
         )
         for series in sorted(set(points) - {step.series})
         for before, after in _steps(points[series])
-        if change(before, after.conditions) == wanted
+        if change(before, after.conditions) == target
     ]
 
 
 def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
     """Return every segment that began by a change, with the conditions before it."""
-    segments = segments_of(in_history(points))
+    segments = segments_of(level_points(points))
     return [(segments[s.before].conditions, s) for s in segments if s.before is not None]
 
 
@@ -136,7 +141,7 @@ def note(series: str, who: str, text: str, at: str) -> StoreEvent:
 
 def _sufficient(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
-    points = _named(evidence) if evidence.runs else _present_level(evidence)
+    points = _named_runs(evidence) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
     decided = [f for f in evidence.past if f.pairs and not f.named]
     by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
@@ -155,15 +160,15 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     return points
 
 
-def _named(evidence: LevelEvidence) -> list[Point]:
-    known = {point.run_id: point for point in evidence.points}
+def _named_runs(evidence: LevelEvidence) -> list[Point]:
+    points = {point.run_id: point for point in evidence.points}
     bad = _bad_nights(evidence)
     for run in evidence.runs:
-        if run not in known:
+        if run not in points:
             raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
-        if not is_evidence(known[run]) or run in bad:
+        if not is_evidence(points[run]) or run in bad:
             raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
-    return in_history(known[run] for run in evidence.runs)
+    return level_points(points[run] for run in evidence.runs)
 
 
 def _present_level(evidence: LevelEvidence) -> list[Point]:
@@ -173,24 +178,24 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     nights that are inconclusive are no evidence, unless they are named. Raises UsageError where a regression lies
     behind such nights: whoever accepts the newest night does not mean it.
     """
-    points = in_history(evidence.points, _bad_nights(evidence))
-    changed, suspect = _found(evidence, "regression", "improvement"), _found(evidence, "inconclusive")
+    points = level_points(evidence.points, _bad_nights(evidence))
+    changed, suspect = _runs_with(evidence, "regression", "improvement"), _runs_with(evidence, "inconclusive")
     newest_of_all = points[-1:]
     while points and points[-1].run_id in suspect:
         points = points[:-1]
-    if points and points[-1:] != newest_of_all and points[-1].run_id in _found(evidence, "regression"):
+    if points and points[-1:] != newest_of_all and points[-1].run_id in _runs_with(evidence, "regression"):
         raise UsageError(
             f"series {evidence.series}: the newest night is inconclusive, and {night_of(points[-1])} before it is a "
             "regression, expected a night that was decided; wait for the next night, or name runs with --run"
         )
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
         return _newest_nights(newest, LONGEST)
-    unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.held, point)]
+    unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.baseline, point)]
     home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
-    own = [point for point in unchanged if point in home]
+    at_home = [point for point in unchanged if point in home]
     # so few nights after a change of conditions are refused with the nights before it, in words
-    is_enough = len({night_of(point) for point in own}) >= FEWEST_NIGHTS
-    return _newest_nights(own, LONGEST) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
+    is_enough = len({night_of(point) for point in at_home}) >= FEWEST_NIGHTS
+    return _newest_nights(at_home, LONGEST) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
 
 
 def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
@@ -198,7 +203,7 @@ def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
     return [point for point in points if night_of(point) in nights]
 
 
-def _found(evidence: LevelEvidence, *words: str) -> set[str | None]:
+def _runs_with(evidence: LevelEvidence, *words: str) -> set[str | None]:
     """Return the runs of which a figure was found one of these, by the last finding about it."""
     last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
     return {run for (run, _), word in last.items() if word in words}
@@ -209,7 +214,7 @@ def _bad_nights(evidence: LevelEvidence) -> set[str]:
     return {run for finding in last.values() for run in finding.bad_runs}
 
 
-def _by_node(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gated) -> dict[str, float]:
+def _node_levels(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gated) -> dict[str, float]:
     """Return the accepted level of every node that the series knows: the evidence's, with the nodes' offsets.
 
     The offset of a node comes from the nights of the segment, so a node without evidence keeps its place.
@@ -217,23 +222,23 @@ def _by_node(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gat
     home = next(s for s in reversed(segments) if any(p.run_id == evidence[-1].run_id for p in s.points))
     offsets = node_medians(observations(home.points, figure)[-LONGEST:])
     nights = observations(evidence, figure)
-    known = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
-    if not known:
+    distances = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
+    if not distances:
         return {}
-    moved = median(known)
+    moved = median(distances)
     return {node: value_of(offset + moved, figure) for node, offset in offsets.items()}
 
 
 def _event(
-    kind: EventKind, series: str, who: str, why: str, at: str, until: str | None, evidence: Sequence[Point],
+    kind: EventKind, series: str, who: str, reason: str, at: str, until: str | None, evidence: Sequence[Point],
     level: Mapping[Gated, float], data: Mapping[str, object],
 ) -> StoreEvent:  # fmt: skip
-    if not why.strip():
+    if not reason.strip():
         raise UsageError("--why: found an empty text, expected the reason; the event stores it")
     runs = tuple(point.run_id for point in evidence)
     return StoreEvent.model_validate(
         {
-            "id": uuid.uuid4().hex, "kind": kind, "series": series, "at": at, "who": who, "why": why, "until": until,
+            "id": uuid.uuid4().hex, "kind": kind, "series": series, "at": at, "who": who, "why": reason, "until": until,
             "level": dict(level), "runs": runs, "data": dict(data),
         }
     )  # fmt: skip

@@ -68,9 +68,9 @@ def first_bad(builds: Sequence[T], answer_of: Callable[[T], Side]) -> FirstBad:
     return FirstBad(good, bad, tuple(trials))
 
 
-def _middle(good: int, bad: int, tried: set[int]) -> int | None:
+def _middle(good: int, bad: int, trials: set[int]) -> int | None:
     """Return the place nearest to the middle that was not tried; None when none is left."""
-    left = [place for place in range(good + 1, bad) if place not in tried]
+    left = [place for place in range(good + 1, bad) if place not in trials]
     return min(left, key=lambda place: abs(2 * place - good - bad), default=None)
 
 

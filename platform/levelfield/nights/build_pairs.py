@@ -36,8 +36,8 @@ EXPLAINED_STEPS = "10"
 class ArmFailed(RunFailed):
     """A run of a pair gives no figure. The message names the build; arm: the name of its arm."""
 
-    def __init__(self, arm: Arm, why: str) -> None:
-        super().__init__(f"{arm.build}: {why}")
+    def __init__(self, arm: Arm, reason: str) -> None:
+        super().__init__(f"{arm.build}: {reason}")
         self.arm = arm.name
 
 
@@ -57,8 +57,8 @@ def arms_of(
 
     plugins: folders given to this command.
     """
-    own = ("--python", python) if python else ()
-    a, b = ((*case_arguments(plan), *own, *_plugins(plugins, build)) for build in (first, second))
+    environment = ("--python", python) if python else ()
+    a, b = ((*case_arguments(plan), *environment, *_plugins(plugins, build)) for build in (first, second))
     return Arm("a", first, a), Arm("b", second, b)
 
 
@@ -85,7 +85,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
 
 def _plugins(folders: Sequence[Path], build: CommitBuild) -> Iterator[str]:
     """Return --plugins for a build. A folder inside of the checkout is taken from the build's own."""
-    for folder in (each.absolute() for each in folders):
+    for folder in (path.absolute() for path in folders):
         inside = folder.is_relative_to(checkout())
         yield from ("--plugins", str(build.folder / folder.relative_to(checkout()) if inside else folder))
 
@@ -110,14 +110,14 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
 
     No figure of the night rests on these runs. One sentence says why where a build records no steps.
     """
-    found = []
+    steps = []
     for arm in arms:
         try:
             paths = run_of(arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS, MOST_SECONDS)
-            found.append(explained(paths))
+            steps.append(explained(paths))
         except (RunFailed, UsageError) as error:
             return (f"why is not known: {arm.build}: {error}",)
-    change = step_difference(*found)
+    change = step_difference(*steps)
     if change.whole.ms <= (change.whole.half or 0.0):
         return (
             f"the recorded steps do not show why: {change.whole.before:.2f} ms with {arms[0].build}, "
@@ -139,9 +139,11 @@ def _check(arm: Arm, record: RunRecord, series: Series) -> None:
         raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
     if record.series.fingerprint() != series.fingerprint():
         raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
-    ran, wanted = record.subject.commit, arm.build.commit
-    if ran and wanted and ran != wanted:  # the checkout was moved since the night ran
-        raise ArmFailed(arm, f"{record.run_id} is of commit {ran[:12]}, expected {wanted[:12]}: the checkout has moved")
+    ran, expected = record.subject.commit, arm.build.commit
+    if ran and expected and ran != expected:  # the checkout was moved since the night ran
+        raise ArmFailed(
+            arm, f"{record.run_id} is of commit {ran[:12]}, expected {expected[:12]}: the checkout has moved"
+        )
 
 
 def null_arms(
@@ -158,14 +160,14 @@ def null_arms(
     return arms_of(plan, first, second, shared_python(plan, subject, subject), plugins)
 
 
-def weekly_series(given: GateInput, seconds: Mapping[str, float]) -> str | None:
+def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None:
     """Return the series for this week's null pairs: the shortest that is old enough for a level and ran tonight.
 
     None where a series of the same node had some within a week. seconds: how long the run of each took.
     """
-    nodes = {point.node for series in seconds for point in given.tonights.get(series, ())}
-    if given.has_null_pairs(nodes, DAYS_BETWEEN):
+    nodes = {point.node for series in seconds for point in inputs.tonights.get(series, ())}
+    if inputs.has_null_pairs(nodes, DAYS_BETWEEN):
         return None
-    ran = [series for series, points in given.tonights.items() if series in seconds and any(map(is_evidence, points))]
-    old = [s for s in ran if len({night_of(p) for p in given.points[s] if is_evidence(p)}) > FEWEST]
+    ran = [series for series, points in inputs.tonights.items() if series in seconds and any(map(is_evidence, points))]
+    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST]
     return min(old, key=lambda series: seconds[series], default=None)

@@ -23,7 +23,7 @@ from levelfield.nights.gate_input import (
 )
 from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
-from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order
+from levelfield.series.findings import COMPARED, FIGURES, Finding, worst_first
 from levelfield.series.judgement import (
     Judged,
     NodeGroup,
@@ -107,7 +107,7 @@ def compared(
     done |= {series for series, _ in grouped} | {around.series for around, _ in members if around.is_of_group}
     findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
     findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
-    ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in in_order(findings))
+    ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in worst_first(findings))
     return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done))
 
 
@@ -117,7 +117,7 @@ def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[
     opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
     awaited = awaited_series(inputs) if inputs.named_regressions else ()
     for series, figure in inputs.named_regressions:
-        open_regression = inputs.open_regression(series, figure, inputs.held(series)) if series in awaited else None
+        open_regression = inputs.open_regression(series, figure, inputs.baseline(series)) if series in awaited else None
         if open_regression is not None and (series, figure) not in examined:
             opened[series, figure] = open_regression
     for finding in findings:

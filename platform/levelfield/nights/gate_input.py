@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 
-from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
+from levelfield.series.examination import Era, Examination, era_of, examined, nights_before, standing_baseline
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
 from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
 from levelfield.series.segments import (
@@ -17,8 +17,8 @@ from levelfield.series.segments import (
     days_between,
     differences,
     excess_of,
-    in_history,
     is_evidence,
+    level_points,
     night_of,
     observations,
     segments_of,
@@ -53,8 +53,8 @@ class GateInput:
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
         """The points of the night by series, without the runs of confirmations."""
-        found = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
-        return {series: points for series, points in found.items() if points}
+        groups = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
+        return {series: points for series, points in groups.items() if points}
 
     def stored_pairs(self, series: str, figure: Gated) -> Pairs | None:
         """Return the pairs that the night ran: values of the accepted build and of tonight's. None without any.
@@ -73,10 +73,10 @@ class GateInput:
 
     @cached_property
     def events_by_series(self) -> dict[str, list[StoreEvent]]:
-        found: dict[str, list[StoreEvent]] = defaultdict(list)
+        groups: dict[str, list[StoreEvent]] = defaultdict(list)
         for event in self.events:
-            found[event.series].append(event)
-        return found
+            groups[event.series].append(event)
+        return groups
 
     @cached_property
     def named_regressions(self) -> dict[tuple[str, Gated], OpenRegression]:
@@ -85,32 +85,32 @@ class GateInput:
 
     def open_regression(self, series: str, figure: Gated, baseline: StoreEvent | None) -> OpenRegression | None:
         """Return the regression of a figure that is still there; None where the baseline accepts its nights too."""
-        found = self.named_regressions.get((series, figure))
-        if found is None or baseline is None:
-            return found
+        regression = self.named_regressions.get((series, figure))
+        if regression is None or baseline is None:
+            return regression
         began = {point.run_id: point.began for point in self.points.get(series, ())}
-        first = began.get(found.first.run_id or "") or found.first.night or ""
-        return None if any(began.get(run, "") >= first for run in baseline.runs) else found
+        first = began.get(regression.first.run_id or "") or regression.first.night or ""
+        return None if any(began.get(run, "") >= first for run in baseline.runs) else regression
 
-    def held(self, series: str) -> StoreEvent | None:
+    def baseline(self, series: str) -> StoreEvent | None:
         """Return the baseline of the series that holds in this night."""
-        return held(self.events_by_series.get(series, ()), f"{self.night}~")
+        return standing_baseline(self.events_by_series.get(series, ()), f"{self.night}~")
 
     def tonight(self, series: str) -> list[Point]:
         return self.tonights.get(series, [])
 
     def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
         """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
-        found: list[Pair] = []
+        pairs: list[Pair] = []
         waiting: Point | None = None
         for point in self._null_runs.get((series, node), ()):
             if waiting is None or waiting.purpose == point.purpose:  # its other run failed
                 waiting = point
             else:
-                a, b = sorted((waiting, point), key=lambda each: each.purpose)
-                found.append((getattr(a, figure), getattr(b, figure)))
+                a, b = sorted((waiting, point), key=lambda run: run.purpose)
+                pairs.append((getattr(a, figure), getattr(b, figure)))
                 waiting = None
-        return found
+        return pairs
 
     @property
     def null_nodes(self) -> set[str]:
@@ -147,7 +147,7 @@ def examinations(inputs: GateInput) -> Iterator[Judged]:
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
-        before = in_history(p for p in inputs.points[series] if p.began <= tonight[-1].began)
+        before = level_points(p for p in inputs.points[series] if p.began <= tonight[-1].began)
         whole = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure is None]
         nights = _SeriesNights(series, tonight, before, {run for finding in whole for run in finding.bad_runs})
         for figure in FIGURES:
@@ -222,8 +222,8 @@ def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
     return changed
 
 
-def _waits_for(found: Finding, before: Finding) -> bool:
-    return before.word == "inconclusive" and not before.pairs and (before.change or 0) * (found.change or 0) > 0
+def _waits_for(finding: Finding, before: Finding) -> bool:
+    return before.word == "inconclusive" and not before.pairs and (before.change or 0) * (finding.change or 0) > 0
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:
@@ -325,7 +325,7 @@ def _missing_figures(inputs: GateInput) -> Iterator[Finding]:
     for series in inputs.points:
         tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
-        history = in_history(inputs.points[series]) if tonight and absent else []
+        history = level_points(inputs.points[series]) if tonight and absent else []
         began = min((p.began for p in tonight), default="")
         earlier = [p for p in history if night_of(p) != inputs.night and p.began < began][-_OFTEN:]
         for figure in absent:

@@ -66,7 +66,7 @@ from levelfield.rundir.directory import utc_now
 from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
-from levelfield.series.segments import in_history, night_of, observations
+from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -162,7 +162,7 @@ class NightSession:
         state = run_entries(self.state, self.work, self.request.budget, tools)
         return all(entry.state != "waiting" for entry in state.entries)
 
-    def judged(self) -> GateReport:
+    def judge(self) -> GateReport:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
         inputs = gate_input(self.store, self.request.night, self.suite)
         report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
@@ -212,7 +212,7 @@ class NightSession:
         record = record_of(paths, "nightly", self.request.night)
         self.store.add([record])
         if slow:
-            self.store.add_finding(self.request.night, _of_machine(record.node, self.request.night, slow))
+            self.store.add_finding(self.request.night, _slow_machine(record.node, self.request.night, slow))
 
     def _holds_pair(self, series: str) -> bool:
         if self.request.budget is None:
@@ -326,7 +326,7 @@ def _name(plan: Plan) -> str:
 
 def _detectable(points: Sequence[Point]) -> float | None:
     """Return the least change of tokens/s that one night of the series shows; None for a young series."""
-    nights = observations(in_history(points), SPEED)
+    nights = observations(level_points(points), SPEED)
     level = level_of(nights, nights[-1].node) if nights else None
     return detectable(level) if level else None
 
@@ -350,7 +350,7 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     return is_other_build(before, now)
 
 
-def _of_machine(node: str, night: str, reason: str) -> dict[str, Any]:
+def _slow_machine(node: str, night: str, reason: str) -> dict[str, Any]:
     """Return the finding about a machine that the control found slow."""
     label = f"node {short_digest(node)}"
     finding = Finding(series="", label=label, figure=None, word="bad night", detail=reason, night=night, node=node)

@@ -228,7 +228,7 @@ def run_entries(
             state = state.with_entry(run.name, state="waiting", run_id=None)
         else:
             tools.record(tools.folder(result.run_id))
-            reason = None if result.status.word == "valid" else _why(result)
+            reason = None if result.status.word == "valid" else _failure(result)
             state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
         state = state.model_copy(update={"used_seconds": state.used_seconds + lasted})
         tools.save(state)
@@ -237,7 +237,7 @@ def run_entries(
     return state
 
 
-def _why(result: Result) -> str:
+def _failure(result: Result) -> str:
     word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
     return f"{word}: {result.status.evidence or ''}"
 

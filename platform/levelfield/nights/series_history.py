@@ -17,7 +17,7 @@ from levelfield.series.segments import (
     Segment,
     change_of,
     condition_changes,
-    in_history,
+    level_points,
     observations,
     segments_of,
     value_of,
@@ -65,7 +65,7 @@ class FigureHistory:
 
 def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHistory]:
     """Return the history of every gated figure that the series has. now: the time at which events hold."""
-    points = in_history(inputs.points.get(series, ()))
+    points = level_points(inputs.points.get(series, ()))
     events = [event for event in inputs.events if event.series == series]
     return [history for figure in FIGURES if (history := _history(inputs, points, events, figure, now))]
 
@@ -99,7 +99,7 @@ def _levels(
 ) -> tuple[Level | None, AcceptedLevel | None]:
     """Return the level that the next night on the last node is compared with, and the accepted one."""
     era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
-    since, earlier = era.own(figure, _END), era.earlier(figure)
+    since, earlier = era.current(figure, _END), era.earlier(figure)
     joined = sorted((*earlier, *since), key=lambda night: night.began)
     return level_of(since, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
 

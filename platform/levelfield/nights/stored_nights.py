@@ -10,7 +10,7 @@ from functools import cache, partial
 from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
-from levelfield.series.examination import held, holds
+from levelfield.series.examination import holds, standing_baseline
 from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
@@ -136,7 +136,7 @@ def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEv
             digest,
             tuple(points[digest]),
             tuple(finding for finding in past if finding.series in ("", digest)),
-            held=held([event for event in events if event.series == digest], at),
+            baseline=standing_baseline([event for event in events if event.series == digest], at),
         )
         for digest in series
     ]

@@ -52,7 +52,7 @@ class NightTickets:
     runs: Path
     page_url: str | None = None
     more: tuple[str, ...] = ()
-    _stated: dict[tuple[str, str], Ticket] = field(default_factory=dict)
+    _tickets: dict[tuple[str, str], Ticket] = field(default_factory=dict)
 
     def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
         """Return the tickets of findings that the build may have caused, by series and figure."""
@@ -93,17 +93,17 @@ class NightTickets:
 
     def _between(self, accepted: str, tonight: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""
-        if (accepted, tonight) not in self._stated:
+        if (accepted, tonight) not in self._tickets:
             before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
             packages = self._packages(before, after, accepted, tonight)
-            self._stated[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
-        return self._stated[accepted, tonight]
+            self._tickets[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
+        return self._tickets[accepted, tonight]
 
     def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
         if before.packages == after.packages and before.packages is not None:
             return {}
         try:
-            old, new = (_listed(self.runs, run_id) for run_id in (accepted, tonight))
+            old, new = (_run_packages(self.runs, run_id) for run_id in (accepted, tonight))
         except (LevelfieldError, OSError, ValueError) as error:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
         return {"packages": tuple(sorted(differences(old, new)))}
@@ -133,9 +133,9 @@ def _first_bad(ticket: Ticket, bisection: Bisection | None) -> TicketCommit | No
     """Return the commit that a search found, with author and subject, by this checkout."""
     if bisection is None or bisection.first_bad is None:
         return None
-    stated = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
+    match = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
     try:
-        return stated or TicketCommit(**commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict())
+        return match or TicketCommit(**commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict())
     except (RunFailed, IndexError):
         return TicketCommit(commit=bisection.first_bad, author="", subject="")
 
@@ -163,10 +163,10 @@ def _commits(before: Subject, after: Subject) -> dict[str, Any]:
         log, count = commit_log(before.commit, after.commit, MOST_COMMITS)
     except RunFailed as error:
         return {**builds, "commits_unknown": str(error)}
-    return {**builds, "commits": tuple(TicketCommit(**each._asdict()) for each in log), "all_commits": count}
+    return {**builds, "commits": tuple(TicketCommit(**entry._asdict()) for entry in log), "all_commits": count}
 
 
-def _listed(runs: Path, run_id: str) -> dict[str, str]:
+def _run_packages(runs: Path, run_id: str) -> dict[str, str]:
     """Return the packages that a run listed. Raises LevelfieldError, OSError or ValueError."""
     content = mapping(strict_json(read_regular(find_run(runs, run_id).provenance, _MOST_BYTES)))
     packages = content.get("environment_packages")
@@ -199,8 +199,8 @@ class NightBisection:
                 continue
             ticket = self.tickets.ticket(finding)
             if ticket.command and ticket.bisection is None and (ticket.all_commits or 0) > 1:
-                found = self._searched(finding, finding.figure, ticket, until)
-                self.tickets.store.add_event(_note(self.tickets.inputs.night, finding, ticket, found))
+                bisection = self._searched(finding, finding.figure, ticket, until)
+                self.tickets.store.add_event(_note(self.tickets.inputs.night, finding, ticket, bisection))
 
     def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
@@ -219,21 +219,21 @@ class NightBisection:
         trials = BuildTrials(plan, build_of(commits[0], say=self.say), figure, runs, self.plugins, self.say)
         trials.ran = ran = self._ran.setdefault((finding.series, commits[0]), {})
         trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
-        tried = 0
+        trial_count = 0
 
         def side(commit: str) -> Side:
-            nonlocal tried
+            nonlocal trial_count
             if commit == commits[-1] and trials.effect is not None:
                 return "bad"
             if commit not in ran and not holds():
                 return "unknown"
-            tried += 1
+            trial_count += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
             return trials.answer(build_of(commit, say=self.say))
 
         search = first_bad(commits, side)
         good, bad = commits[search.good], commits[search.bad]
-        return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=tried)
+        return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=trial_count)
 
 
 def _note(night: str, finding: Finding, ticket: Ticket, bisection: Bisection) -> StoreEvent:

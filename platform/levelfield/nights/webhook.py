@@ -54,8 +54,8 @@ def webhook_url(file: Path | None) -> str | None:
 def _checked(text: str, origin: str) -> str:
     url = text.strip()
     try:
-        found = urllib.parse.urlsplit(url)
-        is_url = found.scheme in ("https", "http") and bool(found.hostname) and found.port != 0
+        parts = urllib.parse.urlsplit(url)
+        is_url = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
     if not is_url or not url.isascii() or not url.isprintable() or " " in url:
@@ -64,7 +64,7 @@ def _checked(text: str, origin: str) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *given: Any, **more: Any) -> None:
+    def redirect_request(self, *arguments: Any, **more: Any) -> None:
         return None
 
 
@@ -76,16 +76,16 @@ def delivered(
     all_seconds: float = ALL_SECONDS,
 ) -> str | None:
     """Send the document and return why it was not taken; None where it was. It never raises."""  # fmt: skip
-    found: list[str | None] = []
+    answers: list[str | None] = []
 
     def send() -> None:
-        found.append(_tries(lambda: _sent(url, document, answer_seconds), waits))
+        answers.append(_tries(lambda: _sent(url, document, answer_seconds), waits))
 
     # A server that answers byte by byte keeps a socket's limit from passing; nothing waits longer than this.
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     thread.join(all_seconds)
-    return found[0] if found else f"no whole answer within {all_seconds:.0f} s"
+    return answers[0] if answers else f"no whole answer within {all_seconds:.0f} s"
 
 
 def _tries(send: Callable[[], tuple[str | None, bool]], waits: tuple[float, ...]) -> str | None:
@@ -112,5 +112,5 @@ def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:
         return f"the server answered {error.code}{where}", error.code in _AGAIN
     except Exception as error:  # its text may have the URL, so only its kind is said
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        known = next((said for kind, said in _REASONS if isinstance(cause, kind)), None)
-        return known or f"the connection failed ({type(cause).__name__})", True
+        message = next((text for kind, text in _REASONS if isinstance(cause, kind)), None)
+        return message or f"the connection failed ({type(cause).__name__})", True

@@ -87,8 +87,8 @@ def moved(family: Sequence[Judged]) -> list[MovedSeries]:
         elif candidates:
             before = sorted(direction * excess for member in family for excess in _pretended(_step(member[1])))
             chances = [_chance(_step(m[1]), direction, before) for m in candidates]
-            kept = kept_of_many(chances, len(family), FALSE_STEPS)
-            candidates = [m for m, is_kept in zip(candidates, kept, strict=True) if is_kept]
+            passed = kept_of_many(chances, len(family), FALSE_STEPS)
+            candidates = [m for m, has_passed in zip(candidates, passed, strict=True) if has_passed]
         if candidates:
             groups.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
     return groups

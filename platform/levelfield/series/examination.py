@@ -44,7 +44,7 @@ class Era:
     def tonight(self) -> Segment:
         return self.segments[-1]
 
-    def own(self, figure: Gated, before: str) -> list[Observation]:
+    def current(self, figure: Gated, before: str) -> list[Observation]:
         """Return the nights of tonight's segment before a time, since the baseline."""
         return self._since(self.tonight.points, figure, before)
 
@@ -61,7 +61,7 @@ class Era:
         if self.baseline is None:
             return []
         groups = ([p for p in s.points if not is_since(self.baseline, p)] for s in reversed(self.segments))
-        return next((found for group in groups if len(found := observations(group, figure)) >= FEWEST), [])
+        return next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST), [])
 
     def _since(self, points: Iterable[Point], figure: Gated, before: str) -> list[Observation]:
         return observations((p for p in points if p.began < before and is_since(self.baseline, p)), figure)
@@ -87,7 +87,7 @@ def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent]
     return Era(tuple(segments[i] for i in reversed(chain)), _newest_baseline(events))
 
 
-def held(events: Iterable[StoreEvent], when: str) -> StoreEvent | None:
+def standing_baseline(events: Iterable[StoreEvent], when: str) -> StoreEvent | None:
     """Return the baseline that holds at a time; None where none was accepted, or it has expired."""
     return _newest_baseline([event for event in events if holds(event, when)])
 
@@ -216,7 +216,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class NightsBefore:
-    """What tonight is compared with. own: nights under tonight's conditions; earlier: those before the last change.
+    """What tonight is compared with. current: nights under tonight's conditions; earlier: those before the last change.
 
     baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
     the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
@@ -225,7 +225,7 @@ class NightsBefore:
     whether a commit holds all of a run's build.
     """
 
-    own: Sequence[Observation]
+    current: Sequence[Observation]
     earlier: Sequence[Observation] = ()
     baseline: StoreEvent | None = None
     replaced: Sequence[Observation] = ()
@@ -237,7 +237,7 @@ class NightsBefore:
     opened: OpenRegression | None = None
     can_run_again: Callable[[str], bool] = lambda run_id: True
 
-    def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
+    def for_level(self, nights: Iterable[Observation]) -> list[Observation]:
         return [night for night in nights if night.run_id not in self.unaccepted]
 
 
@@ -250,23 +250,23 @@ def nights_before(
 
     better: those of the unaccepted runs that were found better. opened, can_run_again: as in NightsBefore.
     """
-    own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
-    last = max((night.began for night in own if night.run_id in cleared), default="")
+    current = [night for night in era.current(figure, tonight.began) if night.night != tonight.night]
+    last = max((night.began for night in current if night.run_id in cleared), default="")
     former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
     slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
-    gained = _lasting_gain([n for n in own if n.run_id in better or n.run_id not in unaccepted], better)
+    gained = _lasting_gain([n for n in current if n.run_id in better or n.run_id not in unaccepted], better)
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
-        own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers, opened,
-        can_run_again,
+        current, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers,
+        opened, can_run_again,
     )  # fmt: skip
 
 
 def _lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
     """Return the nights from the first to the last that was found better; none where the gain did not last."""
     places = [i for i, night in enumerate(nights) if night.run_id in better]
-    found = nights[places[0] : places[-1] + 1] if places else ()
-    return found if len(places) >= max(LASTING, STEADY * len(found)) else ()
+    gain = nights[places[0] : places[-1] + 1] if places else ()
+    return gain if len(places) >= max(LASTING, STEADY * len(gain)) else ()
 
 
 def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
@@ -276,15 +276,15 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
         is_open = before.opened is not None and before.opened.last.against in before.gainers
         if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
-    recent = sorted((*before.earlier, *before.own), key=lambda night: night.began)
-    joined, own, earlier = (before.of_level(nights) for nights in (recent, before.own, before.earlier))
+    recent = sorted((*before.earlier, *before.current), key=lambda night: night.began)
+    joined, current, earlier = (before.for_level(nights) for nights in (recent, before.current, before.earlier))
     accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
-    is_young = len(own) < FEWEST
-    level = level_of(joined if is_young else own, tonight.node)
-    stated = None
+    is_young = len(current) < FEWEST
+    level = level_of(joined if is_young else current, tonight.node)
+    baseline_level = None
     if level is None and accepted is not None and before.baseline is not None:
-        level = stated = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
-    step = _step(earlier, own, tonight, stated, before.bad) if earlier else None
+        level = baseline_level = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
+    step = _step(earlier, current, tonight, baseline_level, before.bad) if earlier else None
     suspicion = None
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
@@ -304,7 +304,7 @@ def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> 
     A is the build of the night that made the gain last: nights after it are judged by it, and never move it.
     """
     gained = before.gained
-    recent = [night for night in before.own if night.began >= gained[0].began]
+    recent = [night for night in before.current if night.began >= gained[0].began]
     level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
     suspicion = triggered(level, accepted, recent, tonight, before.cleared) if level else None
     against = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
@@ -327,16 +327,16 @@ def _level_of_baseline(
 
 
 def _step(
-    earlier: Sequence[Observation], own: Sequence[Observation], tonight: Observation, stated: Level | None,
+    earlier: Sequence[Observation], current: Sequence[Observation], tonight: Observation, baseline_level: Level | None,
     bad: Sequence[Observation],
 ) -> EnvironmentStep | None:  # fmt: skip
     """Return the step from the earlier nights to those under tonight's conditions; None where they have no level.
 
-    stated: the level of a baseline, where the nights since it are too few.
+    baseline_level: the level of a baseline, where the nights since it are too few.
     """
-    nights = (*own, tonight)
+    nights = (*current, tonight)
     levels = {node: level_of(earlier, node) for node in {night.node for night in nights}}
-    before = levels[tonight.node] or stated
+    before = levels[tonight.node] or baseline_level
     if before is None:
         return None
     costs = [night.cost - (levels[night.node] or before).cost for night in nights]

@@ -43,16 +43,16 @@ def written(page: FindingPage, form: str) -> str:
 def as_text(page: FindingPage) -> str:
     """Return lines of at most 80 columns: the verdict, the counts, and findings that are not `no change`."""
     lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, _counts(page.findings))]
-    shown: set[tuple[str | None, str | None]] = set()
+    written: set[tuple[str | None, str | None]] = set()
     for word in WORDS[:-1]:
         of_word = [finding for finding in page.findings if finding.word == word]
         for finding in of_word[:_MOST_OF_A_WORD]:
             lines += ["", wrapped(f"{finding.word}  {_line(finding.label)}", 2)]
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _line(finding.detail)) if text]
-            lines += [wrapped(f"  {text}", 5) for text in _why(finding)]
+            lines += [wrapped(f"  {text}", 5) for text in _explanation(finding)]
             if ticket := page.ticket(finding):
-                lines += ticket_lines(ticket, ticket.builds in shown)
-                shown.add(ticket.builds)
+                lines += ticket_lines(ticket, ticket.builds in written)
+                written.add(ticket.builds)
         if more := len(of_word[_MOST_OF_A_WORD:]):
             lines += ["", f"{word}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
@@ -88,12 +88,12 @@ def as_markdown(page: FindingPage) -> str:
 
 def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[str]:
     """Yield a table of as many rows as there is room for. folded: the words of a table that is opened by a click."""
-    shown = list(_within(table(_HEADER, rows)[2:], room))
+    visible = list(_within(table(_HEADER, rows)[2:], room))
     if folded and rows:
         yield from (f"<details><summary>{folded}: {len(rows)} figures</summary>", "")
     if rows:
-        yield from (*table(_HEADER, [])[:2], *shown, "")
-    if more := len(rows) - len(shown):
+        yield from (*table(_HEADER, [])[:2], *visible, "")
+    if more := len(rows) - len(visible):
         yield from (f"{more} more; `nightly gate --format json` has all.", "")
     if folded and rows:
         yield from ("</details>", "")
@@ -101,25 +101,25 @@ def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[st
 
 def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterator[str]:
     """Yield what a click shows: why steps take longer, and a ticket for each two builds, with the findings it is of."""
-    named: dict[tuple[str | None, str | None], list[tuple[str, Ticket]]] = {}
+    tickets: dict[tuple[str | None, str | None], list[tuple[str, Ticket]]] = {}
     for finding in changed:
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
-            named.setdefault(ticket.builds, []).append((f"{finding.word}: {finding.label}, {name}", ticket))
+            tickets.setdefault(ticket.builds, []).append((f"{finding.word}: {finding.label}, {name}", ticket))
     blocks = []
     for finding in (finding for finding in changed if finding.explanation):
         summary = f"<details><summary>why a step of {_cell(finding.label)} takes longer</summary>"
-        blocks.append("\n".join((summary, "", *map(_cell, _why(finding)), "", "</details>", "")))
-    for each in named.values():
-        more = f" and {len(each) - 1} more" if len(each) > 1 else ""
-        summary = f"<details><summary>{_cell(each[0][0])}{more}</summary>"
-        blocks.append("\n".join((summary, "", *ticket_markdown(each[0][1]), "", "</details>", "")))
+        blocks.append("\n".join((summary, "", *map(_cell, _explanation(finding)), "", "</details>", "")))
+    for group in tickets.values():
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        summary = f"<details><summary>{_cell(group[0][0])}{more}</summary>"
+        blocks.append("\n".join((summary, "", *ticket_markdown(group[0][1]), "", "</details>", "")))
     yield from _within(blocks, room)
 
 
-def _why(finding: Finding) -> list[str]:
+def _explanation(finding: Finding) -> list[str]:
     """Return why a step takes longer, as numbered sentences."""
-    return [f"{number}. {_line(each)}" for number, each in enumerate(finding.explanation, start=1)]
+    return [f"{number}. {_line(sentence)}" for number, sentence in enumerate(finding.explanation, start=1)]
 
 
 def _within(blocks: Iterable[str], room: int) -> Iterator[str]:
@@ -144,7 +144,7 @@ def as_junit(page: FindingPage) -> str:
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
             body = "\n".join(
-                (message, *map(xml_text, _why(finding)), *map(xml_text, ticket_lines(ticket) if ticket else ()))
+                (message, *map(xml_text, _explanation(finding)), *map(xml_text, ticket_lines(ticket) if ticket else ()))
             )
             ElementTree.SubElement(case, outcome, message=message).text = body if outcome != "skipped" else None
     ElementTree.SubElement(suite, "system-out").text = xml_text(page.first_line)
@@ -158,33 +158,34 @@ def as_json(page: FindingPage) -> str:
     """Return schema `levelfield.gate/1`: the first line, the exit code, and every finding in full precision."""
     rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
     head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
-    found = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
-    return json_text(found) + "\n"
+    document = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
+    return json_text(document) + "\n"
 
 
 def as_webhook(page: FindingPage) -> str:
     """Return schema `levelfield.webhook/1`, which docs/nightly.md describes: all but what did not change."""
-    said = [finding for finding in page.findings if finding.word != "no change"]
+    changed = [finding for finding in page.findings if finding.word != "no change"]
     counts = Counter(finding.word for finding in page.findings)
     sent = {
         "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
         "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
-        "link": page.link, "text": _plain(page, said), "counts": {word: counts[word] for word in WORDS if counts[word]},
-        "findings": [_sent(finding, page.ticket(finding)) for finding in said[:MOST_SENT]],
-        "more": max(0, len(said) - MOST_SENT),
+        "link": page.link, "text": _plain(page, changed),
+        "counts": {word: counts[word] for word in WORDS if counts[word]},
+        "findings": [_sent(finding, page.ticket(finding)) for finding in changed[:MOST_SENT]],
+        "more": max(0, len(changed) - MOST_SENT),
     }  # fmt: skip
     return json_text(sent) + "\n"
 
 
-def _plain(page: FindingPage, said: Sequence[Finding]) -> str:
+def _plain(page: FindingPage, changed: Sequence[Finding]) -> str:
     """Return some lines for a chat: the verdict, the worst findings, the link."""
     lines = [page.verdict]
-    for finding in said[:5]:
+    for finding in changed[:5]:
         ticket = page.ticket(finding)
         blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
         texts = (finding.word, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
-    lines += [f"{len(said) - 5} more"] if len(said) > 5 else []
+    lines += [f"{len(changed) - 5} more"] if len(changed) > 5 else []
     return "\n".join([*lines, page.link] if page.link else lines)
 
 
@@ -195,7 +196,7 @@ def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
         **{name: getattr(finding, name) for name in names},
         "label": _line(finding.label),
         "detail": _line(finding.detail),
-        "explanation": [_line(each) for each in finding.explanation],
+        "explanation": [_line(sentence) for sentence in finding.explanation],
         "link": ticket.page if ticket else None,
         "commits": ticket.all_commits if ticket else None,
         "first_bad": blamed.model_dump(mode="json") if blamed else None,

@@ -81,15 +81,15 @@ class Finding(Document):
     @property
     def bad_runs(self) -> tuple[str, ...]:
         """The runs of a night that was found bad: no level and no evidence rests on them."""
-        own = (self.run_id,) if self.run_id else ()
-        return (*own, *self.runs) if self.word == "bad night" else ()
+        run = (self.run_id,) if self.run_id else ()
+        return (*run, *self.runs) if self.word == "bad night" else ()
 
 
 def with_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings of a night that is judged again, with what its own runs explained."""
-    known = {(f.night, f.series, f.figure, f.word): f.explanation for f in stored}
-    named = [(f, known.get((f.night, f.series, f.figure, f.word), ())) for f in findings]
-    return tuple(f.model_copy(update={"explanation": said}) if said else f for f, said in named)
+    explanations = {(f.night, f.series, f.figure, f.word): f.explanation for f in stored}
+    pairs = [(f, explanations.get((f.night, f.series, f.figure, f.word), ())) for f in findings]
+    return tuple(f.model_copy(update={"explanation": explanation}) if explanation else f for f, explanation in pairs)
 
 
 def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool = False) -> int:
@@ -102,7 +102,7 @@ def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool 
     return RunFailed.exit_code if words & ABSENCES else 0
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the worst word first, then by label and figure."""
     return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.figure or ""))
 

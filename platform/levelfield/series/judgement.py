@@ -110,7 +110,7 @@ def _new_series_finding(night: Examination, around: Surroundings, ruling: PairRu
     low, change, high = (change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.excess, ruling.high))
     update = {
         "word": ruling.build, "change": change, "low": min(low, high), "high": max(low, high), "pairs": ruling.pairs,
-        "build_change": change_of(ruling.shown, night.figure), "against": night.against,
+        "build_change": change_of(ruling.proven_excess, night.figure), "against": night.against,
         "detail": f"{_pairs_detail(night, around, ruling)}; {detail}",
     }  # fmt: skip
     return new.model_copy(update=update)
@@ -118,7 +118,7 @@ def _new_series_finding(night: Examination, around: Surroundings, ruling: PairRu
 
 def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
     """Return how much worse tonight's build is than the accepted one, as a cost, by the last pairs that decided."""
-    return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
+    return ruling.proven_excess if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
 def ruling_of(night: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
@@ -225,7 +225,7 @@ def _finding(
         level=value_of(level.cost, night.figure), level_since=level.since, nights=level.n,
         detectable=abs(change_of(detectable(level), night.figure)), run_id=night.tonight.run_id, detail=detail,
         fields=fields, node=night.tonight.node, pairs=ruling.pairs if ruling else 0,
-        build_change=change_of(ruling.shown, night.figure) if ruling and ruling.is_decided else None,
+        build_change=change_of(ruling.proven_excess, night.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(night, ruling),
         against=night.against or None if ruling or word == "regression" else None,
     )  # fmt: skip

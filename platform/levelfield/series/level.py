@@ -79,22 +79,22 @@ def level_of(nights: Sequence[Observation], node: str) -> Level | None:
     if len(nights) < FEWEST:
         return None
     used = nights[-LONGEST:]
-    by_node = _by_node(used)
-    own = by_node.get(node, [])
-    is_own = len(own) >= FEWEST_ON_NODE
+    by_node = _node_costs(used)
+    same_node = by_node.get(node, [])
+    is_own = len(same_node) >= FEWEST_ON_NODE
     everything = [night.cost for night in used]
     # A node without a level may be as far off as nodes are from each other.
     scale, freedom = _scatter(by_node.values() if is_own else [everything])
-    costs = own if is_own else everything
+    costs = same_node if is_own else everything
     return Level(median(costs), scale, len(costs), freedom, is_own, used[0].began[:10], used[-1].began[:10])
 
 
 def node_medians(nights: Sequence[Observation]) -> dict[str, float]:
     """Return the median of every node with at least FEWEST_ON_NODE nights."""
-    return {node: median(costs) for node, costs in _by_node(nights).items() if len(costs) >= FEWEST_ON_NODE}
+    return {node: median(costs) for node, costs in _node_costs(nights).items() if len(costs) >= FEWEST_ON_NODE}
 
 
-def _by_node(nights: Iterable[Observation]) -> dict[str, list[float]]:
+def _node_costs(nights: Iterable[Observation]) -> dict[str, list[float]]:
     costs: dict[str, list[float]] = {}
     for night in nights:
         costs.setdefault(night.node, []).append(night.cost)
@@ -113,16 +113,16 @@ def accepted_level(
     last, or without an event that of the first night. Nights that the gate judged never move it: one in which it did
     not see a regression has that regression. can_run_again: whether a commit holds all of a run's build.
     """
-    stated = cost_of(event.level.get(figure), figure) if event else None
-    if not nights and stated is None:
+    accepted = cost_of(event.level.get(figure), figure) if event else None
+    if not nights and accepted is None:
         return None
-    first = {} if stated is None else _stated_nodes(event, figure)
+    first = {} if accepted is None else _stated_nodes(event, figure)
     later = {node: level for node, level in _first_medians(nights).items() if node not in first}
-    if event is not None and stated is not None:
+    if event is not None and accepted is not None:
         build = first_build(event.runs[::-1], can_run_again)
-        return AcceptedLevel(stated, later | first, max(1, len(event.runs)), event.at[:10], build)
+        return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
     base = nights[:LONGEST]
-    scale = _scatter(_by_node(base).values())[0] if len(base) >= FEWEST else None
+    scale = _scatter(_node_costs(base).values())[0] if len(base) >= FEWEST else None
     build = first_build([night.run_id for night in base[:FEWEST]], can_run_again)
     return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)
 
@@ -143,8 +143,8 @@ def _stated_nodes(event: StoreEvent | None, figure: Gated) -> dict[str, float]:
     """Return the levels by node that an accepted baseline states in its data, as costs."""
     nodes = event.data.get("nodes") if event else None
     of_figure = nodes.get(figure) if isinstance(nodes, dict) else None
-    found = of_figure.items() if isinstance(of_figure, dict) else ()
-    costs = {node: cost_of(value, figure) for node, value in found if isinstance(value, (int, float))}
+    entries = of_figure.items() if isinstance(of_figure, dict) else ()
+    costs = {node: cost_of(value, figure) for node, value in entries if isinstance(value, (int, float))}
     return {node: cost for node, cost in costs.items() if cost is not None}
 
 

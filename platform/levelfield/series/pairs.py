@@ -90,7 +90,7 @@ class PairRuling:
     build: PairWord = "more pairs"
 
     @property
-    def shown(self) -> float:
+    def proven_excess(self) -> float:
         """How much worse B is, as a cost, where the pairs show that it is worse or better; else 0."""
         if self.excess is None or self.error is None or self.pairs < FEWEST_PAIRS:
             return 0.0
@@ -129,9 +129,9 @@ class PairedTest:
         if n < 2:
             open_word: PairWord = "inconclusive" if is_last else "more pairs"
             return PairRuling(open_word, n, more=self._looks.fewest - n, build=open_word)
-        own = [b - a for a, b in self._pairs]
-        direction = self._direction or (1 if statistics.fmean(own) > 0 else -1)
-        differences = [direction * each for each in own]
+        excesses = [b - a for a, b in self._pairs]
+        direction = self._direction or (1 if statistics.fmean(excesses) > 0 else -1)
+        differences = [direction * excess for excess in excesses]
         mean, error = statistics.fmean(differences), _error(differences)
         word = build = _word(mean, error, n, is_last, self._looks)
         first = statistics.fmean(a for a, _ in self._pairs)
@@ -154,8 +154,8 @@ def judged_pairs(
     """Return the ruling over pairs that were run, at the first look that decides."""
     test = PairedTest(figure, direction, level)
     for a, b in pairs[:-1]:
-        if (found := test.add(a, b)).is_final:
-            return found
+        if (ruling := test.add(a, b)).is_final:
+            return ruling
     if pairs:
         test.add(*pairs[-1])
     return test.ruling(is_last=True)
@@ -195,42 +195,42 @@ def arm_bias(pairs: Iterable[tuple[float | None, float | None]], figure: Gated) 
 
 def checked_by_nulls(
     ruling: PairRuling,
-    known: Iterable[tuple[float | None, float | None]],
+    nulls: Iterable[tuple[float | None, float | None]],
     more: Iterable[tuple[float | None, float | None]],
     figure: Gated,
     is_open: bool = False,
 ) -> PairRuling:
     """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
 
-    known, more: null pairs that have run, and further ones, of which no more are taken than are needed. is_open:
+    nulls, more: null pairs that have run, and further ones, of which no more are taken than are needed. is_open:
     whether an earlier night named a regression; then pairs that do not decide may show by the bias that it is gone.
     """
     if is_open and ruling.build == "inconclusive":
-        return _gone_by_bias(ruling, known, more, figure)
+        return _gone_by_bias(ruling, nulls, more, figure)
     if ruling.word != "regression":
         return ruling
-    taken, further = list(known), iter(more)
-    found = ruling
+    pairs, further = list(nulls), iter(more)
+    reduced = ruling
     while True:
-        bias = arm_bias(taken, figure)
-        if bias is not None and (found := _less(ruling, bias)).word == "regression":
-            return found
+        bias = arm_bias(pairs, figure)
+        if bias is not None and (reduced := _less(ruling, bias)).word == "regression":
+            return reduced
         if (pair := next(further, None)) is None:
-            return found
-        taken.append(pair)
+            return reduced
+        pairs.append(pair)
 
 
 def _gone_by_bias(
     ruling: PairRuling,
-    known: Iterable[tuple[float | None, float | None]],
+    nulls: Iterable[tuple[float | None, float | None]],
     more: Iterable[tuple[float | None, float | None]],
     figure: Gated,
 ) -> PairRuling:
     """Return that nothing is left of what the pairs show beside a fault of the arms; else the ruling as it is."""
-    bias = arm_bias([*known, *more], figure)  # one look: each further one may take chance for a fault
-    if bias is None or not bias.is_a_fault or (found := _less(ruling, bias)).word != "no change":
+    bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
+    if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
         return ruling
-    return found if ruling.word == "inconclusive" else replace(found, word=ruling.word)
+    return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)
 
 
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
@@ -288,9 +288,9 @@ class HalfwayTest:
     effect: float
     _differences: list[float] = field(default_factory=list)
 
-    def add(self, good: float | None, tried: float | None) -> Side:
+    def add(self, good: float | None, trial: float | None) -> Side:
         """Add the figures of a pair and return the side so far. A pair without two positive numbers does not count."""
-        self._differences += [second - first for first, second in _costs(good, tried, self.figure)]
+        self._differences += [second - first for first, second in _costs(good, trial, self.figure)]
         n = len(self._differences)
         if n < FEWEST_HALFWAY:
             return "unknown"

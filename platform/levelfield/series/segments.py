@@ -49,7 +49,7 @@ def days_between(first: str, last: str) -> int | None:
         return None
 
 
-def in_history(points: Iterable[Point], left_out: Collection[str] = ()) -> list[Point]:
+def level_points(points: Iterable[Point], left_out: Collection[str] = ()) -> list[Point]:
     """Return the points that a level may rest on: each run once, in order of time.
 
     Runs of a confirmation never count, nor invalid, unsealed or tampered runs, other trainings, and `left_out`.
@@ -65,17 +65,17 @@ def is_evidence(point: Point) -> bool:
 
 def segments_of(points: Sequence[Point]) -> list[Segment]:
     """Return the segments of points that are in order of time."""
-    found: list[tuple[str, int | None, list[Point]]] = []
+    groups: list[tuple[str, int | None, list[Point]]] = []
     now: dict[str, int] = {}  # the segment that each node is in
     for point in points:
-        open_ones = {found[index][0]: index for index in now.values()}
+        open_ones = {groups[index][0]: index for index in now.values()}
         index = open_ones.get(point.conditions)
         if index is None:
-            found.append((point.conditions, now.get(point.node, len(found) - 1 if found else None), []))
-            index = len(found) - 1
-        found[index][2].append(point)
+            groups.append((point.conditions, now.get(point.node, len(groups) - 1 if groups else None), []))
+            index = len(groups) - 1
+        groups[index][2].append(point)
         now[point.node] = index
-    return [Segment(conditions, before, tuple(group)) for conditions, before, group in found]
+    return [Segment(conditions, before, tuple(group)) for conditions, before, group in groups]
 
 
 def cost_of(value: float | None, figure: Gated) -> float | None:
@@ -139,6 +139,6 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[s
 def _flat(conditions: Conditions) -> Iterator[tuple[str, str]]:
     for name, value in conditions.model_dump().items():
         if isinstance(value, Mapping):
-            yield from ((str(key), str(each)) for key, each in value.items())
+            yield from ((str(key), str(item)) for key, item in value.items())
         else:
             yield name, str(value)

@@ -78,13 +78,13 @@ class Ticket(Value):
 
 def commit_text(commit: TicketCommit) -> str:
     """Return a commit in a line: its short digest, author and subject."""
-    said = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
-    return f"{commit.commit[:12]} {clipped(said, LONGEST_SUBJECT)}".strip()
+    text = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
+    return f"{commit.commit[:12]} {clipped(text, LONGEST_SUBJECT)}".strip()
 
 
-def found_text(found: Bisection, first_bad: TicketCommit | None) -> str:
+def found_text(bisection: Bisection, first_bad: TicketCommit | None) -> str:
     """Return what a search found, with author and subject of the first bad commit where they are known."""
-    plain = one_line(str(found))
+    plain = one_line(str(bisection))
     return plain.replace(first_bad.commit[:12], commit_text(first_bad), 1) if first_bad else plain
 
 
@@ -99,8 +99,8 @@ def commits_line(ticket: Ticket) -> str:
 def packages_line(ticket: Ticket) -> str:
     if ticket.packages_unknown is not None:
         return f"packages: not known: {ticket.packages_unknown}"
-    shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
-    return "packages: " + (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
+    packages, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
+    return "packages: " + (", ".join(packages) or "no difference") + (f", {more} more" if more > 0 else "")
 
 
 def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:

@@ -56,15 +56,15 @@ def triggered(
     accepted: None for no drift. cleared: when the last night began that pairs found unchanged. Sum and drift begin
     after it.
     """
-    by_nights = _by_nights(level, accepted, before, tonight, cleared) if accepted else None
-    if by_nights is not None and by_nights.is_clear:
-        return by_nights
+    gradual = _gradual_suspicion(level, accepted, before, tonight, cleared) if accepted else None
+    if gradual is not None and gradual.is_clear:
+        return gradual
     for direction in (1, -1):
         if is_beyond(level, tonight, direction, Z):
             excess = tonight.cost - level.cost
             clear = is_beyond(level, tonight, direction)
             return Suspicion("tonight", direction, excess, _chance(direction * excess, level), clear)
-    return by_nights
+    return gradual
 
 
 def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_TWO_NIGHTS) -> bool:
@@ -91,17 +91,17 @@ def kept_of_many(chances: Sequence[float], looks: int, false_share: float) -> li
     return [p <= max(passing, default=-1.0) for p in chances]
 
 
-def _by_nights(
+def _gradual_suspicion(
     level: Level, accepted: AcceptedLevel, before: Sequence[Observation], tonight: Observation, cleared: str
 ) -> Suspicion | None:
     """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen those."""
     nights = [night for night in (*before, tonight) if night.began > cleared]
     distances = [night.cost - accepted.at(night.node) for night in nights]
-    own = replace(level, scale=min(level.scale, accepted.scale or level.scale))
-    return _by_drift(own, accepted, distances) or _by_sum(own, distances)
+    narrow = replace(level, scale=min(level.scale, accepted.scale or level.scale))
+    return _drift_suspicion(narrow, accepted, distances) or _sum_suspicion(narrow, distances)
 
 
-def _by_sum(level: Level, distances: Sequence[float]) -> Suspicion | None:
+def _sum_suspicion(level: Level, distances: Sequence[float]) -> Suspicion | None:
     """Return the suspicion that the sum of the nights raises. It looks for worse only: a gain can wait for a drift."""
     total = cusum([distance / level.scale for distance in distances])
     if total > CUSUM_LIMIT and distances[-1] > 0:
@@ -109,7 +109,7 @@ def _by_sum(level: Level, distances: Sequence[float]) -> Suspicion | None:
     return None
 
 
-def _by_drift(level: Level, accepted: AcceptedLevel, distances: Sequence[float]) -> Suspicion | None:
+def _drift_suspicion(level: Level, accepted: AcceptedLevel, distances: Sequence[float]) -> Suspicion | None:
     recent = distances[-DRIFT_NIGHTS:]
     drift = median(recent)
     is_back = drift == 0 or not recent[-1] / drift > 0.5

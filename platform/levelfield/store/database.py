@@ -147,12 +147,12 @@ class Store:
                 points.setdefault(digest, []).append(point_from(values))
         return points
 
-    def run_ids(self, case: str | None = None, since: str | None = None, of_trend: bool = False) -> list[str]:
-        """Return the ids of runs in the order of time. of_trend: without runs of pairs."""
+    def run_ids(self, case: str | None = None, since: str | None = None, is_trend_only: bool = False) -> list[str]:
+        """Return the ids of runs in the order of time. is_trend_only: without runs of pairs."""
         query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(HERE).order_by(RUN.c.began, RUN.c.run_id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if since is None else query.where(RUN.c.began >= since)
-        query = query.where(RUN.c.purpose.in_(OF_TREND)) if of_trend else query
+        query = query.where(RUN.c.purpose.in_(OF_TREND)) if is_trend_only else query
         with self._reading() as connection:
             return list(connection.execute(query).scalars())
 
@@ -176,10 +176,10 @@ class Store:
         refuse_any("run", name)
         is_ahead = RUN.c.began >= first_future_date().isoformat()
         newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
-        of_trend = newest.where(RUN.c.purpose.in_(OF_TREND))
+        trend = newest.where(RUN.c.purpose.in_(OF_TREND))
         parts = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
         with self._reading() as connection:
-            if name == "latest" and (latest := connection.execute(of_trend.limit(1)).scalar()):
+            if name == "latest" and (latest := connection.execute(trend.limit(1)).scalar()):
                 return str(latest)
             if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
                 return str(exact)

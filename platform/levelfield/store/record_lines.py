@@ -91,9 +91,9 @@ def _check_result(record: RunRecord, content: Mapping[str, Any], origin: str) ->
     except DocumentError as error:
         raise DocumentError(f"{origin}: {error}") from None
     for column in STORED:
-        stated, figure = content.get(column), getattr(record, column)
-        if stated is not None and not stated == figure:
-            raise DocumentError(f"{origin}: key '{column}': found {stated!r}, expected {figure} as in its result")
+        value, figure = content.get(column), getattr(record, column)
+        if value is not None and not value == figure:
+            raise DocumentError(f"{origin}: key '{column}': found {value!r}, expected {figure} as in its result")
 
 
 def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:

@@ -115,12 +115,12 @@ class Added:
     """What became of records. conflicts: ids of runs that are there with other content, and are aside now."""
 
     new: int = 0
-    known: int = 0
+    existing: int = 0
     conflicts: tuple[str, ...] = ()
 
     def __add__(self, other: Added) -> Added:
         conflicts = tuple(dict.fromkeys((*self.conflicts, *other.conflicts)))
-        return Added(self.new + other.new, self.known + other.known, conflicts)
+        return Added(self.new + other.new, self.existing + other.existing, conflicts)
 
 
 class RunInsertion:

@@ -162,7 +162,7 @@ class Pruned(NamedTuple):
     """Runs that were removed, or would be, and those that stay because an event names them."""
 
     removed: tuple[str, ...]
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
 
 
 def prune(

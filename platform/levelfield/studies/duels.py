@@ -122,7 +122,7 @@ def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord
 
 def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
     arms = zip("AB", zip(*pairs, strict=True), strict=True)
-    sides = [side_of(name, list(records), in_turns=True) for name, records in arms]
+    sides = [side_of(name, list(records), is_paired=True) for name, records in arms]
     return compare(sides, prices=prices)
 
 

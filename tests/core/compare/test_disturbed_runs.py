@@ -80,7 +80,7 @@ def test_a_run_whose_use_is_unknown_or_within_the_limit_is_not_disturbed(cores: 
 
 
 def test_pairs_in_turns_keep_their_disturbed_runs() -> None:
-    assert len(side_of("A", [quiet(1, 1000), loud(2, 100)], in_turns=True).counted) == 2
+    assert len(side_of("A", [quiet(1, 1000), loud(2, 100)], is_paired=True).counted) == 2
 
 
 def test_a_cell_is_of_the_newest_quiet_run_and_says_how_many_are_left_out() -> None:

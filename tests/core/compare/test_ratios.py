@@ -172,12 +172,12 @@ def test_the_mean_of_two_pairs_is_geometric_and_its_interval_that_of_a_sum() -> 
 
 def test_one_pair_without_an_interval_leaves_the_mean_without_one() -> None:
     found = mean_ratio([(spread(0.01, 1), spread(0.01)), (of(50.0), spread(0.01))])
-    assert found.standing == "inconclusive" and found.low is None and found.shown == "inconclusive"
+    assert found.standing == "inconclusive" and found.low is None and found.label == "inconclusive"
 
 
 def test_a_mean_of_no_pair_or_of_nan_is_no_ratio() -> None:
     for pairs in ([], [(spread(0.01), spread(0.01)), (of(math.nan, 1.0, 1.0), spread(0.01))]):
-        assert mean_ratio(pairs).standing == "no ratio" == mean_ratio(pairs).shown
+        assert mean_ratio(pairs).standing == "no ratio" == mean_ratio(pairs).label
 
 
 def test_a_ratio_is_shown_as_a_number_only_where_the_noise_is_known() -> None:
@@ -186,7 +186,7 @@ def test_a_ratio_is_shown_as_a_number_only_where_the_noise_is_known() -> None:
         "1.001~": (spread(0.02, math.log(1.001)), spread(0.02)),
         "inconclusive": (of(213.0), of(1000.0)),
     }
-    assert {ratio(*pair).shown for pair in cases.values()} == {*cases}
+    assert {ratio(*pair).label for pair in cases.values()} == {*cases}
 
 
 def test_the_interval_of_a_side_is_students_on_logarithms() -> None:

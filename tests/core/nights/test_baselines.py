@@ -29,7 +29,7 @@ def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() 
     event = accepted_baseline(LevelEvidence("S", tuple(nights(7))), "ann", "first level", at(6, 9))
     points = [*nights(7), point(7)]
     era = era_of(segments_of(points), 0, [event], points[-1].began)
-    level = level_of(era.own(TOKENS, points[-1].began), "n1")
+    level = level_of(era.current(TOKENS, points[-1].began), "n1")
     assert level is not None and level.n == 7, (
         "the nights of the evidence are the level; with three it was a new series"
     )
@@ -68,7 +68,7 @@ def test_at_most_the_nights_of_a_level_are_accepted() -> None:
 def test_nights_before_the_baseline_that_holds_are_no_evidence() -> None:
     points = (*nights(10), *(point(i, 900.0) for i in range(10, 16)))
     old = accepted_baseline(LevelEvidence("S", points, runs=("run010", "run011", "run012")), "ann", "why", at(12, 9))
-    found = accepted_baseline(LevelEvidence("S", points, held=old), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", points, baseline=old), "ann", "why", NOW)
     assert found.runs == tuple(f"run{i:03d}" for i in range(10, 16)) and found.level[TOKENS] == pytest.approx(900.0)
 
 

@@ -89,7 +89,7 @@ def test_an_interrupt_between_pairs_says_how_to_go_on(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    session = SimpleNamespace(run_entries=lambda: True, judged=interrupted)
+    session = SimpleNamespace(run_entries=lambda: True, judge=interrupted)
     monkeypatch.setattr(NightSession, "opened", lambda *given: contextlib.nullcontext(session))
     words = ("nightly", "run", "--suite", "smoke", "--night", "2026-01-02", "--runs", str(tmp_path))
     assert main([*words]) == 130

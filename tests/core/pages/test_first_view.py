@@ -92,7 +92,7 @@ def test_a_bar_has_its_interval_from_repeats_and_from_the_nights_of_its_series()
 def test_one_run_a_side_gives_a_word_and_no_number() -> None:
     seen = view([record(1, 1000.0), record(2, 213.0, chip="Z9")])
     assert seen.lead and seen.lead.standing == "inconclusive" and seen.lead.low is None and not seen.is_told
-    assert bars(seen)["acme Z9"].bar.ratio.shown == "inconclusive"  # type: ignore[union-attr]
+    assert bars(seen)["acme Z9"].bar.ratio.label == "inconclusive"  # type: ignore[union-attr]
     assert seen.trust["repeats"] == 0
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
-from levelfield.series.findings import Finding, FindingPage, in_order
+from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, command_text, ticket_lines
 from plans import ROOT
 
@@ -28,7 +28,9 @@ def finding(word: str, **more: Any) -> Finding:
 
 
 def page(*findings: Finding, **more: bool) -> FindingPage:
-    return FindingPage("compared 38 of 40 series of night 2026-11-22", "2026-11-22", tuple(in_order(findings)), **more)
+    return FindingPage(
+        "compared 38 of 40 series of night 2026-11-22", "2026-11-22", tuple(worst_first(findings)), **more
+    )
 
 
 TICKET = Ticket(

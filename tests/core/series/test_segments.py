@@ -7,7 +7,7 @@ import random
 
 import pytest
 from gate_points import at, day, nights, point
-from levelfield.series.segments import change_of, cost_of, in_history, observations, segments_of, value_of
+from levelfield.series.segments import change_of, cost_of, level_points, observations, segments_of, value_of
 
 TOKENS = "tokens_per_second_per_device"
 
@@ -26,18 +26,18 @@ TOKENS = "tokens_per_second_per_device"
     ],
 )
 def test_what_is_no_evidence_never_enters_a_history(change: dict[str, str]) -> None:
-    assert in_history([point(0), point(1, **change)]) == [point(0)]
+    assert level_points([point(0), point(1, **change)]) == [point(0)]
 
 
 def test_runs_that_are_left_out_and_runs_that_come_twice() -> None:
-    assert in_history([point(0), point(1), point(1), point(2)], {"run002"}) == [point(0), point(1)]
+    assert level_points([point(0), point(1), point(1), point(2)], {"run002"}) == [point(0), point(1)]
 
 
 def test_any_order_gives_the_same_segments() -> None:
     points = [point(i, conditions="c1" if i < 5 else "c2") for i in range(10)]
     mixed = points.copy()
     random.Random(3).shuffle(mixed)
-    found = segments_of(in_history(mixed))
+    found = segments_of(level_points(mixed))
     assert [len(segment.points) for segment in found] == [5, 5]
     assert [segment.before for segment in found] == [None, 0]
 

@@ -38,8 +38,8 @@ def test_a_second_import_changes_nothing(url: str, record: RunRecord) -> None:
         store.add(runs_of(record))
     with Store.open(url) as store:
         before = list(store.records())
-        assert store.add(runs_of(record)) == Added(known=6)
-        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == Added(new=2, known=14)
+        assert store.add(runs_of(record)) == Added(existing=6)
+        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == Added(new=2, existing=14)
         assert [r for r in store.records() if r.run_id in {b.run_id for b in before}] == before
 
 
@@ -61,7 +61,7 @@ def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url
 def test_a_conflict_within_one_batch_is_found_as_well(url: str, record: RunRecord) -> None:
     forged = record.model_copy(update={"content": "sha256:other"})
     with Store.open(url) as store:
-        assert store.add([record, forged, record]) == Added(new=1, known=1, conflicts=(record.run_id,))
+        assert store.add([record, forged, record]) == Added(new=1, existing=1, conflicts=(record.run_id,))
         assert store.run_ids() == []
 
 

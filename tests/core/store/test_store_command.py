@@ -264,7 +264,7 @@ def test_prune_removes_old_runs_but_never_evidence(command, record, store):
         opened.add([*old, changed(record, 30, series={"case": "tinier"})])
         opened.add_event(baseline)
         found = prune(opened, 30, None, None, dry_run=True, now=now)
-        assert found.removed == (old[0].run_id, old[2].run_id) and found.kept == (old[1].run_id,)
+        assert found.removed == (old[0].run_id, old[2].run_id) and found.remaining == (old[1].run_id,)
         assert len(opened.run_ids()) == 6
         assert prune(opened, 30, None, None, dry_run=False, now=now) == found
         assert len(opened.run_ids()) == 4 and prune(opened, 30, "tinier", None, dry_run=False, now=now) == ((), ())
