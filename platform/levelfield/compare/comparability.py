@@ -98,10 +98,10 @@ def _distinct(values: Iterable[object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Comparability:
-    """equal: what must be equal and is. unequal: what must be and is not, so that there is no ratio."""
+    """What stands for and against a comparison of sides."""
 
-    equal: tuple[ComparedField, ...]
-    unequal: tuple[ComparedField, ...]
+    equal: tuple[ComparedField, ...]  # what must be equal and is
+    unequal: tuple[ComparedField, ...]  # what must be equal and is not, so that there is no ratio
     on_purpose: tuple[ComparedField, ...]
     with_caution: tuple[ComparedField, ...]
 

@@ -34,29 +34,29 @@ SCHEMA = "levelfield.comparison/1"
 
 @dataclass(frozen=True)
 class SideFigure:
-    """One figure of one side: the median over its runs with its interval. reason: why one of its runs lacks it."""
+    """One figure of one side: the median over its runs with its interval."""
 
     values: tuple[float, ...]
     interval: Interval | None
-    reason: str | None
+    reason: str | None  # why one of its runs lacks it
 
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure of all sides. ratios: of every side after the first against the first."""
+    """One figure of all sides."""
 
     quantity: Quantity
     sides: tuple[SideFigure, ...]
-    ratios: tuple[Ratio, ...]
+    ratios: tuple[Ratio, ...]  # of every side after the first against the first
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """figures: empty where the sides are not comparable."""
+    """Two or more sides, whether they may be compared, and their figures."""
 
     sides: tuple[ComparedSide, ...]
     comparability: Comparability
-    figures: tuple[ComparedFigure, ...]
+    figures: tuple[ComparedFigure, ...]  # empty where the sides are not comparable
     prices: Prices | None = None
 
 

@@ -47,12 +47,12 @@ _COLUMNS = 3  # of one table; more columns make further tables
 
 @dataclass(frozen=True, order=True)
 class MatrixRow:
-    """What is equal along a row. other: the framework of a matrix by vendor, the chip of one by framework."""
+    """What is equal along a row."""
 
     case: str
     scale: str
     precision: str
-    other: str
+    other: str  # the framework of a matrix by vendor, the chip of one by framework
     nodes: int
     devices: int
 
@@ -63,19 +63,15 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell. state: `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`.
+    """One cell. Only a measured one has a side, a rate and values."""
 
-    detail: why it is empty, or what to know about it; side, rate, values: of a measured cell. ratio: to the cell of the
-    first column, where both are measured. cautions: what `compare` would name in this side, with its value.
-    """
-
-    state: str
-    detail: str = ""
+    state: str  # `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`
+    detail: str = ""  # why it is empty, or what to know about it
     side: ComparedSide | None = None
     rate: SideFigure | None = None
     values: SideValues | None = None
-    ratio: Ratio | None = None
-    cautions: tuple[str, ...] = ()
+    ratio: Ratio | None = None  # to the cell of the first column, where both are measured
+    cautions: tuple[str, ...] = ()  # what `compare` would name in this side, with its value
 
     @property
     def value(self) -> float | None:
@@ -90,29 +86,26 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class ColumnRatio:
-    """The geometric mean of column over base, over the trainings that both have: of a matrix, its rows.
-
-    disturbed_left_out: trainings in which a side is disturbed. Where all are so, none is left out: is_disturbed.
-    """
+    """The geometric mean of column over base, over the trainings that both have: of a matrix, its rows."""
 
     column: str
     base: str
     ratio: Ratio
     trainings: int
-    disturbed_left_out: int = 0
-    is_disturbed: bool = False
+    disturbed_left_out: int = 0  # trainings in which a side is disturbed
+    is_disturbed: bool = False  # all of them are, so none is left out
 
 
 @dataclass(frozen=True)
 class ResultMatrix:
-    """cells: by row and column. ratios: of every column after the first against it. not_run: cases without a run."""
+    """The newest results by case and column."""
 
     dimension: Dimension
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
     cells: dict[tuple[MatrixRow, str], MatrixCell]
-    ratios: tuple[ColumnRatio, ...]
-    not_run: tuple[str, ...] = ()
+    ratios: tuple[ColumnRatio, ...]  # of every column after the first against it
+    not_run: tuple[str, ...] = ()  # cases without a run
 
 
 def matrix(

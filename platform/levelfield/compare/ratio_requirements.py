@@ -29,23 +29,23 @@ _FORM = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class RatioRequirement:
-    """text: as written. figure: its name in JSON, or ALIGNED. is_least: whether the ratio is at least `limit`."""
+    """What a ratio has to reach."""
 
-    text: str
-    figure: str
-    is_least: bool = True
+    text: str  # as written
+    figure: str  # its name in JSON, or ALIGNED
+    is_least: bool = True  # whether the ratio is at least `limit`
     limit: float = 1.0
 
 
 @dataclass(frozen=True)
 class RequirementFinding:
-    """A requirement of one side against the base. reason: why it is undecided, else empty. ratio: that it is about."""
+    """A requirement of one side against the base."""
 
     requirement: str
     side: str
     against: str
     word: RequirementWord
-    reason: str
+    reason: str  # why it is undecided, else empty
     ratio: Ratio | None
 
 

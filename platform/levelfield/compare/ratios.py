@@ -31,36 +31,30 @@ Standing = Literal["higher", "lower", "within noise", "inconclusive", "see align
 
 @dataclass(frozen=True)
 class HistoricNoise:
-    """How far runs of one series differed: the standard deviation of the logarithm over `runs`, one of each night.
+    """How far runs of one series differed."""
 
-    origin: which these are, in words.
-    """
-
-    deviation: float
-    runs: int
-    origin: str = "a stated number"
+    deviation: float  # standard deviation of the logarithm
+    runs: int  # one of each night
+    origin: str = "a stated number"  # which these are, in words
 
 
 @dataclass(frozen=True)
 class SideValues:
-    """The values of one side, one of each run. history: of the side's series, where the store knows it."""
+    """The values of one side, one of each run."""
 
     values: tuple[float, ...]
-    history: HistoricNoise | None = None
+    history: HistoricNoise | None = None  # of the side's series, where the store knows it
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A side's geometric mean over the base's. low, high: the 95 % interval; None where there is none.
-
-    standing: the side against the base, and whether that can be told from noise. reason: how, or why not.
-    """
+    """A side's geometric mean over the base's, with its 95 % interval."""
 
     value: float | None
-    low: float | None
+    low: float | None  # None, as `high`, where there is no interval
     high: float | None
-    standing: Standing
-    reason: str
+    standing: Standing  # the side against the base, and whether that can be told from noise
+    reason: str  # how, or why not
 
     @property
     def label(self) -> str:

@@ -41,29 +41,25 @@ _HEADER = ("devices", "runs", "tokens/s", "tokens/s/device", "speed-up", "effici
 
 @dataclass(frozen=True)
 class ScaledRuns:
-    """The runs of one number of devices. speed_up: of all devices; efficiency: of each, against the smallest runs.
-
-    predicted, predicted_efficiency: tokens/s per device by the planner before the runs, and that over the smallest
-    runs' own prediction; None without one. reason: why these runs are not compared.
-    """
+    """The runs of one number of devices."""
 
     side: ComparedSide
     devices: int
     rate: SideFigure
-    speed_up: float | None
-    efficiency: Ratio | None
-    reason: str | None
-    predicted: float | None = None
-    predicted_efficiency: float | None = None
+    speed_up: float | None  # of all devices, against the smallest runs
+    efficiency: Ratio | None  # of each device, against the smallest runs
+    reason: str | None  # why these runs are not compared
+    predicted: float | None = None  # tokens/s per device by the planner before the runs; None without one
+    predicted_efficiency: float | None = None  # `predicted` over the smallest runs' own prediction
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs by number of devices, the smallest first. unequal: the fields for which nothing is compared."""
+    """Runs by number of devices, the smallest first."""
 
     kind: Kind
     rows: tuple[ScaledRuns, ...]
-    unequal: tuple[ComparedField, ...]
+    unequal: tuple[ComparedField, ...]  # the fields for which nothing is compared
 
 
 def scaling(records: Sequence[RunRecord]) -> Scaling:

@@ -28,11 +28,11 @@ DIFFERS = ("different", "diverged")  # verdicts of a training that did not do th
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """One side of a comparison: runs of one series. counted: those that may be compared; excluded: others, and why."""
+    """One side of a comparison: runs of one series."""
 
     name: str
-    counted: tuple[RunRecord, ...]
-    excluded: tuple[tuple[RunRecord, str], ...] = ()
+    counted: tuple[RunRecord, ...]  # those that may be compared
+    excluded: tuple[tuple[RunRecord, str], ...] = ()  # others, with the reason
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -154,21 +154,18 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """One compared figure. reason: why a run has none. is_noisy: whether equal runs differ in it.
-    is_optional: it is left out where no run has it.
-
-    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. covers: what the figure
-    includes; where sides differ in it, the ratio asks for caution. read_night: the figure of
-    a stored night of a run's series; None where nights do not store it.
-    """
+    """One compared figure."""
 
     column: FigureColumn
     read: Callable[[RunRecord], float | None]
-    reason: Callable[[RunRecord], str | None]
-    is_noisy: bool = True
-    is_optional: bool = False
+    reason: Callable[[RunRecord], str | None]  # why a run has none
+    is_noisy: bool = True  # whether equal runs differ in it
+    is_optional: bool = False  # whether it is left out where no run has it
+    # what has to be equal on all sides for a ratio, such as the level of a time to a loss
     basis: Callable[[RunRecord], object] = lambda record: None
+    # what the figure includes; where sides differ in it, the ratio asks for caution
     covers: Callable[[RunRecord], str | None] = lambda record: None
+    # the figure of a stored night of a run's series; None where nights do not store it
     read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
 
     def missing(self, record: RunRecord) -> str:

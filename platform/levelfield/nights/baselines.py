@@ -29,16 +29,13 @@ FEWEST_NIGHTS = 3
 
 @dataclass(frozen=True)
 class LevelEvidence:
-    """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named.
-
-    baseline: the baseline of the series that holds now; nights before it have another level.
-    """
+    """What a level is accepted on."""
 
     series: str
-    points: tuple[Point, ...]
-    past: tuple[Finding, ...] = ()
-    runs: tuple[str, ...] = ()
-    baseline: StoreEvent | None = None
+    points: tuple[Point, ...]  # of the series
+    past: tuple[Finding, ...] = ()  # the gate's findings about it
+    runs: tuple[str, ...] = ()  # that were named
+    baseline: StoreEvent | None = None  # that holds now; nights before it have another level
 
 
 def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, until: str | None = None) -> StoreEvent:

@@ -76,19 +76,16 @@ def _middle(good: int, bad: int, trials: set[int]) -> int | None:
 
 @dataclass
 class BuildTrials:
-    """Pairs of one planned case with a good build. plugins: folders that were given to the command.
-
-    effect: how much worse the last build is, as a cost; None until it was tried. ran: the runs of each build's pairs,
-    which have every figure: a search of another one does not run them again.
-    """
+    """Pairs of one planned case with a good build."""
 
     plan: Plan
     good: CommitBuild
     figure: Gated
     runs: Path
-    plugins: Sequence[Path]
+    plugins: Sequence[Path]  # folders that were given to the command
     say: Callable[[str], None]
-    effect: float | None = None
+    effect: float | None = None  # how much worse the last build is, as a cost; None until it was tried
+    # by build, of its pairs; they have every figure: a search of another one does not run them again
     ran: dict[str, list[RunRecord]] = field(default_factory=dict)
 
     def answer(self, build: CommitBuild) -> Side:

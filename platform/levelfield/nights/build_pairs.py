@@ -43,9 +43,9 @@ class ArmFailed(RunFailed):
 
 @dataclass(frozen=True)
 class Arm:
-    """One build of a pair. name: `a` for the accepted build, `b` for tonight's."""
+    """One build of a pair."""
 
-    name: str
+    name: str  # `a` for the accepted build, `b` for tonight's
     build: CommitBuild
     arguments: tuple[str, ...]
 

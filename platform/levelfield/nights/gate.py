@@ -54,12 +54,12 @@ RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight
 
 @dataclass(frozen=True)
 class GateReport:
-    """The findings of a night, the worst first. compared, expected: numbers of series."""
+    """The findings of a night, the worst first."""
 
     night: str
     findings: tuple[Finding, ...]
-    compared: int
-    expected: int
+    compared: int  # number of series
+    expected: int  # number of series
 
     @property
     def first_line(self) -> str:
@@ -72,11 +72,11 @@ class GateReport:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A figure whose night has to be confirmed by pairs. chance: the probability of such a night without a cause."""
+    """A figure whose night has to be confirmed by pairs."""
 
     series: str
     figure: Gated
-    chance: float
+    chance: float  # the probability of such a night without a cause
     examination: Examination
 
 
@@ -182,15 +182,13 @@ def _members(inputs: GateInput) -> list[Judged]:
 
 @dataclass
 class _Spending:
-    """The pairs of a night, in the order in which they are called for, and what they show.
-
-    rulings: of each figure that was called for; the reason where no pairs were run; None where they cannot be.
-    """
+    """The pairs of a night, in the order in which they are called for, and what they show."""
 
     inputs: GateInput
     pairs: ConfirmingPairs
     nulls: NullPairs
     most: int | None
+    # of each figure that was called for; the reason where no pairs were run; None where they cannot be
     rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
     _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
 
@@ -322,15 +320,12 @@ def _uncompared_causes(members: Sequence[Judged], spending: _Spending) -> Iterat
 
 @dataclass
 class PairRuns:
-    """Pairs of runs, series by series; each runs once. start: returns the pairs of a series, or why there are none.
+    """Pairs of runs, series by series; each runs once."""
 
-    left: whether the budget holds another pair of the series. name: of such pairs.
-    """
-
-    start: Callable[[str], Iterator[RecordPair] | str]
-    left: Callable[[str], bool]
+    start: Callable[[str], Iterator[RecordPair] | str]  # returns the pairs of a series, or why there are none
+    left: Callable[[str], bool]  # whether the budget holds another pair of the series
     say: Callable[[str], None]
-    name: str = "pairs"
+    name: str = "pairs"  # of such pairs
     _pairs: dict[str, list[RecordPair]] = field(default_factory=dict)
     _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
 
@@ -369,9 +364,9 @@ class PairRuns:
 
 @dataclass
 class Confirmation:
-    """The source of pairs for a gate. Call it with a series and a figure. suspects: what the gate wants to know."""
+    """The source of pairs for a gate. Call it with a series and a figure."""
 
-    suspects: Mapping[tuple[str, Gated], Suspect]
+    suspects: Mapping[tuple[str, Gated], Suspect]  # what the gate wants to know
     runs: PairRuns
 
     def __call__(self, series: str, figure: Gated) -> Pairs | str | None:

@@ -33,22 +33,18 @@ NULL_DAYS = 21  # null pairs say how far the arms differ for so long
 
 @dataclass(frozen=True)
 class GateInput:
-    """The plain values that a gate works on.
-
-    points: of every series by its digest, all nights, in any order. expected: of the night, entry -> series if it is
-    known. past: findings of earlier nights. conditions: a document by its digest, for the names of what changed.
-    reasons: why a run is not valid, by its id. has_commit: whether a commit holds all of a build, by its digest.
-    """
+    """The plain values that a gate works on."""
 
     night: str
-    points: Mapping[str, Sequence[Point]]
+    points: Mapping[str, Sequence[Point]]  # of every series by its digest, all nights, in any order
     series: Mapping[str, Series]
     events: Sequence[StoreEvent] = ()
-    expected: Mapping[str, str | None] = field(default_factory=dict)
-    past: Sequence[Finding] = ()
+    expected: Mapping[str, str | None] = field(default_factory=dict)  # of the night, entry -> series if it is known
+    past: Sequence[Finding] = ()  # findings of earlier nights
+    # a document by its digest, for the names of what changed
     conditions: Callable[[str], Conditions | None] = lambda digest: None
-    reasons: Callable[[str], str | None] = lambda run_id: None
-    has_commit: Callable[[str], bool] = lambda subject: True
+    reasons: Callable[[str], str | None] = lambda run_id: None  # why a run is not valid, by its id
+    has_commit: Callable[[str], bool] = lambda subject: True  # whether a commit holds all of a build, by its digest
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
@@ -158,15 +154,12 @@ def examinations(inputs: GateInput) -> Iterator[Judged]:
 
 @dataclass(frozen=True)
 class _SeriesNights:
-    """tonight: its runs, in order of time. history: those and all before them that may be evidence.
-
-    on_bad_machines: runs of nights in which the control found their machine slow.
-    """
+    """One series on the morning after a night."""
 
     series: str
-    tonight: Sequence[Point]
-    history: Sequence[Point]
-    on_bad_machines: Collection[str]
+    tonight: Sequence[Point]  # its runs, in order of time
+    history: Sequence[Point]  # those and all before them that may be evidence
+    on_bad_machines: Collection[str]  # runs of nights in which the control found their machine slow
 
     @cached_property
     def segments(self) -> list[Segment]:

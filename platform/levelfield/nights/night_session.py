@@ -99,21 +99,18 @@ class NightOutput(Protocol):
 
 @dataclass(frozen=True)
 class NightRequest:
-    """What the user wants of a night. suite: a name or a file. request: how its entries run. budget: in seconds.
+    """What the user wants of a night."""
 
-    most_pairs: of runs, for suspicions; the likeliest first.
-    """
-
-    suite: str
+    suite: str  # a name or a file
     night: str
     runs: Path
     store: str | None
-    request: UserRequest
+    request: UserRequest  # how its entries run
     plugins: tuple[Path, ...] = ()
-    budget: float | None = None
+    budget: float | None = None  # in seconds
     has_control: bool = True
     has_pairs: bool = True
-    most_pairs: int = MOST_PAIRS_OF_A_NIGHT
+    most_pairs: int = MOST_PAIRS_OF_A_NIGHT  # of runs, for suspicions; the likeliest first
 
 
 @dataclass

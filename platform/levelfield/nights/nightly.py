@@ -110,17 +110,13 @@ def durations(runs: Path, suite: str) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An entry that may run tonight.
-
-    is_new_build: its code, environment or commit differs from the last night's. detectable: the smallest relative
-    change that its series can show; None for a young series. nights_unseen: None when it never ran.
-    """
+    """An entry that may run tonight."""
 
     name: str
     expected_seconds: float
-    is_new_build: bool
-    detectable: float | None
-    nights_unseen: int | None
+    is_new_build: bool  # its code, environment or commit differs from the last night's
+    detectable: float | None  # smallest relative change that its series can show; None for a young series
+    nights_unseen: int | None  # None when it never ran
 
     @property
     def information(self) -> float:
@@ -175,26 +171,23 @@ def is_other_build(before: Subject | None, now: Subject) -> bool:
 
 @dataclass(frozen=True)
 class NightRun:
-    """An entry of the suite with its planned run. series: the digest of its series."""
+    """An entry of the suite with its planned run."""
 
     name: str
-    series: str
+    series: str  # the digest of its series
     job: Job
     candidate: Candidate
 
 
 @dataclass(frozen=True)
 class NightTools:
-    """What a night does with a run. start: runs a job to its result. record: stores a run directory.
+    """What a night does with a run."""
 
-    folder: the directory of a run by its id. seconds: a monotonic clock. save: keeps the state.
-    """
-
-    start: Callable[[Job], Result]
-    record: Callable[[RunPaths], None]
-    folder: Callable[[str], RunPaths]
-    seconds: Callable[[], float]
-    save: Callable[[NightState], None]
+    start: Callable[[Job], Result]  # runs a job to its result
+    record: Callable[[RunPaths], None]  # stores a run directory
+    folder: Callable[[str], RunPaths]  # the directory of a run by its id
+    seconds: Callable[[], float]  # a monotonic clock
+    save: Callable[[NightState], None]  # keeps the state
     say: Callable[[str], None]
 
 

@@ -32,35 +32,32 @@ _ROWS, _COLUMNS = 9, 60
 
 @dataclass(frozen=True)
 class SegmentSummary:
-    """first, last: dates. median: in the figure's unit. step: relative, from the segment before; None for the first."""
+    """The nights of a series under the same conditions."""
 
     conditions: str
-    first: str
-    last: str
+    first: str  # date
+    last: str  # date
     nights: int
-    median: float
-    step: float | None
+    median: float  # in the figure's unit
+    step: float | None  # relative, from the segment before; None for the first
     fields: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FigureHistory:
-    """One figure of a series. level, accepted: in the figure's unit. shows, shows_in_three: relative changes.
-
-    nights: date, node, run id and value. scatter: the scale of the level, relative.
-    """
+    """One figure of a series."""
 
     figure: Gated
-    nights: tuple[tuple[str, str, str, float], ...]
+    nights: tuple[tuple[str, str, str, float], ...]  # date, node, run id and value
     segments: tuple[SegmentSummary, ...]
-    level: float | None
+    level: float | None  # in the figure's unit
     level_since: str | None
     level_nights: int
-    scatter: float | None
-    accepted: float | None
+    scatter: float | None  # the scale of the level, relative
+    accepted: float | None  # in the figure's unit
     accepted_since: str | None
-    shows: float | None
-    shows_in_three: float | None
+    shows: float | None  # a relative change
+    shows_in_three: float | None  # a relative change
 
 
 def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHistory]:

@@ -45,13 +45,13 @@ Say = Callable[[str], None]
 
 @dataclass
 class NightTickets:
-    """What the tickets of a night are made from. page_url: where the pages will be. more: options of a search."""
+    """What the tickets of a night are made from."""
 
     store: Store
     inputs: GateInput
     runs: Path
-    page_url: str | None = None
-    more: tuple[str, ...] = ()
+    page_url: str | None = None  # where the pages will be
+    more: tuple[str, ...] = ()  # options of a search
     _tickets: dict[tuple[str, str], Ticket] = field(default_factory=dict)
 
     def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
@@ -177,16 +177,13 @@ def _run_packages(runs: Path, run_id: str) -> dict[str, str]:
 
 @dataclass
 class NightBisection:
-    """The searches of a night, the worst finding first, until the budget is used up.
-
-    plans: by series. run_seconds: what a run of a series takes. budget: in seconds.
-    """
+    """The searches of a night, the worst finding first, until the budget is used up."""
 
     tickets: NightTickets
-    plans: Mapping[str, Plan]
-    run_seconds: Mapping[str, float]
+    plans: Mapping[str, Plan]  # by series
+    run_seconds: Mapping[str, float]  # what a run of a series takes
     plugins: Sequence[Path]
-    budget: float
+    budget: float  # in seconds
     clock: Callable[[], float]
     say: Say
     _ran: dict[tuple[str, str], dict[str, list[RunRecord]]] = field(default_factory=dict)  # by series and good build

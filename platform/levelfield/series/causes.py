@@ -35,11 +35,11 @@ ENOUGH = 20  # builds found no slower: a slower one in more than one of seven se
 
 @dataclass(frozen=True)
 class MovedSeries:
-    """The series of one figure that a change of conditions moved in one direction. of: how many series it reached."""
+    """The series of one figure that a change of conditions moved in one direction."""
 
     figure: Gated
     members: tuple[Judged, ...]
-    of: int
+    of: int  # how many series the change reached
 
     @property
     def word(self) -> FindingWord:

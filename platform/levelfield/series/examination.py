@@ -35,10 +35,10 @@ LASTING, STEADY = 7, 1 / 2  # nights found better that make a provisional level,
 
 @dataclass(frozen=True)
 class Era:
-    """The segments that lead to tonight, the oldest first. The last one holds tonight. baseline: accepted, or None."""
+    """The segments that lead to tonight, the oldest first. The last one holds tonight."""
 
     segments: tuple[Segment, ...]
-    baseline: StoreEvent | None
+    baseline: StoreEvent | None  # accepted, or None
 
     @property
     def tonight(self) -> Segment:
@@ -107,16 +107,13 @@ def _is_open(event: StoreEvent, when: str) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentStep:
-    """How far the nights under the new conditions are from the level before. excess: as a cost; nights: of them.
+    """How far the nights under the new conditions are from the level before."""
 
-    error: of the excess, by chance. history: the nights before the change, those found bad too: they may come again.
-    """
-
-    excess: float
-    error: float
+    excess: float  # as a cost
+    error: float  # of the excess, by chance
     before: Level
-    nights: int
-    history: tuple[Observation, ...] = ()
+    nights: int  # under the new conditions
+    history: tuple[Observation, ...] = ()  # before the change, also nights found bad: they may come again
 
     @property
     def limit(self) -> float:
@@ -137,26 +134,21 @@ class EnvironmentStep:
 
 @dataclass(frozen=True)
 class Examination:
-    """What the nights show before any pair is run. level: None for a series with fewer than 7 nights.
-
-    history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. is_young:
-    tonight's conditions have no level of their own yet. is_provisional: level and accepted are those of a gain that
-    nobody accepted, because tonight looks worse than it. opened: a regression that was named and has not ended.
-    against: the run whose build is the A of pairs; empty where there is none.
-    """
+    """What the nights show before any pair is run."""
 
     figure: Gated
     tonight: Observation
-    history: tuple[Observation, ...]
-    recent: tuple[Observation, ...]
-    level: Level | None
+    history: tuple[Observation, ...]  # the nights that the level may rest on
+    recent: tuple[Observation, ...]  # those and the changed ones that nobody accepted
+    level: Level | None  # None for a series with fewer than 7 nights
     accepted: AcceptedLevel | None
     step: EnvironmentStep | None
     suspicion: Suspicion | None
-    is_young: bool
+    is_young: bool  # tonight's conditions have no level of their own yet
+    # level and accepted are of a gain that nobody accepted, because tonight looks worse than it
     is_provisional: bool = False
-    opened: OpenRegression | None = None
-    against: str = ""
+    opened: OpenRegression | None = None  # a regression that was named and has not ended
+    against: str = ""  # the run whose build is the A of pairs; empty where there is none
 
     @property
     def has_stepped(self) -> bool:
@@ -216,26 +208,19 @@ class Examination:
 
 @dataclass(frozen=True)
 class NightsBefore:
-    """What tonight is compared with. current: nights under tonight's conditions; earlier: those before the last change.
+    """What tonight is compared with."""
 
-    baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
-    the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
-    bad: earlier nights that were found bad. gained: the nights of a lasting gain that nobody accepted; gainers: the
-    runs of those that were found better. opened: a regression that was named before and has not ended. can_run_again:
-    whether a commit holds all of a run's build.
-    """
-
-    current: Sequence[Observation]
-    earlier: Sequence[Observation] = ()
-    baseline: StoreEvent | None = None
-    replaced: Sequence[Observation] = ()
-    cleared: str = ""
-    unaccepted: Collection[str] = ()
-    bad: Sequence[Observation] = ()
-    gained: Sequence[Observation] = ()
-    gainers: Sequence[str] = ()
-    opened: OpenRegression | None = None
-    can_run_again: Callable[[str], bool] = lambda run_id: True
+    current: Sequence[Observation]  # nights under tonight's conditions
+    earlier: Sequence[Observation] = ()  # those before the last change
+    baseline: StoreEvent | None = None  # what somebody accepted
+    replaced: Sequence[Observation] = ()  # nights before the baseline, which still show how far nights scatter
+    cleared: str = ""  # when the last night began that pairs found unchanged
+    unaccepted: Collection[str] = ()  # runs that were found changed; no level rests on them
+    bad: Sequence[Observation] = ()  # earlier nights that were found bad
+    gained: Sequence[Observation] = ()  # the nights of a lasting gain that nobody accepted
+    gainers: Sequence[str] = ()  # the runs of `gained` that were found better
+    opened: OpenRegression | None = None  # a regression that was named before and has not ended
+    can_run_again: Callable[[str], bool] = lambda run_id: True  # whether a commit holds all of a run's build
 
     def for_level(self, nights: Iterable[Observation]) -> list[Observation]:
         return [night for night in nights if night.run_id not in self.unaccepted]

@@ -40,42 +40,34 @@ WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() 
 
 
 class Finding(Document):
-    """One word about one series and figure in one night. figure: None where the word is about the whole run.
-
-    change, low, high: measured / level - 1 and its 95 % interval. level: in the figure's unit; level_since: the date of
-    its first night; nights: how many it rests on. detectable: the least change that one night shows with 90 %
-    probability. fields: of the conditions or of the series that differ. pairs: how many were compared. runs: of a
-    finding about a node or a change of conditions, which has no series: all runs that it stands for. build_change: of
-    tonight's build against the accepted one, by pairs; conditions_change: of the accepted build against its level, by
-    pairs under new conditions. explanation: why a step of tonight's build takes longer, in sentences (docs/explain.md).
-    against: the run whose build tonight's was compared with. named: the night that found the regression, where tonight
-    does not decide whether it is still there; then change and its interval are of the last night that did.
-    """
+    """One word about one series and figure in one night."""
 
     KIND: ClassVar[str] = "finding"
 
     series: str
     label: str
-    figure: Gated | None
+    figure: Gated | None  # None where the word is about the whole run
     word: FindingWord
-    change: float | None = None
+    change: float | None = None  # measured / level - 1, with its 95 % interval from `low` to `high`
     low: float | None = None
     high: float | None = None
-    level: float | None = None
-    level_since: str | None = None
-    nights: int = 0
-    detectable: float | None = None
+    level: float | None = None  # in the figure's unit
+    level_since: str | None = None  # the date of its first night
+    nights: int = 0  # how many the level rests on
+    detectable: float | None = None  # the least change that one night shows with 90 % probability
     run_id: str | None = None
     detail: str = ""
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # of the conditions or of the series that differ
     night: str | None = None
     node: str | None = None
-    pairs: int = 0
+    pairs: int = 0  # how many were compared
+    # of a finding about a node or a change of conditions, which has no series: all runs that it stands for
     runs: tuple[str, ...] = ()
-    build_change: float | None = None
-    conditions_change: float | None = None
-    explanation: tuple[str, ...] = ()
-    against: str | None = None
+    build_change: float | None = None  # of tonight's build against the accepted one, by pairs
+    conditions_change: float | None = None  # of the accepted build against its level, by pairs under new conditions
+    explanation: tuple[str, ...] = ()  # why a step of tonight's build takes longer, in sentences (docs/explain.md)
+    against: str | None = None  # the run whose build tonight's was compared with
+    # the night that found the regression, where tonight does not decide it: then `change` is of the last that did
     named: str | None = None
 
     @property
@@ -109,22 +101,18 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class FindingPage:
-    """What is written of a night: its first line, and its findings with the worst first.
-
-    tickets: of some findings, by series and figure. link: of the pages; folder: where they were written. notes: what
-    else a person has to know of the night.
-    """
+    """What is written of a night: its first line, and its findings with the worst first."""
 
     first_line: str
     night: str
     findings: tuple[Finding, ...]
     strict: bool = False
     advisory: bool = False
-    tickets: Tickets = field(default_factory=dict)
-    link: str | None = None
+    tickets: Tickets = field(default_factory=dict)  # of some findings, by series and figure
+    link: str | None = None  # of the pages
     suite: str | None = None
-    folder: str | None = None
-    notes: Sequence[str] = ()
+    folder: str | None = None  # where the pages were written
+    notes: Sequence[str] = ()  # what else a person has to know of the night
 
     def ticket(self, finding: Finding) -> Ticket | None:
         return self.tickets.get((finding.series, finding.figure))

@@ -33,24 +33,20 @@ ALIKE = (0.5, 1.5)  # of the median excess
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a judgement knows beside the nights. fields: of the conditions that changed, such as `driver 550 -> 560`.
-
-    cause: these, or the digests of the conditions where those are not known: the same for all series with the change.
-    is_due: no pairs have compared the builds under the new conditions yet, or they found the new one worse, which is
-    is_known_worse; is_cleared: they found it no worse. build_excess: what they found, as a cost. is_chance: as much is
-    expected by chance among so many series. is_of_group: one finding about the change stands for it and others.
-    """
+    """What a judgement knows beside the nights."""
 
     series: str
     label: str
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # of the conditions that changed, such as `driver 550 -> 560`
+    # `fields`, or where not known the digests of the conditions: the same for all series with the change
     cause: tuple[str, ...] = ()
+    # no pairs have compared the builds under the new conditions yet, or they found the new one worse
     is_due: bool = False
-    is_known_worse: bool = False
-    is_cleared: bool = False
-    build_excess: float = 0.0
-    is_chance: bool = False
-    is_of_group: bool = False
+    is_known_worse: bool = False  # they found it worse
+    is_cleared: bool = False  # they found it no worse
+    build_excess: float = 0.0  # what they found, as a cost
+    is_chance: bool = False  # as much is expected by chance among so many series
+    is_of_group: bool = False  # one finding about the change stands for it and others
 
     @property
     def change(self) -> str:
@@ -76,10 +72,10 @@ def wants_pairs(night: Examination, around: Surroundings) -> bool:
 
 @dataclass(frozen=True)
 class NoPairs:
-    """Why pairs that were wanted did not run. is_put_off: they can run another night: nights alone decide nothing."""
+    """Why pairs that were due did not run."""
 
     reason: str
-    is_put_off: bool = False
+    is_put_off: bool = False  # they can run another night: nights alone decide nothing
 
 
 def judged_night(night: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None = None) -> Finding:
@@ -267,17 +263,14 @@ def bias_text(bias: ArmBias, figure: Gated) -> str:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Series on one node whose figure moved alike. of: how many series ran there. excess: the median, as a cost.
-
-    is_alone: whether series on other nodes ran in the same night and did not move, so that the build is no cause.
-    """
+    """Series on one node whose figure moved alike."""
 
     node: str
     figure: Gated
     members: tuple[Judged, ...]
-    of: int
-    excess: float
-    is_alone: bool
+    of: int  # how many series ran there
+    excess: float  # the median, as a cost
+    is_alone: bool  # series on other nodes ran in the same night and did not move, so that the build is no cause
 
     @property
     def clearest(self) -> Judged:

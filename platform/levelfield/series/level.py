@@ -36,16 +36,13 @@ _TOO_FAR, _EFFICIENCY = 0.62, 0.8  # the first is over the degrees of freedom, t
 
 @dataclass(frozen=True)
 class Level:
-    """cost: the level on one node. n: nights that it rests on. freedom: effective degrees of freedom of the scale.
-
-    is_own: whether the node has its own level; without one, an offset of the node cannot be told from a bad night.
-    """
+    """The level of a figure on one node."""
 
     cost: float
     scale: float
-    n: int
-    freedom: int
-    is_own: bool
+    n: int  # nights that it rests on
+    freedom: int  # effective degrees of freedom of the scale
+    is_own: bool  # of the node; without one, an offset of the node cannot be told from a bad night
     since: str
     last: str
 
@@ -57,18 +54,14 @@ class Level:
 
 @dataclass(frozen=True)
 class AcceptedLevel:
-    """The level that drift is measured against. It stays until somebody accepts another one.
-
-    by_node: of the nodes that are known. build: the run whose build is the A of a confirmation. scale: of its own
-    nights, which a ramp after them does not widen; None below FEWEST.
-    """
+    """The level that drift is measured against. It stays until somebody accepts another one."""
 
     cost: float
-    by_node: Mapping[str, float]
+    by_node: Mapping[str, float]  # of the nodes that have one
     n: int
     since: str
-    build: str
-    scale: float | None = None
+    build: str  # the run whose build is the A of a confirmation
+    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below FEWEST
 
     def at(self, node: str) -> float:
         return self.by_node.get(node, self.cost)

@@ -41,15 +41,12 @@ LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 @dataclass(frozen=True)
 class Looks:
-    """When a test on pairs may decide. alpha: its one-sided error after so many pairs. floor: the least change of cost.
+    """When a test on pairs may decide."""
 
-    no_change, interval: one-sided errors of the word `no change` and of the interval; None: those of the look.
-    """
-
-    alpha: Mapping[int, float]
-    floor: float = FLOOR
-    no_change: float | None = None
-    interval: float | None = None
+    alpha: Mapping[int, float]  # its one-sided error after so many pairs
+    floor: float = FLOOR  # the least change of cost
+    no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
+    interval: float | None = None  # one-sided error of the interval; None: that of the look
 
     @property
     def fewest(self) -> int:
@@ -71,23 +68,19 @@ Side = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True)
 class PairRuling:
-    """excess, low, high: mean of B - A with its 95 % interval, as costs; error: of the mean. first: the mean cost of A.
-
-    pairs: how many counted; more: about how many more are needed. None before there are two pairs. build: the word
-    whatever A's level is. bias: of the arms, by null pairs; is_less_bias: whether excess and interval are less that.
-    """
+    """What pairs show so far: B - A as costs. Figures are None before there are two pairs."""
 
     word: PairWord
-    pairs: int
-    excess: float | None = None
+    pairs: int  # how many counted
+    excess: float | None = None  # mean of B - A, with its 95 % interval from `low` to `high`
     low: float | None = None
     high: float | None = None
-    more: int | None = None
-    first: float | None = None
-    error: float | None = None
-    bias: ArmBias | None = None
-    is_less_bias: bool = False
-    build: PairWord = "more pairs"
+    more: int | None = None  # about how many more are needed
+    first: float | None = None  # the mean cost of A
+    error: float | None = None  # of the mean
+    bias: ArmBias | None = None  # of the arms, by null pairs
+    is_less_bias: bool = False  # whether the bias is taken from excess and interval
+    build: PairWord = "more pairs"  # the word whatever A's level is
 
     @property
     def proven_excess(self) -> float:
@@ -282,10 +275,10 @@ def _more(error: float, n: int, effect: float, looks: Looks) -> int:
 
 @dataclass
 class HalfwayTest:
-    """The sequential test of one build of a bisection. effect: mean cost of the bad end less that of the good one."""
+    """The sequential test of one build of a bisection."""
 
     figure: Gated
-    effect: float
+    effect: float  # mean cost of the bad end less that of the good one
     _differences: list[float] = field(default_factory=list)
 
     def add(self, good: float | None, trial: float | None) -> Side:

@@ -29,10 +29,10 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Points under the same conditions, in order of time. before: index of the segment that the node left; or None."""
+    """Points under the same conditions, in order of time."""
 
     conditions: str
-    before: int | None
+    before: int | None  # index of the segment that the node left; or None
     points: tuple[Point, ...]
 
 

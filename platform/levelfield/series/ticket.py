@@ -45,24 +45,19 @@ class Bisection(Value):
 
 
 class Ticket(Value):
-    """accepted, tonight: commits of the builds; null where the build had changed files. commits: the newest first.
+    """What a person needs to look into a finding that the build may have caused."""
 
-    all_commits: how many there are. commits_unknown, packages_unknown: why these are not known. packages: of both
-    builds, such as `torch 2.12.0 -> 2.13.0`. command: that searches the commits. bisection: what a night found;
-    first_bad: that commit with its author and subject. page: a link.
-    """
-
-    accepted: str | None = None
-    tonight: str | None = None
-    commits: tuple[TicketCommit, ...] = ()
-    all_commits: int | None = None
-    commits_unknown: str | None = None
-    packages: tuple[str, ...] = ()
-    packages_unknown: str | None = None
-    command: tuple[str, ...] = ()
-    bisection: Bisection | None = None
-    first_bad: TicketCommit | None = None
-    page: str | None = None
+    accepted: str | None = None  # commit of the build; null where it had changed files
+    tonight: str | None = None  # commit of the build; null where it had changed files
+    commits: tuple[TicketCommit, ...] = ()  # the newest first
+    all_commits: int | None = None  # how many there are
+    commits_unknown: str | None = None  # the reason, where it is so
+    packages: tuple[str, ...] = ()  # of both builds, such as `torch 2.12.0 -> 2.13.0`
+    packages_unknown: str | None = None  # the reason, where it is so
+    command: tuple[str, ...] = ()  # that searches the commits
+    bisection: Bisection | None = None  # what a night found
+    first_bad: TicketCommit | None = None  # the commit of `bisection` with its author and subject
+    page: str | None = None  # a link
 
     @property
     def builds(self) -> tuple[str | None, str | None]:

@@ -32,16 +32,13 @@ Rule = Literal["tonight", "sum of nights", "drift"]
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What a rule found. direction: 1 for worse, -1 for better. excess: how far above the level, as a cost.
-
-    p: the probability of as much by chance. is_clear: whether it is far enough to count without pairs.
-    """
+    """What a rule found."""
 
     rule: Rule
-    direction: int
-    excess: float
-    p: float
-    is_clear: bool
+    direction: int  # 1 for worse, -1 for better
+    excess: float  # how far above the level, as a cost
+    p: float  # the probability of as much by chance
+    is_clear: bool  # whether it is far enough to count without pairs
 
 
 def triggered(

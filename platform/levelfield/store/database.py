@@ -46,13 +46,13 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True)
 class StoredSeries:
-    """A series of the store. first, last: when its earliest and its latest run began."""
+    """A series of the store."""
 
     digest: str
     series: Series
     runs: int
-    first: str
-    last: str
+    first: str  # when its earliest run began
+    last: str  # when its latest run began
 
 
 class Store:

@@ -112,11 +112,11 @@ class Digests:
 
 @dataclass(frozen=True)
 class Added:
-    """What became of records. conflicts: ids of runs that are there with other content, and are aside now."""
+    """What became of records."""
 
     new: int = 0
     existing: int = 0
-    conflicts: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()  # ids of runs that are there with other content, and are aside now
 
     def __add__(self, other: Added) -> Added:
         conflicts = tuple(dict.fromkeys((*self.conflicts, *other.conflicts)))
