@@ -65,7 +65,7 @@ def too_long(text: str) -> list[str]:
 
 
 def test_the_version_is_said(command: Command) -> None:
-    assert command("--version").out == "levelfield 0.1.0\n"
+    assert command("--version").out == "levelfield 1.0.0\n"
 
 
 @pytest.mark.parametrize(
