@@ -6,7 +6,8 @@ Other programs are noticeable on the host when they use more than a tenth of its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from levelfield.measure.raw_facts import NANOSECONDS, HostReading, coverage, too_little
 
@@ -64,7 +65,17 @@ def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) ->
     ordered, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
     if any(r.own_seconds is None for r in ordered):
         return _cores(ordered, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
-    return _cores(ordered, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
+    return _cores(_without_dips(ordered), lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
+
+
+def _without_dips(readings: Sequence[HostReading]) -> list[HostReading]:
+    """Return the readings with a counter of the run's own seconds that never falls.
+
+    A reading during which a process ends may find it neither alive nor among its parent's ended children. The seconds
+    of that process come back with the next reading.
+    """
+    peaks = accumulate((r.own_seconds or 0.0 for r in readings), max)
+    return [replace(r, own_seconds=peak) for r, peak in zip(readings, peaks, strict=True)]
 
 
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.device_use import in_use
-from levelfield.measure.other_use import HostUse, host_use
+from levelfield.measure.other_use import HostUse, host_use, used_seconds
 from levelfield.measure.raw_facts import HostReading, Reading, mean_load
 from levelfield.specs.paths import RunPaths
 from recorded_runs import Event, change_lines
@@ -71,6 +72,13 @@ def test_only_the_window_counts() -> None:
 
 def test_clocks_that_differ_slightly_give_no_negative_use() -> None:
     assert over(counted(1.0, 1.01)).other_cores == 0.0
+
+
+def test_a_reading_that_misses_an_ending_process_takes_nothing_back() -> None:
+    whole = counted(2.0, 1.5)
+    missed = [replace(r, own_seconds=0.0) if r.time_ns == 9 * SECOND else r for r in whole]
+    assert used_seconds(missed, SECOND, 9 * SECOND) == (pytest.approx(7 * 1.5), "the run"), "what was read at 8 s"
+    assert used_seconds(missed, SECOND, 8 * SECOND) == used_seconds(whole, SECOND, 8 * SECOND)
 
 
 def test_without_counters_over_the_window_the_use_is_unknown() -> None:

@@ -76,8 +76,10 @@ def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -
     assert done.stdout, (done.returncode, done.stderr)
     (result,) = json.loads(done.stdout)
     assert (result["status"]["word"], result["status"]["failure"]) == ("oom", "oom"), done.stderr
-    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
-    assert result["status"]["evidence"].split("; ")[-1].startswith(("the kernel's log names", "the platform's own"))
+    rank, *_, proof = result["status"]["evidence"].split("; ")
+    assert proof.startswith(("the kernel's log names", "the platform's own"))
+    # on a machine that is short of memory the kernel may kill both ranks of the group
+    assert rank == "rank 1 was ended by SIGKILL" or ", " in proof, result["status"]["evidence"]
 
 
 def test_a_counter_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
