@@ -19,7 +19,7 @@ from layouts import MODELS, ROOT, SINGLE, Variant, job_of, planted, script_of
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
-from levelfield.run import launchers
+from levelfield.run.launchers import local
 from levelfield.run.launchers.launched_ranks import free_port, with_port
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runner import Listener
@@ -138,7 +138,7 @@ class WarmLauncher(LocalLauncher):
 
 @pytest.fixture
 def warm_ranks(monkeypatch) -> None:
-    monkeypatch.setattr(launchers, "LocalLauncher", WarmLauncher)
+    monkeypatch.setattr(local, "LocalLauncher", WarmLauncher)
 
 
 def assert_found(fault: Fault, folder: Path) -> None:
