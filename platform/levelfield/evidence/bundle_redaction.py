@@ -17,8 +17,8 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.evidence.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
+from levelfield.evidence.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.event_lines import DAMAGED, event_or_none, mapping
-from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
 from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.bundle import BundledFile, BundledRun, SealFinding

@@ -13,10 +13,10 @@ from levelfield.errors import UsageError
 from levelfield.evidence.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
 from levelfield.evidence.bundle_reader import RESULT, RunInBundle, written
 from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
+from levelfield.evidence.placeholders import Placeholders
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.placeholders import Placeholders
 from levelfield.specs.base import dump, sha256_of, twice_in
 from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledFile, BundledRun, Manifest, Replacement
 from levelfield.specs.paths import RunPaths
