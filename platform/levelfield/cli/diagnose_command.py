@@ -68,7 +68,7 @@ def execute(options: argparse.Namespace) -> int:
     difference = first_difference(question, suspect)
     verdict = collect(paths).alignment
     if options.json:
-        print(json_text(_as_json(question, verdict, suspect, difference)))
+        print(json_text(_diagnosis_values(question, verdict, suspect, difference)))
     else:
         print("\n".join(_lines(plan, question, verdict, suspect, difference)))
     return GateFailed.exit_code if difference else 0
@@ -166,7 +166,7 @@ def _meaning(difference: StepComparison, first: int) -> str:
     return f"{before}; check {causes[kind]}"
 
 
-def _as_json(
+def _diagnosis_values(
     question: Diagnosis, verdict: Alignment, suspect: int, difference: StepComparison | None
 ) -> dict[str, Any]:
     tensors = [

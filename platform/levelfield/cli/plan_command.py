@@ -136,7 +136,7 @@ def _plan(options: argparse.Namespace) -> int:
     from levelfield.cli.plan_tables import plan_content, plan_lines, print_explained
     from levelfield.studies.chip_planner import ChipPlanner
 
-    choices = _with_case_string(options)
+    choices = _split_case_string(options)
     registry = registry_of(options)
     chips = find_chips(registry, choices["chip"])
     if len(chips) > 1:
@@ -163,7 +163,7 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _with_case_string(options: argparse.Namespace) -> dict[str, Any]:
+def _split_case_string(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options with the parts of a case string. Raises UsageError for a part that an option repeats."""
     from levelfield.specs.selector import labelled, parse_selector
 

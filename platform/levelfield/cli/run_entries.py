@@ -58,7 +58,7 @@ def run_all(options: argparse.Namespace) -> int:
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work = _selected(work, options.entry, options.framework)
-    work, strategy = _with_files(work, options.strategy, options.hosts, options.dry_run)
+    work, strategy = _apply_flagperf_files(work, options.strategy, options.hosts, options.dry_run)
     jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.checked_corpus(options.data))
     if strategy:
         jobs = _checked(jobs, strategy)
@@ -203,7 +203,7 @@ def _selected(entries: Sequence[Entry], names: Sequence[str], framework: str | N
     return selected
 
 
-def _with_files(
+def _apply_flagperf_files(
     entries: Sequence[Entry], strategy_file: Path | None, hosts_file: Path | None, dry_run: bool
 ) -> tuple[list[Entry], Strategy | None]:
     """Return the cases with the strategy's free fields and the hosts' number of nodes, and the strategy.

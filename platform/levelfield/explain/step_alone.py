@@ -17,7 +17,7 @@ from typing import Any
 from levelfield.explain.step_division import DividedStep
 from levelfield.measure.collectives import bus_factor
 from levelfield.measure.step_timeline import CORE_OPERATION, Operation
-from levelfield.specs.step_parts import COMMUNICATION, PARTS, AlonePart, PartTime, StepAlone
+from levelfield.specs.step_parts import COMMUNICATION, AlonePart, PartTime, StepAlone
 
 ATTENTION_BACKWARD = 2.5  # a fused kernel computes the scores again (Dao, 2023, section 4.1)
 MOST_ABOVE, MOST_BELOW = 5.0, 3.0  # alone over in place, and least over alone: more is no measurement
@@ -247,6 +247,3 @@ def _findings(parts: Sequence[AlonePart], step_ms: float) -> Iterator[str]:
             f"{slow.part} takes {ms:.1f} ms more alone than the chip allows ({slow.alone_ms:.1f} and "
             f"{slow.allowed_ms:.1f} ms): its kernels, or links"
         )
-
-
-assert set(COMMUNICATION) <= set(PARTS)

@@ -60,7 +60,7 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     peaks = memories.memory(part.read.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
-    reason = part.silence_reason or _with_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
+    reason = part.silence_reason or _append_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
     return replace(peaks, used=replace(peaks.used, reason=reason))
 
 
@@ -141,7 +141,7 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
         use = energies.node_use(readings, *map(part.day_ns, window_ns))
     else:
         return energies.NodeUse(None, "it left no time of day, which the readings of its power have")
-    return replace(use, reason=_with_cause(use.reason, trace.error and f"node power: {trace.error}"))
+    return replace(use, reason=_append_cause(use.reason, trace.error and f"node power: {trace.error}"))
 
 
 def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
@@ -157,7 +157,7 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
-    return replace(use, reason=_with_cause(use.reason, "; ".join(dict.fromkeys(filter(None, causes)))))
+    return replace(use, reason=_append_cause(use.reason, "; ".join(dict.fromkeys(filter(None, causes)))))
 
 
 def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
@@ -171,13 +171,13 @@ def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
         if window_ns:
             load = mean_load(part.read.readings, part.indices, *window_ns)
         if isinstance(load, str):
-            reason = _with_cause(load, part.tool_reason("utilisation")) or load
+            reason = _append_cause(load, part.tool_reason("utilisation")) or load
             return Figure(value=None, unit="1", reason=part.labelled(reason))
         loads.append(load)
     return Figure(value=sum(loads) / len(loads), unit="1")
 
 
-def _with_cause(reason: str | None, cause: str | None) -> str | None:
+def _append_cause(reason: str | None, cause: str | None) -> str | None:
     """Return the reason with that of the vendor's tool in brackets."""
     return f"{reason} ({cause})" if reason and cause else reason or cause
 

@@ -10,7 +10,7 @@ import pytest
 from levelfield.explain.step_alone import ChipRates, least_seconds, message_seconds, product_flops, repeated, step_alone
 from levelfield.explain.step_division import RankLayout, divided, mean_parts, parts_by_step, rank_parts
 from levelfield.measure.step_timeline import timeline, with_arguments
-from levelfield.specs.step_parts import StepAlone
+from levelfield.specs.step_parts import COMMUNICATION, PARTS, StepAlone
 
 LAYOUT = RankLayout(1, is_plain=True)
 # 1000 FLOPs of 4-byte values at 1 GFLOP/s, and 1 GB/s: a product of [10, 5] and [5, 10] takes 1 us, its values 0.8 us
@@ -202,3 +202,7 @@ def test_messages_of_gloo_lend_their_sizes_by_their_order():
     bare["traceEvents"][1:] = [{**each, "args": {}} for each in bare["traceEvents"][1:]]
     found = timeline(with_arguments(bare, noted))
     assert [each.size for each in found.messages] == ["[[7], []]", "[[8], []]"]
+
+
+def test_messages_are_parts_of_a_step() -> None:
+    assert set(COMMUNICATION) <= set(PARTS)

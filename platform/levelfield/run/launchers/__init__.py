@@ -31,9 +31,8 @@ class LauncherParts(NamedTuple):
     findings: str  # a function of the LaunchPlan: the checks of `site check`
     checked: str  # what these try, for the help of `site check`
     takes_hosts: bool = False  # whether it reaches the hosts of a hosts file, and needs one
-    probed_nodes: str | None = (
-        None  # a function of the plan: which nodes have one peak; without it the first host has it
-    )
+    # a function of the plan: which nodes have one peak; without it the first host has it
+    probed_nodes: str | None = None
 
 
 LAUNCHERS = {
