@@ -19,6 +19,7 @@ SCHEMAS = {
     "github-reusable.yml": "vendor.github-workflows",
     "gitlab-ci.yml": "vendor.gitlab-ci",
 }
+OWN = ROOT / ".github" / "workflows" / "ci.yml"  # the project's own checks
 GIVEN = {'"$SUITE"': "nightly", '"$BUDGET"': "3h", '"$BISECT_BUDGET"': "30m", '"$PAGE_URL"': "https://x"}  # by a caller
 UNITS = ("levelfield-nightly.service", "levelfield-nightly.timer")
 TABLES = ("crontab", "scrontab")
@@ -30,13 +31,14 @@ def schema_check(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_a_ci_template_is_valid_by_its_makers_schema_and_a_broken_one_is_not(name: str, tmp_path: Path) -> None:
-    assert schema_check(FOLDER / name, SCHEMAS[name]).returncode == 0
-    broken = tmp_path / name
-    text = (FOLDER / name).read_text()
+@pytest.mark.parametrize("path", [OWN, *(FOLDER / name for name in SCHEMAS)], ids=lambda path: path.name)
+def test_a_ci_template_is_valid_by_its_makers_schema_and_a_broken_one_is_not(path: Path, tmp_path: Path) -> None:
+    schema = SCHEMAS.get(path.name, "vendor.github-workflows")
+    assert schema_check(path, schema).returncode == 0
+    broken = tmp_path / path.name
+    text = path.read_text()
     broken.write_text(text.replace("runs-on:", "runs_on:").replace("script:", "skript:"))
-    assert schema_check(broken, SCHEMAS[name]).returncode == 1
+    assert schema_check(broken, schema).returncode == 1
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
