@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from driving import ROOT
+from driving import copy_checkout
 
 SUITE = """\
 schema: levelfield.suite/1
@@ -27,11 +26,7 @@ class ClonedProject:
     def __init__(self, folder: Path) -> None:
         self.code, self.data = folder / "code", folder / "data"
         self.code.mkdir(parents=True)
-        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-        for name in (n for n in names if n and (ROOT / n).is_file()):
-            (self.code / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, self.code / name)
+        copy_checkout(self.code)
         self.git("init", "-q")
         self.steps_last(0.03)
         self.first = self.commit("steps of 30 ms")

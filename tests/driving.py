@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,16 @@ LIMIT_SECONDS = 900
 PRETENDING = ("--plugins", str(ROOT / "tests/core/plugins"), "--plugins", str(ROOT / "tests/containers/plugins"))
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, "--python", sys.executable)
 SHORT = ("--plugins", str(ROOT / "tests/e2e/plugins"))  # the case `short`: forty small steps of a real training
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copy what git tracks or would track: the tree as it would be committed now."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
 
 
 class Benchmark:

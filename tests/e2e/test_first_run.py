@@ -10,21 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import ROOT, SHORT, Benchmark
+from driving import SHORT, Benchmark, copy_checkout
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of what git tracks or would track: the tree as it would be committed now."""
     folder = tmp_path_factory.mktemp("fresh") / "levelfield"
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, names.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+    copy_checkout(folder)
     yield folder
     shutil.rmtree(folder)  # two environments with a framework each
 
