@@ -2,11 +2,12 @@
 PYTHON ?= python3
 DEV := .venvs/dev
 PY := $(DEV)/bin/python
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 STAMP := $(DEV)/levelfield-locks.sha256
+WITH_TORCH := $(DEV)/levelfield-torch.sha256
 NEW := not thorough
-PYTEST := PYTHONPATH=platform $(PY) -m pytest
-IN_MEMORY := PYTHONPATH=platform tests/in_memory $(PY) -m pytest
+PYTEST := $(PY) -m pytest
+IN_MEMORY := tests/in_memory $(PYTEST)
 
 # pip compiles nothing ahead: most of a framework is never imported. (0 is pip's own, inverted way to say so.) Python
 # keeps what it compiles on first use, whatever the caller's environment says.
@@ -25,7 +26,7 @@ test: export OMP_WAIT_POLICY := passive
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
-.PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
+.PHONY: test lock computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
 
 # Three lanes, for two cores. One computes: the tests without a framework, on four processes. Each process reads all tests,
 # so more cost more; one that has no test left takes some of another, so that no test that waits is the last. Whole runs and
@@ -67,15 +68,15 @@ framework-free: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
-	PYTHONPATH=platform $(PY) tools/environments.py
-	PYTHONPATH=platform $(PY) tools/first_starts.py
+	$(PY) tools/environments.py
+	$(PY) tools/first_starts.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
 	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
-	PYTHONPATH=platform $(PY) tools/first_starts.py --all
+	$(PY) tools/first_starts.py --all
 	LEVELFIELD_FUZZ=60 $(PYTEST) -n 2 tests/core/fuzz tests/core/store/test_damaged_rows.py
 
 quick: $(STAMP)
@@ -84,42 +85,65 @@ quick: $(STAMP)
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	MYPYPATH=platform $(PY) -m mypy -p levelfield
-	MYPYPATH=platform $(PY) -m mypy vendors/cpu/adapter.py
-	MYPYPATH=platform $(PY) -m mypy vendors/nvidia/adapter.py
-	PYTHONPATH=platform $(DEV)/bin/lint-imports --no-logo
+	$(PY) -m mypy -p levelfield
+	$(PY) -m mypy vendors/cpu/adapter.py
+	$(PY) -m mypy vendors/nvidia/adapter.py
+	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 
 # The ends that users meet on a bad day, ten times in a row while every core is busy: about twenty minutes.
 drills: $(STAMP)
-	PYTHONPATH=platform $(PY) tools/drills.py
+	$(PY) tools/drills.py
 
 # Every benchmark, one after another; each prints ratios from one run.
 bench: $(STAMP)
-	PYTHONPATH=platform $(PY) benchmarks/all.py
+	$(PY) benchmarks/all.py
 
 # Every framework in every layout, to models/*/tested.json and docs/frameworks.md: about half an hour on two cores.
 matrix: $(STAMP)
-	PYTHONPATH=platform $(PY) tools/matrix.py
+	$(PY) tools/matrix.py
 
 # What predictions of runs on a processor are held to: a quarter of an hour on a machine that does nothing else.
 host-runs: $(STAMP)
-	PYTHONPATH=platform $(PY) tools/host_runs.py
+	$(PY) tools/host_runs.py
 
 # The code of accelerators at full scale on pretended devices, into docs/verified/rehearsed.json: a minute or two for each
 # plan. It needs gcc, and a Python with the CUDA build of torch: LEVELFIELD_CUDA_PYTHON (tools/rehearsal/README.md).
 rehearse: $(STAMP)
-	PYTHONPATH=platform $(PY) tools/rehearse_all.py $(ARGS)
+	$(PY) tools/rehearse_all.py $(ARGS)
 
 # On a machine with accelerators: what only a chip can show, within 40 minutes, written to gpu-check/. docs/first-hour.md
 # explains it. Options go into ARGS, such as ARGS=--list. The caller's PYTHONPATH holds packages that were carried there.
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(ARGS)
 
-$(STAMP): requirements.lock requirements-dev.lock
+# The environment has two parts: the platform, its tests and lint; and torch, for the tests of models (1 GB).
+$(STAMP): requirements-dev.lock
 	$(PYTHON) -m venv --clear $(DEV)
-	$(INSTALL) requirements.lock & own=$$!; $(INSTALL) requirements-dev.lock && wait $$own
-	cat $^ | sha256sum > $@
+	$(INSTALL) -r requirements-dev.lock
+	$(INSTALL) --no-build-isolation --editable .
+	sha256sum $< > $@
+
+$(WITH_TORCH): requirements-torch.lock $(STAMP)
+	$(INSTALL) -r requirements-torch.lock
+	sha256sum $< > $@
+
+# Writes the lock files anew from pyproject.toml; pins stay where they still fit. ARGS=--upgrade takes the newest.
+# Packages that others ask for and that nothing here imports are left out. torch has no hashes: an index may have its own
+# build, for processors or another CUDA.
+LOCK := .venvs/lock/bin/uv pip compile --quiet --universal --no-annotate --custom-compile-command "make lock" $(ARGS)
+lock: WINDOWS := colorama pywin32
+lock: CUDA := cuda-bindings cuda-toolkit nvidia-cublas nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 \
+	nvidia-nvshmem-cu13 triton
+lock:
+	$(PYTHON) -m venv .venvs/lock
+	.venvs/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	printf '%s\n' $(WINDOWS) huggingface-hub greenlet | $(LOCK) --excludes /dev/stdin --generate-hashes \
+		--python-version 3.10 pyproject.toml --output-file requirements.lock
+	printf '%s\n' $(WINDOWS) huggingface-hub | $(LOCK) --excludes /dev/stdin --generate-hashes --python-version 3.11 \
+		--constraints requirements.lock --extra test --extra lint pyproject.toml --output-file requirements-dev.lock
+	printf '%s\n' $(WINDOWS) $(CUDA) httpx2-jsfetch | $(LOCK) --excludes /dev/stdin --python-version 3.11 \
+		--constraints requirements-dev.lock --extra torch pyproject.toml --output-file requirements-torch.lock
 
 clean:
 	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,6 +1,6 @@
 """How often a preflight names a node: where only noise differs, and where one node is slow.
 
-    PYTHONPATH=platform python benchmarks/preflight_alarms.py [--quick]
+    .venvs/dev/bin/python benchmarks/preflight_alarms.py [--quick]
 
 Nodes have one figure each: a rate with normal noise between nodes. The repeats within a node show no noise, which is
 the worst case: their spread only raises the limit. All percentages are of simulated preflights, from a fixed seed.

@@ -15,7 +15,7 @@ products here, by the faster of torch's libraries. Threads of processors wait pa
 
 On the stand-in for CUDA, where kernels do nothing, launches are exact and times are the host's processor time:
 
-    PYTHONPATH=platform python tools/run_on_standin.py PYTHON benchmarks/torch_step.py --device cuda
+    .venvs/dev/bin/python tools/run_on_standin.py PYTHON benchmarks/torch_step.py --device cuda
 
 PYTHON has a CUDA build of torch, numpy, pydantic and PyYAML; transformers and liger-kernel for their columns.
 """

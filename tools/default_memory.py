@@ -2,7 +2,7 @@
 """The planned memory of every default plan: each shipped case by torch, megatron and deepspeed on 1, 8, 16 and 64 of
 four chips, into docs/data/default_memory.csv.
 
-    PYTHONPATH=platform .venvs/dev/bin/python tools/default_memory.py
+    .venvs/dev/bin/python tools/default_memory.py
 
 It starts no training, and takes some minutes. Exit code 4 where a combination gives neither a plan that fits nor a
 refusal. The tests plan a part of the same list.

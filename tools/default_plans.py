@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The first command on every box: each shipped case by each framework on each chip of known memory, without options.
 
-    PYTHONPATH=platform python tools/default_plans.py
+    .venvs/dev/bin/python tools/default_plans.py
 
 plans all combinations, which takes minutes, prints what is an error, and writes tools/data/default_plans.json.
 docs/frameworks.md shows its counts. The tests plan a part of the same list.

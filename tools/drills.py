@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Repeats the tests marked `drill` while every core has other work: ends of a run must not depend on a quiet machine.
 
-PYTHONPATH=platform .venvs/dev/bin/python tools/drills.py [TIMES]
+.venvs/dev/bin/python tools/drills.py [TIMES]
 """
 
 from __future__ import annotations

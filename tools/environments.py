@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes every framework's environment for the processor, as a run would; `make test` does so beside its first tests.
 
-PYTHONPATH=platform .venvs/dev/bin/python tools/environments.py
+.venvs/dev/bin/python tools/environments.py
 """
 
 from __future__ import annotations

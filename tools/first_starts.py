@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """First starts: a table of surroundings and expected outcomes, as root and as an ordinary user. `make test` runs it.
 
-PYTHONPATH=platform .venvs/dev/bin/python tools/first_starts.py [--all] [--only WORD] [--code CHECKOUT]
+.venvs/dev/bin/python tools/first_starts.py [--all] [--only WORD] [--code CHECKOUT]
 
 Each row is a start of run_benchmarks.py in a folder of its own. It is right when the exit code, the sentence and the
 changed files are the expected ones. A traceback, exit code 5, ten seconds, or a file elsewhere makes it wrong.

@@ -1,6 +1,6 @@
 """What the further steps of `--explain-step` cost: nothing in the window before them, and the recorder in each of them.
 
-    PYTHONPATH=platform python tools/further_steps.py [--frameworks torch jax] [--pairs 10] [--docs]
+    .venvs/dev/bin/python tools/further_steps.py [--frameworks torch jax] [--pairs 10] [--docs]
 
 trains a model in turns without further steps and with them, while a process of its own keeps one core busy. `--docs`
 writes each pair into docs/data/further_steps.json, and a table into docs/explain.md.

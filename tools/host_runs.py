@@ -1,6 +1,6 @@
 """Small models of many widths and layouts, trained for 20 steps each on this machine, to hold predictions against.
 
-    PYTHONPATH=platform python tools/host_runs.py
+    .venvs/dev/bin/python tools/host_runs.py
 
 writes configs/planner/host_runs.json: what this host reaches, then each run with its whole setting and what it took.
 About a quarter of an hour, on a machine that has nothing else to do: it waits for that before each run, writes down how

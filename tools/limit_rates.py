@@ -1,6 +1,6 @@
 """False alarms and power of the limits, on recorded differences of a small GPT and a small Llama from torch's.
 
-    PYTHONPATH=platform python tools/limit_rates.py
+    .venvs/dev/bin/python tools/limit_rates.py
 
 Limits are learned on random rows, and every other row is a run to be judged: a false alarm where it exceeds them. The
 rows are honest: other layouts, micro-batches, recomputation and frameworks. The faults are those of

@@ -1,6 +1,6 @@
 """The alignment rules on loss curves that others measured, beside FlagPerf's rule, as confusion tables.
 
-    PYTHONPATH=platform python tools/loss_curves.py
+    .venvs/dev/bin/python tools/loss_curves.py
 
 Limits are learned on one half of the files and reported on the other: the older and the newer records of the paired
 file, every second test of the unpaired one.

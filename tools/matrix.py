@@ -1,6 +1,6 @@
 """Every framework in every layout that runs on a cpu, against torch in one process.
 
-    PYTHONPATH=platform python tools/matrix.py [FRAMEWORK[_VERSION] ...] [--precision fp32]
+    .venvs/dev/bin/python tools/matrix.py [FRAMEWORK[_VERSION] ...] [--precision fp32]
 
 makes models/<framework>/tested.json, or tested-VERSION.json of a further version, from 40 steps of each, or of those
 in one precision, and docs/frameworks.md from these files; each environment is made as for a run. A recorded run whose

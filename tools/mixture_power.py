@@ -1,6 +1,6 @@
 """The power of the alignment for mixtures of experts: planted faults and honest runs.
 
-    PYTHONPATH=platform python tools/mixture_power.py [--docs]
+    .venvs/dev/bin/python tools/mixture_power.py [--docs]
 
 trains the small mixtures of faults_in_mixtures.py by torch in float32, 10 steps each. All follow the choices of experts
 of one of them. Limits are learned from the variations of `align calibrate`, by the platform's own rules. All is trained

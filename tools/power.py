@@ -1,6 +1,6 @@
 """The power of the alignment: its verdict on every planted fault and on every honest run.
 
-    PYTHONPATH=platform python tools/power.py [--docs] [--json FILE] [--curves FOLDER]
+    .venvs/dev/bin/python tools/power.py [--docs] [--json FILE] [--curves FOLDER]
 
 trains the small GPT and Llama of layouts.py in float32 and in bf16. The limits are learned from the variations of
 `align calibrate`, by the platform's own rules; every fault and every other honest run is judged by them. `--docs`

@@ -1,6 +1,6 @@
 """Record torch's curves of the small models for machines without torch: what `framework check` compares with there.
 
-    PYTHONPATH=platform python tools/record_curves.py
+    .venvs/dev/bin/python tools/record_curves.py
 
 writes platform/levelfield/testing/framework_kit/recorded/<name>.json.
 """

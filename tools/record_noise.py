@@ -1,6 +1,6 @@
 """Records the differences of honest and of faulty small trainings into tools/data/noise_rows.json.
 
-    PYTHONPATH=platform python tools/record_noise.py
+    .venvs/dev/bin/python tools/record_noise.py
 
 About twenty minutes on two cores. tools/limit_rates.py prints what follows from them.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rehearse a training on devices that are not here: the project's own code at full scale, on a stand-in for CUDA.
 
-    PYTHONPATH=platform .venvs/dev/bin/python tools/rehearse.py CASE[:framework[:chip[:nodes[:devices]]]]
+    .venvs/dev/bin/python tools/rehearse.py CASE[:framework[:chip[:nodes[:devices]]]]
 
 Options that it does not know go to run_benchmarks.py, such as --layout DP2PP4, --micro-batch 1 or --compile.
 Exit codes: 2 it cannot begin, 3 a rank failed, 4 its books are not what the plan needs (rehearsal/judgement.py), 130

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rehearse every plan of a list, and write docs/verified/rehearsed.json: `make rehearse`.
 
-    PYTHONPATH=platform .venvs/dev/bin/python tools/rehearse_all.py [TEXT ...] [--again] [--list]
+    .venvs/dev/bin/python tools/rehearse_all.py [TEXT ...] [--again] [--list]
 
 TEXT: only rows whose words have it. What is recorded of the same code and the same plan is not run again, so that a
 list that was stopped goes on. A rehearsal with findings (rehearsal/judgement.py) is not recorded. Rows that the whole

@@ -1,6 +1,6 @@
 """docs/result.md: every field of result.json with its type, unit and meaning, from the model that writes the file.
 
-    PYTHONPATH=platform python tools/result_page.py
+    .venvs/dev/bin/python tools/result_page.py
 
 writes the page again. tests/core/test_result_page.py fails when the page is not what the model says.
 """
@@ -52,7 +52,7 @@ SHARED: dict[str, dict[str, tuple[str, str]]] = {
 
 INTRODUCTION = """# result.json, field by field
 
-Made by `PYTHONPATH=platform python tools/result_page.py` from the model that writes the file; do not edit.
+Made by `.venvs/dev/bin/python tools/result_page.py` from the model that writes the file; do not edit.
 
 Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same
 bytes again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and

@@ -1,6 +1,6 @@
 """Trains a small GPT with several seeds, and changed ones, for the tests of `measure/curves.py`.
 
-    PYTHONPATH=platform .venvs/dev/bin/python tools/seed_curves.py
+    .venvs/dev/bin/python tools/seed_curves.py
 
 It writes tools/data/loss_curves/seeds.json and prints each change with its answer; some minutes on two cores.
 A seed changes the initial weights. The tokens stay the same; another order of them would add to the spread.

@@ -1,6 +1,6 @@
 """How well `report explain` tells planted slow things, by part, place, rank and amount, on a busy processor.
 
-    PYTHONPATH=platform python tools/told_plants.py [--frameworks torch jax] [--seeds 10] [--docs]
+    .venvs/dev/bin/python tools/told_plants.py [--frameworks torch jax] [--seeds 10] [--docs]
 
 trains small models with every plant of step_plants.py, once with each seed, while a process of its own keeps one core
 busy. A plant is told if the first sentence of the difference names its part and its place, and a late rank by its

@@ -1,6 +1,6 @@
 """What the window's gradient norms show of a training in bf16 that computes products in 8 bits from some step on.
 
-    PYTHONPATH=platform python tools/window_power.py [--docs] [--case NAME ...]
+    .venvs/dev/bin/python tools/window_power.py [--docs] [--case NAME ...]
 
 trains each case in bf16 at smoke scale as it is, in other frameworks and layouts, and by copies of models/torch with
 a few lines more: from a step on, the products of the MLPs, of attention, or of both are those of fp8. A case in fp8 is

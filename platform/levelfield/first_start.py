@@ -24,6 +24,7 @@ from levelfield.errors import RunFailed, UsageError
 STARTED = "LEVELFIELD_BOOTSTRAPPED"  # in the process that was started in the environment: its folder
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 _PROBE_SECONDS = 10
+_COMPARISON = re.compile(r"python_full_version (<|>=) '(\d+)\.(\d+)'")
 _NAME = re.compile(r"levelfield-([0-9a-f]{12}|before-[0-9a-f]{8})")
 
 Say = Callable[[str], None]
@@ -68,19 +69,19 @@ def places_of(root: Path) -> Places:
 
 
 def _pinned(text: str) -> Iterator[str]:
-    """Yield the packages of the lock file for the running Python."""
+    """Yield the packages of the lock file for the running Python. Lines with their hashes are pip's to check."""
     for line in text.splitlines():
-        requirement, _, marker = line.partition("#")[0].partition(";")
-        if requirement.strip() and _holds(marker.strip()):
+        requirement, _, marker = line.partition("#")[0].rstrip("\\ ").partition(";")
+        if "==" in requirement and _holds(marker):
             yield requirement.strip()
 
 
 def _holds(marker: str) -> bool:
-    """Return whether a marker of the lock file holds. All of them are: python_version >= or < "3.11"."""
-    if not marker:
-        return True
-    newer = sys.version_info >= (3, 11)
-    return newer if ">=" in marker else not newer
+    """Return whether a marker of the lock file holds. All of them compare the Python, and are joined by `and`."""
+    return all(
+        (sys.version_info >= (int(major), int(minor))) == (sign == ">=")
+        for sign, major, minor in _COMPARISON.findall(marker)
+    )
 
 
 def python_to_start(root: Path, say: Say) -> Path | None:

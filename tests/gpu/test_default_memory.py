@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 
 GIVE_LESS = 8  # plans that leave less than the margin free, because no layout leaves it
 EVERY = 37  # a part of the combinations that has each framework, chip and place
-AGAIN = "run `PYTHONPATH=platform .venvs/dev/bin/python tools/default_memory.py`"
+AGAIN = "run `.venvs/dev/bin/python tools/default_memory.py`"
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ one process. This prints each family and precision:
 
 And this prints every run with its differences as CSV, from `models/<framework>/tested.json`:
 
-    PYTHONPATH=platform .venvs/dev/bin/python tools/matrix.py --rows
+    .venvs/dev/bin/python tools/matrix.py --rows
 
 ## What runs
 

@@ -91,7 +91,11 @@ examples:
   run_benchmarks.py environment image export torch --context --output torch.tar
 """
 
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+# pip takes files with hashes and files without in commands of their own. An index may have its own build of torch.
+LOCKS = {
+    "Levelfield and its tests": ("requirements.lock", "requirements-dev.lock"),
+    "the tests of models": ("requirements-torch.lock",),
+}
 
 
 def _make(options: argparse.Namespace) -> int:
@@ -131,8 +135,10 @@ def _fetch(options: argparse.Namespace) -> int:
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
     kind = registry.vendor_file(options.vendor).device_kind
-    locks = [word for name in LOCKS for word in ("-r", str(checkout() / name))]
-    groups = [("Levelfield and its tests", sys.executable, ("--no-deps", *locks), Stages())]
+    groups = [
+        (name, sys.executable, ("--no-deps", *(f"--requirement={checkout() / lock}" for lock in locks)), Stages())
+        for name, locks in LOCKS.items()
+    ]
     for name in options.framework or registry.labels():
         try:
             python, stages = _needs(registry, name, kind, tuple(options.uses))

@@ -9,7 +9,7 @@ FIELDS = list(fields(Result))
 
 
 def test_the_page_is_what_the_model_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `PYTHONPATH=platform python tools/result_page.py`"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `.venvs/dev/bin/python tools/result_page.py`"
 
 
 def test_fields_are_found_at_every_depth() -> None:

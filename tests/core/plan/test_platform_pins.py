@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def pins(python: str) -> list[str]:
-    """The lines of requirements.lock for a Python. pip would judge their markers by the one that it runs in."""
+    """The packages of requirements.lock for a Python. pip would judge their markers by the one that it runs in."""
     lines = (ROOT / "requirements.lock").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return [f"{r.name}{r.specifier}" for r in found if not r.marker or r.marker.evaluate({"python_version": python})]
+    requirements = [Requirement(line.rstrip("\\ ")) for line in lines if "==" in line]
+    environment = {"python_full_version": f"{python}.0"}
+    return [f"{r.name}{r.specifier}" for r in requirements if not r.marker or r.marker.evaluate(environment)]
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.13"])

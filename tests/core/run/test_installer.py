@@ -213,9 +213,11 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
 
     monkeypatch.setattr("levelfield.run.runtimes.wheels.fetch_into", fetch)
     assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
-    locks, torch, paddle = fetched
-    assert [Path(word).name for word in locks if "lock" in word] == ["requirements.lock", "requirements-dev.lock"]
-    assert "--no-deps" in locks and torch[0].startswith("pip==") and torch[1].startswith("torch==")
+    locks, torch_locks, torch, paddle = fetched
+    assert [Path(word).name for word in locks[1:]] == ["requirements.lock", "requirements-dev.lock"]
+    assert [Path(word).name for word in torch_locks[1:]] == ["requirements-torch.lock"]
+    assert locks[0] == torch_locks[0] == "--no-deps"
+    assert torch[0].startswith("pip==") and torch[1].startswith("torch==")
     assert any(word.startswith("paddlepaddle==") for word in paddle)
     assert f"LEVELFIELD_WHEELS={tmp_path / 'w'}" in capsys.readouterr().out
     assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "--vendor", "ascend"]) == 2
