@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,23 +123,27 @@ def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
     """
     if target is None or target in registry.vendors:
         name = detect(registry).spec.name if target is None else target
-        listing = registry.machine.devices(name)
-        chip, devices = _present_chip(registry.vendor_file(name), listing)
+        spec, listing = registry.vendor_file(name), registry.machine.devices(name)
+        chip, devices = spec.chips[0], tuple(device for device in listing if device.chip == listing[0].chip)
+        if devices:
+            first = devices[0]
+            # A chip that vendor.yaml does not have is one without peaks.
+            chip = spec.chip(first.chip) or Chip(
+                name=first.description,
+                device_is=HOST_SHARE if spec.is_host else "card",
+                memory_bytes=first.memory_bytes,
+            )
     else:
         spec, chip = find_chip(registry, target)
         name, listing = spec.name, registry.machine.devices(spec.name)
         devices = tuple(device for device in listing if device.chip == chip.name)
     # Beside the cpu every vendor with a silent tool is named, and otherwise those that come before the chosen one.
-    others = [other for other in _accelerators(registry) if other != name]
-    if not registry.vendor_file(name).is_host:
+    others = sorted(set(registry.vendors) - {FALLBACK_VENDOR, name})
+    if not spec.is_host:
         others = [other for other in others if other < name] if target is None else []
     notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
     notices += [f"vendor {other} is not used: {reason}" for other, reason in registry.machine.silent(others)]
     return HardwareHere(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
-
-
-def _accelerators(registry: Registry) -> list[str]:
-    return sorted(set(registry.vendors) - {FALLBACK_VENDOR})
 
 
 def detect(registry: Registry) -> Vendor:
@@ -147,7 +151,7 @@ def detect(registry: Registry) -> Vendor:
 
     Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
     """
-    accelerators = _accelerators(registry)
+    accelerators = sorted(set(registry.vendors) - {FALLBACK_VENDOR})
     if present := next((name for name in accelerators if registry.machine.devices(name)), None):
         return registry.vendor(present)
     silent = dict(registry.machine.silent(accelerators))
@@ -160,19 +164,6 @@ def detect(registry: Registry) -> Vendor:
         "devices are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind "
         f"the framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
     )
-
-
-def _present_chip(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
-    """Return the chip of the devices here, or one without peaks when vendor.yaml does not have it."""
-    if not devices:
-        return spec.chips[0], ()
-    first = devices[0]
-    chip = spec.chip(first.chip) if first.chip else None
-    same = tuple(d for d in devices if d.chip == first.chip)
-    unknown = Chip(
-        name=first.description, device_is=HOST_SHARE if spec.is_host else "card", memory_bytes=first.memory_bytes
-    )
-    return chip or unknown, same
 
 
 def lacking_parts(case: Case, implementation: ImplementationFile) -> list[str]:
@@ -216,15 +207,14 @@ def access_notices(implementation: ImplementationFile, vendor: VendorFile) -> tu
     access, reach = vendor.frameworks.get(name), implementation.reaches.get(vendor.device_kind)
     if access is None or reach is None or access == reach.access:
         return ()
-    return (
-        f"vendor {vendor.name} says that {name} reaches its devices by {_access_text(access)}; {name} says "
-        f"{_access_text(reach)} for device kind '{vendor.device_kind}'. The vendor's words are used",
+    of_vendor, of_framework = (
+        f"{way.device} and {way.backend}" + (f", after importing {', '.join(way.preload)}" if way.preload else "")
+        for way in (access, reach)
     )
-
-
-def _access_text(access: FrameworkAccess) -> str:
-    preload = f", after importing {', '.join(access.preload)}" if access.preload else ""
-    return f"{access.device} and {access.backend}{preload}"
+    return (
+        f"vendor {vendor.name} says that {name} reaches its devices by {of_vendor}; {name} says {of_framework} for "
+        f"device kind '{vendor.device_kind}'. The vendor's words are used",
+    )
 
 
 def reference_of(registry: Registry, plan: Plan) -> Reference | None:

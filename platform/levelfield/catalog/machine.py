@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.readings import checked, plausible
-from levelfield.contracts.vendor import DeviceList, Vendor
+from levelfield.contracts.vendor import DeviceList, Sample, Vendor
 from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.node.control_groups import HOST, core_quota, file_text
 
@@ -31,8 +32,20 @@ class Machine:
 
     def busy(self, vendor: str) -> Mapping[int, str]:
         """Return the devices that others use, by index, each with a sentence: by one reading of all devices."""
-        if vendor not in self._busy:
-            self._busy[vendor] = _used_by_others(self._vendor(vendor), self.devices(vendor))
+        if vendor in self._busy:
+            return self._busy[vendor]
+        adapter, devices = self._vendor(vendor), self.devices(vendor)
+        samples: dict[int, Sample] = {}
+        if devices and not adapter.spec.is_divided:  # the use of a host's shares is read at the start of the run
+            with contextlib.suppress(Exception):  # an adapter may raise anything; the run's own readings report it
+                samples = {sample.index: sample for sample in adapter.sample(devices)}
+        readings = ((d, plausible(adapter.spec, d, samples[d.index])) for d in devices if d.index in samples)
+        uses = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in readings}
+        self._busy[vendor] = {
+            index: device_sentence(str(index), *use, "when it was planned")
+            for index, use in uses.items()
+            if in_use(*use)
+        }
         return self._busy[vendor]
 
     def driver(self, vendor: str) -> str:
@@ -51,19 +64,6 @@ class Machine:
             devices = self.devices(name)
             if devices.problem and not devices:
                 yield name, devices.problem
-
-
-def _used_by_others(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
-    """Return the devices that others use. Shares of a host have no entry: their use is read at the start of the run."""
-    if not devices or vendor.spec.is_divided:
-        return {}
-    try:
-        samples = {sample.index: sample for sample in vendor.sample(devices)}
-    except Exception:  # an adapter may raise anything; the run's own readings report it
-        return {}
-    read = ((d, plausible(vendor.spec, d, samples[d.index])) for d in devices if d.index in samples)
-    values = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in read}
-    return {i: device_sentence(str(i), *use, "when it was planned") for i, use in values.items() if in_use(*use)}
 
 
 def devices_of(vendor: Vendor) -> DeviceList:

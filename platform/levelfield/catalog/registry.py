@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from levelfield.catalog.code_basis import chosen
@@ -53,16 +52,16 @@ _DOCUMENTS = (
 _PUNCTUATION = str.maketrans("", "", "-_ ")
 
 
-def _not_a_file(path: Path) -> str:
-    return "found no regular file" if os.path.lexists(path) else "no such file"
+def _check_file(option: str, path: Path, kind: str) -> None:
+    if not path.is_file():
+        fault = "found no regular file" if os.path.lexists(path) else "no such file"
+        raise UsageError(f"{option} {path}: {fault}; expected a document of schema levelfield.{kind}/1")
 
 
 def private_chips(option: Path | None) -> Path | None:
     """Return the chips file: the one of --chips, else the user's own if it exists. Raises UsageError."""
     if option is not None:
-        if not option.is_file():
-            fault = _not_a_file(option)
-            raise UsageError(f"--chips {option}: {fault}; expected a document of schema levelfield.chips/1")
+        _check_file("--chips", option, "chips")
         return option
     try:
         path = config_folder() / "levelfield" / "chips.yaml"
@@ -109,10 +108,7 @@ class Registry:
     def cases(self) -> dict[str, Path]:
         cases = self.collect("case", "configs/cases/*.yaml")
         for path in self._case_files:
-            if not path.is_file():
-                raise UsageError(
-                    f"--case-file {path}: {_not_a_file(path)}; expected a document of schema levelfield.case/1"
-                )
+            _check_file("--case-file", path, "case")
             if path.stem in cases:
                 raise UsageError(f"two files claim the case '{path.stem}': {cases[path.stem]} and {path}; rename one")
             cases[path.stem] = path
@@ -155,7 +151,8 @@ class Registry:
         """
         if name in self.cases:
             return name  # without a look into the suites
-        same = [case for case in self.all_cases if _plain(case) == _plain(name)]
+        plain = {case: case.casefold().translate(_PUNCTUATION) for case in (*self.all_cases, name)}
+        same = [case for case in self.all_cases if plain[case] == plain[name]]
         if name in same or not same:
             return name
         if len(same) > 1:
@@ -165,11 +162,28 @@ class Registry:
         return same[0]
 
     def _case(self, name: str) -> Case:
+        """Return the case. Raises DocumentError where it says another number of parameters than its model has."""
         path = self._case_file(name)
         if extension := self.extension(name):
-            return _counted(extension.applied(self._extended(extension, path), str(path)), path)
-        case = self.files.document(Case, path)
-        return _counted(_checked_name(case, case.name, name, path), path)
+            case = extension.applied(self._extended(extension, path), str(path))
+        else:
+            case = self.files.document(Case, path)
+            _checked_name(case, case.name, name, path)
+        if case.parameters is None:
+            return case
+        count = parameters(case.model, case.training.sequence_length)
+        if count.total == case.parameters:
+            return case
+        outside = {
+            "embedding": count.embedding, "positions": count.position, "head": count.head, "norm": count.final_norm
+        }  # fmt: skip
+        counts = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
+        raise DocumentError(
+            f"{path}: key 'parameters': found {case.parameters:,}, expected {count.total:,}, which the model has at "
+            f"full scale: {counts}, {count.layers} layers {count.in_layers:,}. The difference is "
+            f"{abs(count.total - case.parameters):,}: correct the number or a key of `model`, or the architecture has "
+            "a part that the case leaves out"
+        )
 
     def _case_file(self, name: str) -> Path:
         return self.cases.get(name) or self._path("case", name, self.all_cases)
@@ -276,10 +290,19 @@ class Registry:
         return _checked_name(document, getattr(document, key), name, path)
 
     def _path(self, kind: str, name: str, paths: dict[str, Path]) -> Path:
-        if name not in paths:
-            more = self._case_hint(name) if kind == "case" else None
-            raise UnknownName(kind, name, paths, hint=more or self.absence(kind, name, "`show` shows all."))
-        return paths[name]
+        if name in paths:
+            return paths[name]
+        hint = None
+        if kind == "case":  # the user may mean an entry of a suite, or a file
+            rows = ((suite, entry.name) for suite in self.suites for entry in self.suite(suite).entries)
+            if suite := next((suite for suite, row in rows if row == name), None):
+                hint = f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
+            elif Path(name).suffix in (".yaml", ".yml"):
+                hint = (
+                    f"A file outside of configs/cases is given with --case-file {name}, and its case is called "
+                    f"'{Path(name).stem}'."
+                )
+        raise UnknownName(kind, name, paths, hint=hint or self.absence(kind, name, "`show` shows all."))
 
     def absence(self, kind: str, name: str, otherwise: str) -> str:
         """Return what a folder or a file of this name lacks to be a plugin, or the searched folders and `otherwise`."""
@@ -290,16 +313,6 @@ class Registry:
                 return f"{file} exists, expected the ending .yaml: rename it."
         searched = ", ".join(str(root) for root in self.roots)
         return f"Searched: {searched}; --plugins DIR adds a folder. {otherwise}"
-
-    def _case_hint(self, name: str) -> str | None:
-        """Return how to run an entry of a suite, or a file, that was given in place of a case's name."""
-        for suite in self.suites:
-            if any(entry.name == name for entry in self.suite(suite).entries):
-                return f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
-        stem = Path(name).stem
-        if Path(name).suffix in (".yaml", ".yml"):
-            return f"A file outside of configs/cases is given with --case-file {name}, and its case is called '{stem}'."
-        return None
 
     def collect(self, kind: str, pattern: str) -> dict[str, Path]:
         """Return the files that match in any root, by what the star of the pattern stands for.
@@ -347,27 +360,6 @@ def _checked_name(document: D, inside: str, outside: str, path: Path) -> D:
     return document
 
 
-def _counted(case: Case, path: Path) -> Case:
-    """Return the case. Raises DocumentError where it says another number of parameters than its model has."""
-    if case.parameters is None:
-        return case
-    count = parameters(case.model, case.training.sequence_length)
-    if count.total == case.parameters:
-        return case
-    outside = {"embedding": count.embedding, "positions": count.position, "head": count.head, "norm": count.final_norm}
-    counts = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
-    raise DocumentError(
-        f"{path}: key 'parameters': found {case.parameters:,}, expected {count.total:,}, which the model has at full "
-        f"scale: {counts}, {count.layers} layers {count.in_layers:,}. The difference is "
-        f"{abs(count.total - case.parameters):,}: correct the number or a key of `model`, or the architecture has a "
-        "part that the case leaves out"
-    )
-
-
-def _plain(name: str) -> str:
-    return name.casefold().translate(_PUNCTUATION)
-
-
 def _loaded_vendor(spec: VendorFile, path: Path) -> Vendor:
     """Return the adapter beside vendor.yaml at `path`, else the generic one for what vendor.yaml declares."""
     adapter = path.with_name("adapter.py")
@@ -380,7 +372,14 @@ def _loaded_vendor(spec: VendorFile, path: Path) -> Vendor:
                 "expected one of the three to find devices"
             )
         return DeclaredVendor(spec)
-    module = _load_module(f"levelfield_vendor_{spec.name}", adapter)
+    source = importlib.util.spec_from_file_location(f"levelfield_vendor_{spec.name}", adapter)
+    if source is None or source.loader is None or not adapter.is_file():
+        raise DocumentError(f"{adapter}: not a Python file; expected the vendor's adapter, or no file")
+    module = importlib.util.module_from_spec(source)
+    try:
+        source.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
+        raise DocumentError(f"{adapter}: cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(module, "Adapter"):
         raise DocumentError(f"{adapter}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
     try:
@@ -394,15 +393,3 @@ def _installed(path: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of installed packages that bring plugins. path: Python's, on which the answer depends."""
     specs = (importlib.util.find_spec(point.module) for point in entry_points(group=ENTRY_POINT_GROUP))
     return tuple(Path(spec.origin).parent for spec in specs if spec and spec.origin)
-
-
-def _load_module(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DocumentError(f"{path}: not a Python file; expected the vendor's adapter, or no file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
-        raise DocumentError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
-    return module

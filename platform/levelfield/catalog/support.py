@@ -46,6 +46,7 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
 }
+MIXTURE_REFUSAL = "experts with tensor but not sequence parallel"  # as manifests name the layout that they refuse
 REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
 
@@ -125,11 +126,14 @@ def _state(
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
         return "tested" if all(ended) else "fails"
+    is_mixture = "experts" in FAMILIES[family]
+    is_tensor_alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
     devices = [
         device
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
-        if not _is_excluded(implementation, family, key, device)
+        if is_mixture or "expert" not in LAYOUTS[key]
+        if not (is_mixture and is_tensor_alone and MIXTURE_REFUSAL in implementation.refusals(device))
         if not implementation.is_further or device in implementation.requirements
     ]
     if not devices:
@@ -137,14 +141,6 @@ def _state(
     if HOST_KIND not in devices:
         return "chip"
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
-
-
-def _is_excluded(implementation: ImplementationFile, family: str, key: str, device: str) -> bool:
-    """Return whether the family lacks what the layout divides, or the framework refuses the layout for a mixture."""
-    if "experts" not in FAMILIES[family]:
-        return "expert" in LAYOUTS[key]
-    alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
-    return alone and "experts with tensor but not sequence parallel" in implementation.refusals(device)
 
 
 def kind_of(layout: Layout) -> str | None:
@@ -197,12 +193,22 @@ class Rehearsals:
 
     def __init__(self, registry: Registry) -> None:
         path = checkout() / EVIDENCE
-        self._registry = registry
         self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
         rows = () if self.recorded is None else self.recorded.rows
         self._vendors: dict[str, VendorFile] = {}  # by chip
-        self._code: dict[tuple[str, str], str] = {}  # by framework and kind of device
-        self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
+        code: dict[tuple[str, str], str] = {}  # by framework and kind of device
+        self.faults: dict[RehearsedRow, str | None] = {}  # why a row does not count; None where it does
+        for row in rows:
+            try:
+                if row.chip not in self._vendors:
+                    self._vendors[row.chip] = find_chip(registry, row.chip)[0]
+                key = row.framework, self._vendors[row.chip].device_kind
+                if key not in code:
+                    code[key] = rehearsed_code(registry, *key)
+            except UsageError as error:
+                raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
+            failed = f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
+            self.faults[row] = row.stale(code[key]) or failed
 
     def latest(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
         """Return `rehearsed 2026-11` of the newest row that counts; None without one.
@@ -215,16 +221,3 @@ class Rehearsals:
             of = (framework in (None, row.framework), kind in (None, spec.device_kind), vendor in (None, spec.name))
             dates += [row.date] if fault is None and all(of) else []
         return f"rehearsed {max(dates)[:7]}" if dates else None
-
-    def _fault(self, row: RehearsedRow) -> str | None:
-        """Return why a row does not count; None where it does."""
-        try:
-            if row.chip not in self._vendors:
-                self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
-            key = row.framework, self._vendors[row.chip].device_kind
-            if key not in self._code:
-                self._code[key] = rehearsed_code(self._registry, *key)
-        except UsageError as error:
-            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
-        failed = f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
-        return row.stale(self._code[key]) or failed

@@ -54,7 +54,8 @@ class RowChanges:
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
     """Return the rows of the vendor's tuning for this case; none when it has no such file.
 
-    A derived case keeps them while its steps have the same tokens.
+    A derived case keeps them while its steps have the same tokens. Raises DocumentError for a row that can never apply,
+    or with an unreadable layout.
     """
     case, derivation = split_name(case)
     if not derivation.keeps_the_batch:
@@ -67,21 +68,17 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
         raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
     chips = [chip.name for chip in registry.vendor_file(vendor).chips]
     for number, row in enumerate(file.rows):
-        _check_row(registry, vendor, chips, row, f"{path}: key 'rows.{number}")
-    return file.rows
-
-
-def _check_row(registry: Registry, vendor: str, chips: list[str], row: TuningRow, where: str) -> None:
-    """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
-    if row.chip is not None and row.chip not in chips:
-        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor}', row.chip, chips)}")
-    if row.framework is not None and row.framework not in registry.frameworks:
-        raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
-    if row.set.layout is not None:
+        where = f"{path}: key 'rows.{number}"
+        if row.chip is not None and row.chip not in chips:
+            raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor}', row.chip, chips)}")
+        if row.framework is not None and row.framework not in registry.frameworks:
+            raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
         try:
-            parse_layout(row.set.layout)
+            if row.set.layout is not None:
+                parse_layout(row.set.layout)
         except LayoutError as error:
             raise DocumentError(f"{where}.set.layout': {error}") from None
+    return file.rows
 
 
 def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:

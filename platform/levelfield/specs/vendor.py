@@ -271,6 +271,8 @@ class VendorFile(Document):
                     )
         return self
 
-    def chip(self, name: str) -> Chip | None:
-        """Return the chip with this name or alias, in any case, or None."""
+    def chip(self, name: str | None) -> Chip | None:
+        """Return the chip with this name or alias, in any case, or None. None is the name of no chip."""
+        if name is None:
+            return None
         return next((c for c in self.chips if name.lower() in [n.lower() for n in (c.name, *c.aliases)]), None)
