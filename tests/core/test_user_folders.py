@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from levelfield import user_folders
 from levelfield.catalog.registry import private_chips
-from levelfield.corpus.facts import _cached
+from levelfield.corpus.facts import stored_files
 from levelfield.errors import UsageError
 from levelfield.run.measurement import peaks_folder
 from levelfield.store.address import address_of, default_url
@@ -35,7 +35,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_an_empty_home_is_none(own: Path) -> None:
-    places = [peaks_folder(), user_folders.own_cache(), _cached(Path("/x")), address_of(None).path]
+    places = [peaks_folder(), user_folders.own_cache(), stored_files(Path("/x"))[1], address_of(None).path]
     assert all(own in place.parents for place in places if place)
     assert default_url() == f"sqlite:///{own}/.local/share/levelfield/results.sqlite"
     assert user_folders.expanded("~/x") == own / "x"

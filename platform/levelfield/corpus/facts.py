@@ -85,13 +85,17 @@ def readable(path: Path) -> Iterator[BufferedReader]:
 
 def mark(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
     """Return the current marks of both files. Raises CorpusError when one cannot be read."""
-    tokens, index = paths_of(kind, prefix)
-    return _mark(tokens), _mark(index)
+    marks = []
+    for path in paths_of(kind, prefix):
+        with readable(path) as file:
+            status = os.fstat(file.fileno())
+        marks.append(FileMark(size_bytes=status.st_size, mtime_ns=status.st_mtime_ns))
+    return marks[0], marks[1]
 
 
 def recall(kind: Kind, prefix: Path) -> Remembered | None:
     """Return the stored facts of this corpus, or None when none can be read. They may be out of date."""
-    for path in (_beside(prefix), _cached(prefix)):
+    for path in stored_files(prefix):
         with contextlib.suppress(DocumentError):
             stored = load(Remembered, path)
             if stored.facts.kind == kind:
@@ -102,33 +106,20 @@ def recall(kind: Kind, prefix: Path) -> Remembered | None:
 def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
     """Store the facts beside the corpus, else in the user's cache. If both are read-only, store nothing."""
     text = dump(Remembered(facts=facts, marks=marks))
-    prefix = Path(facts.prefix)
-    for path in (_beside(prefix), _cached(prefix)):
+    for path in stored_files(Path(facts.prefix)):
+        partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
         with contextlib.suppress(OSError):
-            _replace(path, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
             return
 
 
-def _mark(path: Path) -> FileMark:
-    with readable(path) as file:
-        status = os.fstat(file.fileno())
-    return FileMark(size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
-
-
-def _beside(prefix: Path) -> Path:
-    return Path(f"{prefix}.levelfield.json")
-
-
-def _cached(prefix: Path) -> Path:
-    return cache_folder() / "levelfield" / "corpora" / f"{hashlib.sha256(os.fsencode(prefix)).hexdigest()[:32]}.json"
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+def stored_files(prefix: Path) -> tuple[Path, Path]:
+    """Return where the facts of a corpus may be: the file beside it, and the one in the user's cache."""
+    digest = hashlib.sha256(os.fsencode(prefix)).hexdigest()[:32]
+    return Path(f"{prefix}.levelfield.json"), cache_folder() / "levelfield" / "corpora" / f"{digest}.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,7 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
         if kind == "paddle":
             _check_lens(paths_of(kind, prefix)[1], len(corpus.tokens))
         else:
-            index = open_index(str(paths_of(kind, prefix)[1]))
-            _check_sequences(index)
-            _check_documents(index)
+            _check_index(open_index(str(paths_of(kind, prefix)[1])))
         digest, max_token = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
     except WorkerCorpusError as error:
         raise CorpusError(str(error)) from None
@@ -86,7 +83,9 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
     )
 
 
-def _check_sequences(index: Index) -> None:
+def _check_index(index: Index) -> None:
+    """Raises CorpusError for a sequence that does not start where the one before it ends, and for documents out of
+    order."""
     end = 0  # the byte where the sequences so far end
     for start in range(0, len(index.lengths), _ENTRIES):
         lengths = index.lengths[start : start + _ENTRIES].astype(np.int64)
@@ -101,15 +100,6 @@ def _check_sequences(index: Index) -> None:
                 f"where the sequences before it end"
             )
         end = int(ends[-1])
-
-
-def _check_lengths(what: str, lengths: Any, start: int) -> None:
-    at = _first(lengths < 1)
-    if at is not None:
-        raise CorpusError(f"{what} {start + at} has length {lengths[at]}, expected at least 1")
-
-
-def _check_documents(index: Index) -> None:
     before, most = 0, len(index.lengths)
     if int(index.documents[0]) != 0:
         raise CorpusError(f"{index.path}: document 0 starts at sequence {index.documents[0]}, expected 0")
@@ -123,6 +113,12 @@ def _check_documents(index: Index) -> None:
                 f"to {most} (the number of sequences)"
             )
         before = int(part[-1])
+
+
+def _check_lengths(what: str, lengths: Any, start: int) -> None:
+    at = _first(lengths < 1)
+    if at is not None:
+        raise CorpusError(f"{what} {start + at} has length {lengths[at]}, expected at least 1")
 
 
 def _check_lens(path: Path, tokens: int) -> None:
@@ -148,30 +144,22 @@ def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) 
     the place of a negative token; OSError for unreadable files.
     """
     sizes = [path.stat().st_size for path in paths]
-    seen = largest = 0
-
-    def add(block: bytes) -> None:
-        nonlocal seen, largest
-        values = np.frombuffer(block, dtype=dtype)
-        if int(values.min()) < 0:
-            at = int(np.argmax(values < 0))
-            raise CorpusError(f"{paths[0]}: token {seen + at} is {values[at]}, expected 0 or more")
-        largest = max(largest, int(values.max()))
-        seen += len(values)
-
     header_bytes = sizes[0] - tokens * dtype.itemsize
-    first = _digest(paths[0], header_bytes, add, lambda done: progress(done, sum(sizes)))
-    second = _digest(paths[1], 0, lambda block: None, lambda done: progress(sizes[0] + done, sum(sizes)))
-    return "sha256:" + hashlib.sha256(f"{first}\n{second}\n".encode()).hexdigest(), largest
-
-
-def _digest(path: Path, header_bytes: int, visit: Callable[[bytes], None], progress: Callable[[int], None]) -> str:
-    done = 0
-    with open_regular(path) as file:
-        hasher = hashlib.sha256(file.read(header_bytes))
-        while block := file.read(_BLOCK_BYTES):
-            hasher.update(block)
-            visit(block)
-            done += len(block)
-            progress(header_bytes + done)
-    return hasher.hexdigest()
+    digests = ""
+    seen = largest = 0
+    for path, skipped, before in zip(paths, (header_bytes, 0), (0, sizes[0]), strict=True):
+        with open_regular(path) as file:
+            hasher, done = hashlib.sha256(file.read(skipped)), before + skipped
+            while block := file.read(_BLOCK_BYTES):
+                hasher.update(block)
+                if path == paths[0]:
+                    values = np.frombuffer(block, dtype=dtype)
+                    if int(values.min()) < 0:
+                        at = int(np.argmax(values < 0))
+                        raise CorpusError(f"{path}: token {seen + at} is {values[at]}, expected 0 or more")
+                    largest = max(largest, int(values.max()))
+                    seen += len(values)
+                done += len(block)
+                progress(done, sum(sizes))
+        digests += f"{hasher.hexdigest()}\n"
+    return "sha256:" + hashlib.sha256(digests.encode()).hexdigest(), largest

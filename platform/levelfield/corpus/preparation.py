@@ -9,6 +9,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,7 +51,8 @@ def prepare(
     texts = find_texts([inputs] if isinstance(inputs, (str, Path)) else inputs, suffixes)
     source = TextSource(texts, sum(path.stat().st_size for path in texts), progress, field)
     with new_corpus(prefix, "<u2" if words.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
-        _write_all(writer, words, source.pieces())
+        for parts in _token_documents(words, source.pieces()):
+            writer.add(chain(parts, [np.array([words.end_token])]))
         if not source.documents:
             raise CorpusError(
                 f"{texts[0]}: found no text in {len(texts)} files ({source.skipped_binary} are not UTF-8 text, "
@@ -87,8 +89,27 @@ class TextSource:
             elif not is_text(path):
                 self.skipped_binary += 1
                 self._advance(size)
+            elif self.field:
+                for line in read_lines(path, self.field):
+                    if line.content:
+                        self.digest.update(hashlib.sha256(line.content).digest())
+                        self.read_bytes += len(line.content)
+                        self.documents += 1
+                        yield from pieces_of(line.content)
+                    else:  # a line without text, such as a redirect's, is only counted
+                        self.skipped_empty += 1
+                    self._advance(line.size)
+                self.files += 1
             else:
-                yield from self._lines(path, self.field) if self.field else self._document(path)
+                content = hashlib.sha256()
+                for piece in read_pieces(path):
+                    content.update(piece.content)
+                    self.read_bytes += len(piece.content)
+                    yield piece
+                    self._advance(len(piece.content))
+                self.digest.update(content.digest())
+                self.files += 1
+                self.documents += 1
 
     def preparation(self, tokenizer: Tokenizer) -> Preparation:
         """Return the origin of the corpus for its facts."""
@@ -106,38 +127,17 @@ class TextSource:
             cuts=tokenizer.cuts,
         )
 
-    def _document(self, path: Path) -> Iterator[Piece]:
-        content = hashlib.sha256()
-        for piece in read_pieces(path):
-            content.update(piece.content)
-            self.read_bytes += len(piece.content)
-            yield piece
-            self._advance(len(piece.content))
-        self.digest.update(content.digest())
-        self.files += 1
-        self.documents += 1
-
-    def _lines(self, path: Path, field: str) -> Iterator[Piece]:
-        """Return the pieces of a file of JSON lines. A line without text, such as a redirect's, is only counted."""
-        for line in read_lines(path, field):
-            if line.content:
-                self.digest.update(hashlib.sha256(line.content).digest())
-                self.read_bytes += len(line.content)
-                self.documents += 1
-                yield from pieces_of(line.content)
-            else:
-                self.skipped_empty += 1
-            self._advance(line.size)
-        self.files += 1
-
     def _advance(self, size: int) -> None:
         self.done_bytes += size
         if self.progress:
             self.progress(self.done_bytes, self.total_bytes)
 
 
-def _write_all(writer: MegatronWriter, tokenizer: Tokenizer, pieces: Iterator[Piece]) -> None:
-    """Write all documents: those of one piece in batches, longer ones by themselves."""
+def _token_documents(tokenizer: Tokenizer, pieces: Iterator[Piece]) -> Iterator[Iterable[Any]]:
+    """Return the tokens of each document, in parts: documents of one piece in batches, longer ones by themselves.
+
+    The parts of a long document are to be read before the next document is asked for.
+    """
     batch: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -145,24 +145,11 @@ def _write_all(writer: MegatronWriter, tokenizer: Tokenizer, pieces: Iterator[Pi
             batch.append(piece.content)
             size += len(piece.content)
         if size >= _BATCH_BYTES or not piece.ends:
-            _write(writer, tokenizer, batch)
+            yield from ([tokens] for tokens in tokenizer.encode(batch))
             batch, size = [], 0
         if not piece.ends:
-            _add(writer, tokenizer, tokenizer.encode_long(_document(piece, pieces)))
-    _write(writer, tokenizer, batch)
-
-
-def _write(writer: MegatronWriter, tokenizer: Tokenizer, batch: Sequence[bytes]) -> None:
-    for tokens in tokenizer.encode(batch):
-        _add(writer, tokenizer, [tokens])
-
-
-def _add(writer: MegatronWriter, tokenizer: Tokenizer, parts: Iterable[Any]) -> None:
-    """Write one document from the parts of its tokens."""
-    for tokens in parts:
-        writer.add(tokens)
-    writer.add(np.array([tokenizer.end_token]))
-    writer.end_document()
+            yield tokenizer.encode_long(_document(piece, pieces))
+    yield from ([tokens] for tokens in tokenizer.encode(batch))
 
 
 def _document(first: Piece, pieces: Iterator[Piece]) -> Iterator[bytes]:
@@ -180,21 +167,16 @@ class MegatronWriter:
     def __init__(self, file: IO[bytes], dtype: str) -> None:
         self._file, self._dtype = file, np.dtype(dtype)
         self._lengths = array("i")
-        self._open_length = 0
 
-    def add(self, tokens: Any) -> None:
-        """Append tokens to the open document."""
-        self._file.write(tokens.astype(self._dtype).tobytes())
-        self._open_length += len(tokens)
-
-    def end_document(self) -> None:
-        """End the open document. Raises CorpusError when it is longer than the format allows."""
-        if self._open_length > _LONGEST:
-            raise CorpusError(
-                f"document {len(self._lengths)} has {self._open_length} tokens, expected at most {_LONGEST}"
-            )
-        self._lengths.append(self._open_length)
-        self._open_length = 0
+    def add(self, parts: Iterable[Any]) -> None:
+        """Append a document from the parts of its tokens. Raises CorpusError for one that the format does not allow."""
+        length = 0
+        for tokens in parts:
+            self._file.write(tokens.astype(self._dtype).tobytes())
+            length += len(tokens)
+        if length > _LONGEST:
+            raise CorpusError(f"document {len(self._lengths)} has {length} tokens, expected at most {_LONGEST}")
+        self._lengths.append(length)
 
     def write_index(self, file: IO[bytes]) -> None:
         """Write the index of all documents, one sequence for each."""
@@ -226,13 +208,21 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
     partial = [path.with_name(path.name + ".partial") for path in (tokens, index)]
     try:
         tokens.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(partial[0]) as file:
+        with open(partial[0], "ab", opener=_without_links) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CorpusError(
+                    f"{partial[0]}: another process is writing it; wait for that process, or name another output"
+                ) from None
+            file.truncate(0)  # a killed process may have left content
             try:
                 yield (writer := MegatronWriter(file, dtype))
                 with open(partial[1], "wb", opener=_without_links) as index_file:
                     writer.write_index(index_file)
-                    _sync(index_file)
-                _sync(file)
+                    for written in (index_file, file):
+                        written.flush()
+                        os.fsync(written.fileno())
                 index.unlink(missing_ok=True)  # so that a new .bin never stands beside an old .idx
                 partial[0].replace(tokens)
                 partial[1].replace(index)
@@ -243,24 +233,6 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
         raise CorpusError(f"{prefix}: cannot be written: {error.strerror}; the partial files are removed") from None
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[IO[bytes]]:
-    with open(path, "ab", opener=_without_links) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CorpusError(
-                f"{path}: another process is writing it; wait for that process, or name another output"
-            ) from None
-        file.truncate(0)  # a killed process may have left content
-        yield file
-
-
 def _without_links(path: str, flags: int) -> int:
     """Open a partial file. A link in its place leads to a file of somebody else, which would be emptied."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -115,18 +115,14 @@ def _walk(directory: Path, endings: tuple[str, ...], seen: set[tuple[int, int]])
         raise CorpusError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
         path = directory / name
-        mode = 0 if name.startswith(".") else _mode(path)
+        try:
+            mode = 0 if name.startswith(".") else path.stat().st_mode
+        except OSError:  # a broken link, or a link to itself
+            continue
         if stat.S_ISDIR(mode):
             yield from _walk(path, endings, seen)
         elif stat.S_ISREG(mode) and ("*" in endings or name.lower().endswith(endings)):
             yield path
-
-
-def _mode(path: Path) -> int:
-    try:
-        return path.stat().st_mode
-    except OSError:  # a broken link, or a link to itself
-        return 0
 
 
 class TextLine(NamedTuple):

@@ -80,7 +80,12 @@ class FileTokenizer(LibraryTokenizer):
         self._library.no_padding()
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=0) + 1
-        self.end_token = _end_token(path, vocabulary, end_token)
+        names = END_TOKENS if end_token is None else (end_token,)
+        numbers = [vocabulary[name] for name in names if name in vocabulary]
+        if not numbers:
+            hint = "" if end_token else "; name the token that ends a document with --end-token"
+            raise CorpusError(f"{path}: found none of the tokens {' '.join(names)} in its vocabulary{hint}")
+        self.end_token = numbers[0]
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         encodings = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
@@ -129,15 +134,6 @@ def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
     return FileTokenizer(Path(name), end_token)
 
 
-def _end_token(path: Path, vocabulary: dict[str, int], end_token: str | None) -> int:
-    names = END_TOKENS if end_token is None else (end_token,)
-    for name in names:
-        if name in vocabulary:
-            return vocabulary[name]
-    hint = "" if end_token else "; name the token that ends a document with --end-token"
-    raise CorpusError(f"{path}: found none of the tokens {' '.join(names)} in its vocabulary{hint}")
-
-
 class Tokens(NamedTuple):
     """The token numbers of a text, and the character at which each token starts, both as arrays."""
 
@@ -148,11 +144,6 @@ class Tokens(NamedTuple):
         """Return the tokens that start in a range of characters, counted from its first one."""
         low, high = np.searchsorted(self.starts, [first, stop])
         return Tokens(self.numbers[low:high], self.starts[low:high] - first)
-
-    def behind(self, first: int) -> Tokens:
-        """Return the tokens from a character on, whose starts stay counted from the text's."""
-        low = np.searchsorted(self.starts, first)
-        return Tokens(self.numbers[low:], self.starts[low:])
 
 
 Encode = Callable[[list[str]], list[Tokens]]
@@ -199,33 +190,33 @@ class LongText:
         ours = before.between(start + margin, start + overlap - margin)
         theirs = after.between(margin, overlap - margin)
         if len(ours.numbers) and all(map(np.array_equal, ours, theirs)):
-            return before.between(0, start + middle).numbers, after.behind(middle)
+            rest = np.searchsorted(after.starts, middle)
+            return before.between(0, start + middle).numbers, Tokens(after.numbers[rest:], after.starts[rest:])
         self.cuts += 1
         alone = self._encode([text[overlap:]])[0]
         return before.numbers, Tokens(alone.numbers, alone.starts + overlap)
 
 
 class SentencePieceTokenizer(LibraryTokenizer):
-    """A model of SentencePiece. Raises CorpusError when it is unreadable or has no end-of-document token."""
+    """A model of SentencePiece, whose own end of a sentence ends a document unless `end_token` names another token.
+
+    Raises CorpusError when it is unreadable or has no end-of-document token.
+    """
 
     def __init__(self, path: Path, end_token: str | None) -> None:
         from sentencepiece import SentencePieceProcessor  # imported here: other commands do not need it
 
         super().__init__(path, "a SentencePiece model", lambda content: SentencePieceProcessor(model_proto=content))
         self.vocab_size = int(self._library.get_piece_size())
-        self.end_token = self._end_token(path, end_token)
+        number = int(self._library.eos_id() if end_token is None else self._library.piece_to_id(end_token))
+        if number < 0 or (end_token is not None and self._library.id_to_piece(number) != end_token):
+            lacking = "no end of a sentence" if end_token is None else f"no token {end_token}"
+            raise CorpusError(f"{path}: found {lacking}, expected a token of its vocabulary; see --end-token")
+        self.end_token = number
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         return [np.array(ids, dtype=np.int64) for ids in self._library.encode([text.decode() for text in texts])]
-
-    def _end_token(self, path: Path, name: str | None) -> int:
-        """Return the number of the named token, without a name of the model's own end of a sentence."""
-        number = int(self._library.eos_id() if name is None else self._library.piece_to_id(name))
-        if number < 0 or (name is not None and self._library.id_to_piece(number) != name):
-            lacking = "no end of a sentence" if name is None else f"no token {name}"
-            raise CorpusError(f"{path}: found {lacking}, expected a token of its vocabulary; see --end-token")
-        return number
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
         encodings = self._library.encode(texts, return_type="offset_mapping")

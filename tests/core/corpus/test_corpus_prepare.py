@@ -191,8 +191,9 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, folder):
 
 def test_a_killed_process_leaves_no_corpus_and_the_next_one_starts_anew(tmp_path, folder):
     slow = (
-        "import time, levelfield.corpus.preparation as p; w = p._write\n"
-        "def write(*a): w(*a); a[0]._file.flush(); print('written', flush=True); time.sleep(600)\np._write = write"
+        "import time, levelfield.corpus.preparation as p; add = p.MegatronWriter.add\n"
+        "def slow(self, parts): add(self, parts); self._file.flush(); print('written', flush=True); time.sleep(600)\n"
+        "p.MegatronWriter.add = slow"
     )
     process = prepare_elsewhere(tmp_path, slow, stdout=-1)
     assert process.stdout.readline() == "written\n"
