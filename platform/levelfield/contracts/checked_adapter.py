@@ -86,45 +86,34 @@ class CheckedAdapter:
         return versions
 
     def _answer(self, method: str, ask: Callable[[], Any]) -> Any:
-        """Return what a method gives. To end the process is not for an adapter; Ctrl-C is the user's."""
+        """Return or raise what `ask` does. After the limit, its thread ends with the process.
+
+        To end the process is not for an adapter; Ctrl-C is the user's.
+        """
+        asking = threading.get_ident()
+        ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def answer() -> None:
+            ask_for(asking)
+            try:
+                ends.put((ask(), None))
+            except BaseException as error:  # SystemExit too: it is looked at where the answer is awaited
+                ends.put((None, error))
+
+        threading.Thread(target=answer, daemon=True, name="adapter").start()
         try:
-            return _within_limit(ask)
-        except SystemExit as ended:
-            raise AdapterFault(
-                f"{self._path}: {method}() called sys.exit({ended.code!r}), expected an answer"
-            ) from None
-        except _NoAnswer:
+            result, error = ends.get(timeout=LIMIT_SECONDS)
+        except queue.Empty:
+            end_tools(asking)
             raise AdapterFault(f"{self._path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
+        if isinstance(error, SystemExit):
+            raise AdapterFault(f"{self._path}: {method}() called sys.exit({error.code!r}), expected an answer")
+        if error is not None:
+            raise error
+        return result
 
     def _fault(self, method: str, answer: object, expected: str) -> AdapterFault:
         return AdapterFault(f"{self._path}: {method}() returned {answer!r:.80}, expected {expected}")
-
-
-class _NoAnswer(Exception):
-    """The limit is over. A type of its own: an adapter may raise queue.Empty or TimeoutError itself."""
-
-
-def _within_limit(ask: Callable[[], Any]) -> Any:
-    """Return or raise what `ask` does. Raises _NoAnswer after the limit; its thread then ends with the process."""
-    asking = threading.get_ident()
-    ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def answer() -> None:
-        ask_for(asking)
-        try:
-            ends.put((ask(), None))
-        except BaseException as error:  # SystemExit too: it is raised again where the answer is awaited
-            ends.put((None, error))
-
-    threading.Thread(target=answer, daemon=True, name="adapter").start()
-    try:
-        result, error = ends.get(timeout=LIMIT_SECONDS)
-    except queue.Empty:
-        end_tools(asking)
-        raise _NoAnswer from None
-    if error is not None:
-        raise error
-    return result
 
 
 class CheckedReplayableAdapter(CheckedAdapter):

@@ -10,6 +10,7 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
@@ -35,7 +36,7 @@ from levelfield.contracts.vendor import (
     Vendor,
     container_options,
 )
-from levelfield.specs.tool import FieldName, NodeCommand, PrintedCommand, Tool, VersionCommand
+from levelfield.specs.tool import FieldName, NodeCommand, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
 _FIELDS: dict[str, FieldName] = {
@@ -95,8 +96,12 @@ class DeclaredVendor:
             "discovery": discovery and discovery.tool, "monitor": monitor, "topology": self.spec.topology,
             "numbering": numbering and numbering.tool, **self.spec.software,
         }  # fmt: skip
-        facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
-        return NodeCommands((_node_command(monitor),) if monitor else (), facts)
+        facts = {
+            name: NodeCommand(argv=tool.command, timeout_seconds=tool.timeout_seconds)
+            for name, tool in tools.items()
+            if tool
+        }
+        return NodeCommands((facts["monitor"],) if monitor else (), facts)
 
     def replayed(self, ask: Ask) -> Vendor | None:
         """Return this vendor over recorded answers; None for a subclass, whose own code may read this machine."""
@@ -117,7 +122,10 @@ class DeclaredVendor:
         if first.problem and not (discovery and discovery.device_nodes):
             return DeviceList(problem=first.problem)
         seen = self._records(self.spec.monitor) if discovery and discovery.tool else first
-        indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(first.records)
+        indices = set(first.records)
+        if discovery and discovery.device_nodes:
+            names = (path.name for path in self._root.glob(discovery.device_nodes.lstrip("/")))
+            indices = {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
         numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else Parsed({})
         records = [parsed.records for parsed in (first, seen, numbers)]
         of_each = {index: [r[index] for r in records if index in r] for index in sorted(indices)}
@@ -128,10 +136,6 @@ class DeclaredVendor:
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
         problem = first.problem or seen.problem or unknown or first.skipped
         return DeviceList(devices, problem)
-
-    def _nodes(self, pattern: str) -> set[int]:
-        names = (path.name for path in self._root.glob(pattern.lstrip("/")))
-        return {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
 
     def _version(self, command: VersionCommand) -> str:
         answer = self._ask(command.command, command.timeout_seconds)
@@ -146,14 +150,10 @@ class DeclaredVendor:
         return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
 
 
-def _node_command(tool: Tool | VersionCommand | PrintedCommand) -> NodeCommand:
-    return NodeCommand(argv=tool.command, timeout_seconds=tool.timeout_seconds)
-
-
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:
     """Return a device. Each value comes from the first record that holds it."""
     name, identity, units = (_word(field, records) for field in ("name", "identity", "compute_units"))
-    sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
+    sizes = (take("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in records)
     memory = next((int(size) for size in sizes if size is not None), None)
     chip = chip_named(spec, name) if name else None
     count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
@@ -172,17 +172,12 @@ def _sample(device: Device, parsed: Parsed) -> Sample:
     identity = record.word("identity")
     if identity and device.identity and identity != device.identity:
         return without(device.index, f"index {device.index} is another device now: {identity}")
-    reads = {name: _read(record, field) for name, field in _FIELDS.items()}
-    return sample_of(device.index, {**reads, "memory_used_bytes": lambda: _used(record, device)})
 
+    def used_bytes() -> float:
+        used = record.quantity("memory_used")
+        if device.memory_bytes is not None and used > device.memory_bytes:  # a wrong unit or column
+            raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device.memory_bytes}")
+        return used
 
-def _read(record: Record, field: FieldName) -> Read:
-    return lambda: record.quantity(field)
-
-
-def _used(record: Record, device: Device) -> float:
-    """Return the memory in use. Raises ValueError also above the device's memory: a wrong unit or column."""
-    used = record.quantity("memory_used")
-    if device.memory_bytes is not None and used > device.memory_bytes:
-        raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device.memory_bytes}")
-    return used
+    reads: dict[str, Read] = {name: partial(record.quantity, field) for name, field in _FIELDS.items()}
+    return sample_of(device.index, {**reads, "memory_used_bytes": used_bytes})

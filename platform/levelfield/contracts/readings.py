@@ -7,7 +7,7 @@ another order. What is then unknown is unknown: a device is never taken by anoth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
@@ -153,11 +153,23 @@ def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
     whole = [device for device in devices if device.index not in parts]
     if parts and any(device.unnumbered for device in whole):
         whole = []  # which of the numbers are those of the parts is unknown
-    faults = [f"device {d.index}: {fault}" for d in whole if (fault := memory_fault(d, _chip(spec, d)))]
+    faults = [f"device {d.index}: {fault}" for d in whole if (fault := memory_fault(d, spec.chip(d.chip)))]
     listing = devices.problem
     if len(parts) == len(devices) and listing in [device.unnumbered for device in devices]:
         listing = None  # it is about the numbers of devices that are left out
-    problems = [problem for problem in (listing, _left_out(parts), *faults[:1]) if problem]
+    by_reason: dict[str, list[int]] = {}
+    for index, reason in parts.items():
+        by_reason.setdefault(reason, []).append(index)
+    left_out = "; ".join(
+        f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {reason}"
+        for reason, indices in by_reason.items()
+    )
+    if left_out:
+        left_out += (
+            ". Parts of a card are not supported, because their share of its peak and memory is unknown, and they are "
+            "left out. Set the card to one partition (AMD: SPX and NPS1)"
+        )
+    problems = [problem for problem in (listing, left_out, *faults[:1]) if problem]
     return DeviceList(whole, "; ".join(problems) or None)
 
 
@@ -167,38 +179,16 @@ def _parts(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
     A tool may print the whole memory for the first part of a card, and for every part. So where one device is a part by
     its memory, the others of its chip whose compute units are unknown may be parts of the same card.
     """
-    parts = {d.index: reason for d in devices if (reason := _part_of(d, _chip(spec, d)))}
+    parts: dict[int, str] = {}
+    for device in devices:
+        chip, units, memory = spec.chip(device.chip), device.compute_units, device.memory_bytes
+        if chip and chip.compute_units and units and units < chip.compute_units:
+            parts[device.index] = f"found {units} of the {chip.compute_units} compute units of chip {chip.name}"
+        elif chip and chip.memory_bytes and memory and LEAST_PART <= memory / chip.memory_bytes <= MOST_PART:
+            parts[device.index] = f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
     partitioned = {d.chip for d in devices if d.index in parts and d.compute_units is None}
     doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in parts]
     return parts | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
-
-
-def _part_of(device: Device, chip: Chip | None) -> str | None:
-    """Return by what a device is a part of its chip; None where it is the whole, or nothing shows it."""
-    units, memory = device.compute_units, device.memory_bytes
-    if chip and chip.compute_units and units and units < chip.compute_units:
-        return f"found {units} of the {chip.compute_units} compute units of chip {chip.name}"
-    share = memory / chip.memory_bytes if chip and chip.memory_bytes and memory else 1
-    if chip and LEAST_PART <= share <= MOST_PART:
-        return f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
-    return None
-
-
-def _left_out(parts: Mapping[int, str]) -> str | None:
-    """Return which devices are left out as parts of a card, and what to do; None without one."""
-    if not parts:
-        return None
-    by_reason: dict[str, list[int]] = {}
-    for index, reason in parts.items():
-        by_reason.setdefault(reason, []).append(index)
-    listing = "; ".join(
-        f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {reason}"
-        for reason, indices in by_reason.items()
-    )
-    return (
-        f"{listing}. Parts of a card are not supported, because their share of its peak and memory is unknown, and "
-        "they are left out. Set the card to one partition (AMD: SPX and NPS1)"
-    )
 
 
 def several_of_a_host(count: int) -> str:
@@ -211,7 +201,11 @@ def several_of_a_host(count: int) -> str:
 
 def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:
     """Return the sample with null for each value that cannot be right on this device, with the reason."""
-    faults = {field: reason for field, reason in _faults(spec, device, sample) if getattr(sample, field) is not None}
+    chip, watts, used, faults = spec.chip(device.chip), sample.power_watts, sample.memory_used_bytes, {}
+    if used is not None and (fault := memory_fault(device, chip) or used_fault(device, chip, used)):
+        faults["memory_used_bytes"] = fault
+    if not spec.is_host and watts is not None and not watts >= LEAST_WATTS:
+        faults["power_watts"] = f"found {watts:g} W, expected at least {LEAST_WATTS:g} W of an accelerator"
     nulls: dict[str, Any] = dict.fromkeys(faults)
     return replace(sample, **nulls, reasons={**sample.reasons, **faults}) if faults else sample
 
@@ -225,18 +219,6 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
         return {"samples": [asdict(sample) for sample in samples]}
     except Exception as error:  # an adapter may raise anything, and the run must go on
         return {"samples": [], "error": f"{type(error).__name__}: {error}"}
-
-
-def _faults(spec: VendorFile, device: Device, sample: Sample) -> Iterator[tuple[str, str]]:
-    chip, watts = _chip(spec, device), sample.power_watts
-    if fault := memory_fault(device, chip) or used_fault(device, chip, sample.memory_used_bytes):
-        yield "memory_used_bytes", fault
-    if not spec.is_host and watts is not None and not watts >= LEAST_WATTS:
-        yield "power_watts", f"found {watts:g} W, expected at least {LEAST_WATTS:g} W of an accelerator"
-
-
-def _chip(spec: VendorFile, device: Device) -> Chip | None:
-    return spec.chip(device.chip) if device.chip else None
 
 
 # ---- which value the visible-devices variable has for each device, where the vendor's tool counts otherwise
@@ -303,15 +285,13 @@ def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inne
     if printer(spec) is None and are_numbers and outer is None:
         chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
         notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {_indices(chosen)}"
-        return DeviceList(chosen, f"{notice} of {_numbers(devices)}, in this order")
+        every = ", ".join(str(device.index) for device in devices)
+        return DeviceList(chosen, f"{notice} of {every}, in this order")
     pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
     settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
     return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")
 
 
 def _indices(devices: Sequence[Device]) -> str:
-    return f"{'device' if len(devices) == 1 else 'devices'} {_numbers(devices)}"
-
-
-def _numbers(devices: Sequence[Device]) -> str:
-    return ", ".join(str(device.index) for device in devices)
+    numbers = ", ".join(str(device.index) for device in devices)
+    return f"{'device' if len(devices) == 1 else 'devices'} {numbers}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -58,26 +58,17 @@ def _csv(tool: Tool, output: str) -> Iterator[Texts]:
         return (_row(row, numbers, tool.columns) for row in rows)
     names = [str(place) for place in places.values()]
     at = next((at for at, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
-    if at is None:
-        raise ValueError(_no_header(names, rows))
+    if at is None:  # the reason names the columns that are not there, or there twice, in the row that has most of them
+        nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
+        lacking = [name for name in names if name not in nearest]
+        if len(lacking) == len(names):
+            first = f"the first line is '{clipped(', '.join(rows[0]), 200)}'" if rows else "no line is whole"
+            raise ValueError(f"found no header with the columns {', '.join(names)}; {first}")
+        wrong = [f"no column '{name}'" for name in lacking]
+        wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
+        raise ValueError(f"found {' and '.join(wrong)} in the header '{clipped(', '.join(nearest), 200)}'")
     positions = {name: rows[at].index(str(place)) for name, place in places.items()}
     return (_row(row, positions, len(rows[at])) for row in rows[at + 1 :])
-
-
-def _no_header(names: Sequence[str], rows: Sequence[list[str]]) -> str:
-    """Return which columns are not there, or there twice, in the row that has most of them."""
-    nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
-    lacking = [name for name in names if name not in nearest]
-    if len(lacking) == len(names):
-        first = f"the first line is '{_header(rows[0])}'" if rows else "no line is whole"
-        return f"found no header with the columns {', '.join(names)}; {first}"
-    wrong = [f"no column '{name}'" for name in lacking]
-    wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
-    return f"found {' and '.join(wrong)} in the header '{_header(nearest)}'"
-
-
-def _header(row: list[str]) -> str:
-    return clipped(", ".join(row), 200)
 
 
 def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:

@@ -92,7 +92,12 @@ class Tool(Value):
             raise ValueError("fields.index: missing; a record needs the index of its device")
         for name, where in self.fields.items():
             _check_unit(name, where.unit, where.scale)
-        {"csv": self._check_columns, "json": self._check_paths, "pattern": self._check_groups}[self.format]()
+        if self.format == "csv":
+            self._check_columns()
+        elif self.format == "json":
+            self._check_places("path")
+        else:
+            self._check_groups()
         return self
 
     def _check_columns(self) -> None:
@@ -104,9 +109,6 @@ class Tool(Value):
             raise ValueError("columns: missing; their number shows whether a line is complete")
         if numbers and self.columns is not None and max(numbers) > self.columns:
             raise ValueError(f"fields: found column {max(numbers)}, expected at most {self.columns}, the key 'columns'")
-
-    def _check_paths(self) -> None:
-        self._check_places("path")
 
     def _check_places(self, key: Literal["column", "path"]) -> None:
         other = {"column": "path", "path": "column"}[key]
