@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_tokens_are_the_library_s(model: Path) -> None:
-    found, library = open_tokenizer(str(model)), SentencePieceProcessor(model_file=str(model))
+    ours, library = open_tokenizer(str(model)), SentencePieceProcessor(model_file=str(model))
     texts = [TEXT, "", "ä€😀 fox", "</s> the"]
-    assert [each.tolist() for each in found.encode([t.encode() for t in texts])] == library.encode(texts)
-    assert (found.end_token, found.vocab_size) == (library.eos_id(), library.get_piece_size())
-    assert found.name == "tokenizer.model" and (found.digest or "").startswith("sha256:")
-    assert library.eos_id() not in found.encode([b"</s> the"])[0]  # a text cannot end a document
+    assert [tokens.tolist() for tokens in ours.encode([t.encode() for t in texts])] == library.encode(texts)
+    assert (ours.end_token, ours.vocab_size) == (library.eos_id(), library.get_piece_size())
+    assert ours.name == "tokenizer.model" and (ours.digest or "").startswith("sha256:")
+    assert library.eos_id() not in ours.encode([b"</s> the"])[0]  # a text cannot end a document
 
 
 @pytest.mark.parametrize("window", [300, 307, 399, 1000])
@@ -49,18 +50,19 @@ def test_a_corpus_is_prepared_and_checked(model: Path, tmp_path: Path, capsys: p
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").write_text("dogs")
     prefix = tmp_path / "corpus"
-    given = ["--input", str(tmp_path / "a.txt"), "--input", str(tmp_path / "b.txt"), "--output", str(prefix)]
-    assert main(["data", "prepare", *given, "--tokenizer", str(model)]) == 0
+    options = ["--input", str(tmp_path / "a.txt"), "--input", str(tmp_path / "b.txt"), "--output", str(prefix)]
+    assert main(["data", "prepare", *options, "--tokenizer", str(model)]) == 0
     library = SentencePieceProcessor(model_file=str(model))
-    wanted = [*library.encode(TEXT), library.eos_id(), *library.encode("dogs"), library.eos_id()]
-    assert f"{len(wanted):,} tokens in 2 documents" in capsys.readouterr().out
-    assert np.fromfile(prefix.with_suffix(".bin"), dtype=np.uint16).tolist() == wanted
+    tokens = [*library.encode(TEXT), library.eos_id(), *library.encode("dogs"), library.eos_id()]
+    capsys.readouterr()
+    assert np.fromfile(prefix.with_suffix(".bin"), dtype=np.uint16).tolist() == tokens
     assert main(["data", "check", str(prefix)]) == 0
+    assert re.search(rf"\b{len(tokens):,} .*\b2 documents", capsys.readouterr().out)
 
 
 def test_the_end_token_can_be_named(model: Path) -> None:
     assert open_tokenizer(str(model), "<s>").end_token == SentencePieceProcessor(model_file=str(model)).bos_id()
-    with pytest.raises(CorpusError, match="found no token <end>, expected a token of its vocabulary"):
+    with pytest.raises(CorpusError, match=r"tokenizer\.model: .*<end>.*--end-token"):
         open_tokenizer(str(model), "<end>")
 
 
@@ -69,5 +71,5 @@ def test_a_damaged_model_is_refused(model: Path, damage: str, tmp_path: Path) ->
     path, whole = tmp_path / "t.model", model.read_bytes()
     content = {"empty": b"", "text": b"{}" * 40, "truncated": whole[: len(whole) // 2], "swapped": whole[::-1]}
     path.write_bytes(content[damage])
-    with pytest.raises(CorpusError, match=r"t\.model: (not a SentencePiece model|found no)"):
+    with pytest.raises(CorpusError, match=rf"{path}: "):
         open_tokenizer(str(path))
