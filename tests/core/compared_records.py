@@ -24,15 +24,15 @@ def record(
 ) -> RunRecord:
     """Return a run; changes: fields of the record, of its series, conditions or subject, by their names."""
     parts = {cls: _taken(changes, cls) for cls in (Series, Conditions, Subject)}
-    series = Series(**{**_SERIES, **parts[Series]})  # type: ignore[arg-type]
+    series = Series(**{**_SERIES, **parts[Series]})
     plain = {
         "run_id": f"20261122T1000{number:02}Z_{series.case}_{series.framework}",
         "content": f"sha256:{number:064x}",
         "began": f"2026-11-22T10:00:{number:02}+00:00",
         "evidence": "sealed",
         "series": series,
-        "conditions": Conditions(**{**_CONDITIONS, **parts[Conditions]}),  # type: ignore[arg-type]
-        "subject": Subject(**{**_SUBJECT, **parts[Subject]}),  # type: ignore[arg-type]
+        "conditions": Conditions(**{**_CONDITIONS, **parts[Conditions]}),
+        "subject": Subject(**{**_SUBJECT, **parts[Subject]}),
         "node": "node-1",
         "word": "valid",
         "failure": None,
@@ -44,7 +44,7 @@ def record(
         "telemetry": {},
         "result": result_content(series, **_figures(series.devices, rate, memory, joules, mfu, loss)),
     }
-    return RunRecord(**{**plain, **changes})  # type: ignore[arg-type]
+    return RunRecord(**{**plain, **changes})
 
 
 def with_result(run: RunRecord, **sections: Any) -> RunRecord:

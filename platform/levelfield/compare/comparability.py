@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import permutations
+from operator import attrgetter
 
 from levelfield.compare.sides import (
     DIFFERS,
@@ -79,7 +80,9 @@ class ComparedField:
 
 def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
     """Return a field of the runs that count; of a side without any, of all its runs."""
-    return ComparedField(name, tuple(_distinct(map(read, side.counted or side.runs)) for side in sides))
+    values = [[read(run) for run in side.counted or side.runs] for side in sides]
+    texts = (tuple(NOTHING if value is None else str(value) for value in side) for side in values)
+    return ComparedField(name, tuple(tuple(dict.fromkeys(side)) for side in texts))
 
 
 def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
@@ -90,10 +93,6 @@ def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> I
 def chip_of(series: Series) -> str:
     """Return vendor and chip; one of them where both have the same name."""
     return series.chip if series.vendor == series.chip else f"{series.vendor} {series.chip}"
-
-
-def _distinct(values: Iterable[object]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(NOTHING if value is None else str(value) for value in values))
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,11 @@ class Comparability:
 
 def comparability(sides: Sequence[ComparedSide], across_precision: bool = False) -> Comparability:
     """Return what stands for and against a comparison. across_precision: the precision differs on purpose."""
-    equal, unequal = checked(sides, _fixed(across_precision))
+    # Across precisions the work must be the same but for its precision.
+    fixed: dict[str, Reader] = (
+        {"work": lambda r: r.result.work_but_precision} if across_precision else {"precision": _CHOSEN["precision"]}
+    )
+    equal, unequal = checked(sides, FIXED | fixed)
     on_purpose = tuple(field for field in fields_of(sides, _CHOSEN) if not field.is_equal)
     return Comparability(equal, unequal, on_purpose, tuple(cautions(sides)))
 
@@ -121,14 +124,16 @@ def checked(
     sides: Sequence[ComparedSide], fixed: Mapping[str, Reader]
 ) -> tuple[tuple[ComparedField, ...], tuple[ComparedField, ...]]:
     """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
+    differing = [dict.fromkeys(run.verdict for run in side.runs if run.verdict in DIFFERS) for side in sides]
     states: tuple[ComparedField, ...] = (
         ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_HOLDS,) for side in sides)),
-        ComparedField("training", tuple(_training(side) for side in sides)),
+        ComparedField("training", tuple(tuple(verdicts) or (_HOLDS,) for verdicts in differing)),
     )
     same = [*fields_of(sides, fixed), _formulas(sides)]
     if not all(side.counted for side in sides):  # only a valid run has these
         same = [field for field in same if field.name not in (_TOKENS, _FORMULAS, *_DONE)]
-    same = [field for field in same if field.is_known_to_differ or field.name not in _DONE or _is_known(field)]
+    unknown = {field.name for field in same if any(NOTHING in side for side in field.values)}.intersection(_DONE)
+    same = [field for field in same if field.is_known_to_differ or field.name not in unknown]
     good = [field for field in states if set(field.values) == {(_HOLDS,)}]
     does_other_work = any(field.name in _DONE and not field.is_equal for field in same)
     if does_other_work:  # `training yes` would say that it is the same
@@ -138,25 +143,14 @@ def checked(
     return tuple(alike), tuple(field for field in (*states, *same) if field not in alike)
 
 
-def _is_known(field: ComparedField) -> bool:
-    return all(NOTHING not in side for side in field.values)
-
-
 def window_tokens(record: RunRecord) -> int | None:
     """Return the tokens of the window, of all devices, by the result's speed and time. Equal work has equal tokens."""
     speed = record.result.throughput
     return round(speed.tokens_per_second * speed.wall_seconds) if speed else None
 
 
-def device_meaning(record: RunRecord) -> str:
-    """Return what one device is. A share of a host is another one when the host has another number of shares."""
-    series = record.series
-    shares = f", {series.devices // series.nodes} a host" if series.device_is == HOST_SHARE else ""
-    return f"{series.device_is}{shares}"
-
-
-def _free_field(name: str) -> Reader:
-    return lambda record: record.series.values[name]
+def _entry(mapping: str, name: str) -> Reader:
+    return lambda record: attrgetter(mapping)(record).get(name)
 
 
 _LABELS = {"micro_batch": "micro-batch", "virtual_pipeline": "virtual pipeline"}
@@ -168,44 +162,38 @@ FIXED: dict[str, Reader] = {
     _TOKENS: window_tokens,
     "tokens read": lambda r: r.result.identity.tokens,
     "initial weights": lambda r: r.result.identity.initial_weights,
-    "device": device_meaning,
+    # A share of a host is another device when the host has another number of shares.
+    "device": lambda r: (
+        f"{r.series.device_is}, {r.series.devices // r.series.nodes} a host"
+        if r.series.device_is == HOST_SHARE
+        else r.series.device_is
+    ),
 }
 _CHOSEN: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
     "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
-    **{_LABELS.get(name, name): _free_field(name) for name in FREE_FIELDS if name != LAYERS},
+    **{_LABELS.get(name, name): _entry("series.values", name) for name in FREE_FIELDS if name != LAYERS},
     "runtime": lambda r: r.series.runtime,
     "chosen fields": tuned_fields,
 }
-
-
-def _fixed(across_precision: bool) -> dict[str, Reader]:
-    """Return the fields that must be equal. Across precisions the work must be the same but for its precision."""
-    if across_precision:
-        return {**FIXED, "work": lambda r: r.result.work_but_precision}
-    return {**FIXED, "precision": lambda r: r.series.precision}
 
 
 def _left_out(side: ComparedSide) -> tuple[str, ...]:
     return tuple(f"{record.run_id}: {reason}" for record, reason in side.excluded)
 
 
-def _training(side: ComparedSide) -> tuple[str, ...]:
-    wrong = dict.fromkeys(record.verdict for record in side.runs if record.verdict in DIFFERS)
-    return tuple(wrong) or (_HOLDS,)
-
-
 def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     """Return the versions of the formulas that all runs have. A formula that one run lacks is no difference."""
     common = set.intersection(*(set(_named_formulas(r)) for side in sides for r in side.counted or side.runs))
-
-    def versions(record: RunRecord) -> str | None:
-        formulas = _named_formulas(record).items()
-        return ", ".join(sorted(formula for name, formula in formulas if name in common or not common)) or None
-
-    return field_of(_FORMULAS, sides, versions)
+    return field_of(
+        _FORMULAS,
+        sides,
+        lambda r: (
+            ", ".join(sorted(f for name, f in _named_formulas(r).items() if name in common or not common)) or None
+        ),
+    )
 
 
 def _named_formulas(record: RunRecord) -> dict[str, str]:
@@ -232,9 +220,27 @@ _ALWAYS: dict[str, Reader] = {
 
 def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield every field that asks for caution, with its values."""
-    yield from _run_cautions(sides)
-    yield from _kernels(sides)
-    yield from _other_use(sides)
+    if any(side.counted and side.excluded for side in sides):
+        yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))
+    chosen = [_chosen(side) for side in sides]
+    if any(chosen):
+        yield ComparedField("repeats", tuple((text or NOTHING,) for text in chosen))
+    devices = field_of("devices", sides, _CHOSEN["devices"])
+    if not devices.is_equal:
+        yield devices
+    verdicts = field_of("alignment", sides, lambda record: record.verdict)
+    if any(side != ("aligned",) for side in verdicts.values):
+        yield verdicts
+    words = {True: "changed files", False: "as committed", None: NOTHING}
+    sources = field_of("source", sides, lambda record: words[record.subject.is_dirty])
+    if any("changed files" in side for side in sources.values):
+        yield sources
+    kernel = field_of("attention kernel", sides, lambda r: r.result.attention_kernel and r.result.attention_kernel.name)
+    library = field_of("fp8 library", sides, lambda r: r.result.fp8_library and r.result.fp8_library.name)
+    yield from (field for field in (kernel, library) if field.is_known_to_differ)
+    most = [max((busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
+    if any(text for _, text in most):
+        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
     yield from (field for field in fields_of(sides, _surroundings(sides)) if not field.is_equal)
     yield from _times(sides)
 
@@ -254,25 +260,6 @@ def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
             yield f"{field.name} {value}"
 
 
-def _run_cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the runs that are left out beside others, verdicts other than `aligned`, and runs of changed files."""
-    if any(side.counted and side.excluded for side in sides):
-        yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))
-    chosen = [_chosen(side) for side in sides]
-    if any(chosen):
-        yield ComparedField("repeats", tuple((text or NOTHING,) for text in chosen))
-    devices = field_of("devices", sides, _CHOSEN["devices"])
-    if not devices.is_equal:
-        yield devices
-    verdicts = field_of("alignment", sides, lambda record: record.verdict)
-    if any(side != ("aligned",) for side in verdicts.values):
-        yield verdicts
-    words = {True: "changed files", False: "as committed", None: NOTHING}
-    sources = field_of("source", sides, lambda record: words[record.subject.is_dirty])
-    if any("changed files" in side for side in sources.values):
-        yield sources
-
-
 def _chosen(side: ComparedSide) -> str | None:
     """Return how many of the repeats of its commands a side has, where it lacks some; None where their number is
     unknown. The repeats of a command have the time of its start in their ids."""
@@ -282,20 +269,6 @@ def _chosen(side: ComparedSide) -> str | None:
         all_of[begin] = max(all_of.get(begin, 0), run.command_repeats or 1)
     chosen, existing = len(side.runs), sum(all_of.values())
     return f"{chosen} of {existing} repeats of its command" if chosen < existing else None
-
-
-def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the kernels of attention, and the libraries of fp8, where runs are known to have had different ones."""
-    kernel = field_of("attention kernel", sides, lambda r: r.result.attention_kernel and r.result.attention_kernel.name)
-    library = field_of("fp8 library", sides, lambda r: r.result.fp8_library and r.result.fp8_library.name)
-    yield from (field for field in (kernel, library) if field.is_known_to_differ)
-
-
-def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the most that others used of the machine during a run of each side, where a run has a warning about it."""
-    most = [max((busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
-    if any(text for _, text in most):
-        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
 
 
 def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
@@ -310,11 +283,8 @@ def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
 
 
 def _condition_readers(sides: Sequence[ComparedSide], mapping: str, prefix: str) -> dict[str, Reader]:
-    def reader(name: str) -> Reader:
-        return lambda record: getattr(record.conditions, mapping).get(name)
-
     names = sorted({name for side in sides for r in side.runs for name in getattr(r.conditions, mapping)})
-    return {f"{prefix}{name}": reader(name) for name in names}
+    return {f"{prefix}{name}": _entry(f"conditions.{mapping}", name) for name in names}
 
 
 def peak_of(record: RunRecord) -> str | None:
@@ -330,15 +300,12 @@ def _times(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
         yield ComparedField("date", tuple((f"{moments[0]:%Y-%m-%d}",) if moments else (NOTHING,) for moments in times))
     elif max(moments[-1] for moments in times) - min(moments[0] for moments in times) > MOST_APART:
         yield ComparedField("date", tuple((_range(moments, "%Y-%m-%d"),) for moments in times))
-    elif len({record.node for side in sides for record in side.runs}) == 1 and _is_in_sequence(times):
+    elif len({record.node for side in sides for record in side.runs}) == 1 and any(
+        before[-1] <= after[0] for before, after in permutations(times, 2)
+    ):  # a side began after all runs of another had begun
         yield ComparedField("run order", tuple((_range(moments, "%m-%d %H:%M"),) for moments in times))
 
 
 def _range(times: Sequence[datetime], form: str) -> str:
     ends = [f"{time:{form}}" for time in (times[0], times[-1])]
     return " to ".join(dict.fromkeys(ends))
-
-
-def _is_in_sequence(times: Sequence[Sequence[datetime]]) -> bool:
-    """Return whether a side began after all runs of another had begun."""
-    return any(before[-1] <= after[0] for before, after in permutations(times, 2))

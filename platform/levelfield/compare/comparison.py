@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -66,10 +66,18 @@ def compare(
     across_precision: bool = False,
     prices: Prices | None = None,
 ) -> Comparison:
-    """Compare sides with the first. histories: stored runs of their series. Raises UsageError below two sides."""
+    """Compare sides with the first. histories: stored runs of their series.
+
+    Raises UsageError below two sides, and for a run of two sides: it would be compared with itself.
+    """
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
-    _refuse_shared(sides)
+    owners: dict[str, str] = {}
+    for side in sides:
+        for run in side.runs:
+            if other := owners.get(run.run_id):
+                raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
+        owners |= {run.run_id: side.name for run in side.runs}
     comparable = comparability(sides, across_precision)
     counted = [run for side in sides for run in side.counted]
     quantities = [
@@ -86,22 +94,12 @@ def compare(
     return Comparison(tuple(sides), comparable, figures, prices)
 
 
-def _refuse_shared(sides: Sequence[ComparedSide]) -> None:
-    """Raises UsageError for a run of two sides: it is compared with itself."""
-    seen: dict[str, str] = {}
-    for side in sides:
-        for run in side.runs:
-            if other := seen.get(run.run_id):
-                raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
-        seen |= {run.run_id: side.name for run in side.runs}
-
-
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     """Return the figure over runs. The median and its interval are those of `report` over repeats."""
     figures = [(record, quantity.read(record)) for record in records]
     values = tuple(value for _, value in figures if value is not None)
     lacking = [record for record, value in figures if value is None]
-    reason = quantity.missing(lacking[0]) if lacking else None
+    reason = quantity.reason(lacking[0]) or "result.json has no reason" if lacking else None
     return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
 
 
@@ -169,7 +167,13 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
     """Yield the sides, the fields by what they mean for the comparison, the figures and their ratios."""
     fields, names = comparison.comparability, tuple(side.name for side in comparison.sides)
-    yield Sheet("", ("side", "series", "build", "runs"), tuple(map(_side, comparison.sides)))
+    rows = []
+    for side in comparison.sides:
+        first, counted = side.first, str(len(side.counted))
+        runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
+        build = f"{first.series.framework} {first.subject.framework_version}"
+        rows.append((side.name, first.series.label, build, runs + (", disturbed" if side.is_disturbed else "")))
+    yield Sheet("", ("side", "series", "build", "runs"), tuple(rows))
     if fields.unequal:
         yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
     equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in fields.equal)
@@ -193,7 +197,18 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "comparable": fields.holds,
-        "sides": [_side_values(side) for side in sides],
+        "sides": [
+            {
+                "name": side.name,
+                "series": side.first.series.model_dump(mode="json"),
+                "label": side.first.series.label,
+                "runs": [record.run_id for record in side.counted],
+                "left_out": [{"run": record.run_id, "reason": reason} for record, reason in side.excluded],
+                "disturbed": side.is_disturbed,
+                "verdicts": [record.verdict for record in side.counted],
+            }
+            for side in sides
+        ],
         "unequal": _field_values(fields.unequal, sides),
         "equal": _field_values(fields.equal, sides),
         "on_purpose": _field_values(fields.on_purpose, sides),
@@ -201,13 +216,6 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
         **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
-
-
-def _side(side: ComparedSide) -> tuple[str, ...]:
-    first, counted = side.first, str(len(side.counted))
-    runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
-    runs += ", disturbed" if side.is_disturbed else ""
-    return side.name, first.series.label, f"{first.series.framework} {first.subject.framework_version}", runs
 
 
 def _fields(
@@ -218,7 +226,13 @@ def _fields(
 
 def _figures(comparison: Comparison) -> Sheet:
     """Return the medians with their intervals, and the verdicts on the training."""
-    rows = [row for figure in _measured(comparison) for row in _figure_rows(figure, comparison.sides)]
+    rows = []
+    for figure in _measured(comparison):
+        column = figure.quantity.column
+        for number, (side, entry) in enumerate(zip(comparison.sides, figure.sides, strict=True)):
+            median = column.text(entry.interval.median if entry.interval else None)
+            ends = column.ends(entry.interval) if entry.interval else ""
+            rows.append((column.heading if number == 0 else "", side.name, str(len(entry.values)), median, ends))
     verdicts = [", ".join(dict.fromkeys(record.verdict for record in side.counted)) for side in comparison.sides]
     pairs = zip(comparison.sides, verdicts, strict=True)
     rows += [
@@ -247,73 +261,42 @@ def _missing(comparison: Comparison) -> Iterator[str]:
         yield from (f"{heading}: missing on {', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
-def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Iterator[tuple[str, ...]]:
-    column = figure.quantity.column
-    for number, (side, entry) in enumerate(zip(sides, figure.sides, strict=True)):
-        median = column.text(entry.interval.median if entry.interval else None)
-        ends = column.ends(entry.interval) if entry.interval else ""
-        yield column.heading if number == 0 else "", side.name, str(len(entry.values)), median, ends
-
-
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], defaultdict[str, list[str]](list)
     for figure in _measured(comparison):
-        name = _name(figure)
+        name = figure.quantity.column.heading.split(",")[0]  # without the unit: a ratio has none
+        digits = 4 if figure.quantity.is_noisy else 7  # a loss is compared far below the noise of a speed
         for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
-            rows.append((name, f"{side.name}/{base.name}", *_cells(entry, figure.quantity.is_noisy)))
+            value = NOTHING if entry.value is None else f"{entry.value:.{digits}f}"
+            interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
+            rows.append((name, f"{side.name}/{base.name}", value, interval, entry.standing))
             reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
-            for note in _medians_apart(figure, place, entry):
-                reasons[note] = []
+            if apart := _medians_apart(figure, place, entry):
+                reasons[f"{name}: {apart}"] = []
             if entry.standing == "inconclusive":
                 reasons[f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}"] = []
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     every = len({row[0] for row in rows})
-    notes = (_note(dict.fromkeys(names), every, note) for note, names in reasons.items())
+    notes = []
+    for note, names in reasons.items():  # behind the names of its figures, where it is not of all or of none
+        figures = dict.fromkeys(names)
+        notes.append(note if len(figures) in (0, every) else f"{', '.join(figures)}: {note}")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes))
 
 
-def _note(names: Collection[str], every: int, note: str) -> str:
-    """Return a note behind the names of its figures, where it is not of all or of none."""
-    return note if len(names) in (0, every) else f"{', '.join(names)}: {note}"
-
-
-def _medians_apart(figure: ComparedFigure, place: int, figure_ratio: Ratio) -> Iterator[str]:
-    """Yield why the medians of two sides do not divide to their ratio, where these are apart."""
+def _medians_apart(figure: ComparedFigure, place: int, figure_ratio: Ratio) -> str | None:
+    """Return why the medians of two sides do not divide to their ratio; None where these are not apart."""
     base, side = (figure.sides[entry].interval for entry in (0, place))
     if not (base and side and figure_ratio.value and base.median > 0):
-        return
+        return None
     divided = side.median / base.median
-    if not abs(divided / figure_ratio.value - 1) <= _APART:
-        yield (
-            f"{_name(figure)}: the medians divide to {divided:.4f}; the ratio is of geometric means, which count every "
-            "run, so few runs far from the others move it"
-        )
-
-
-def _name(figure: ComparedFigure) -> str:
-    """Return the heading without the unit: a ratio has none."""
-    return figure.quantity.column.heading.split(",")[0]
-
-
-def _cells(entry: Ratio, is_noisy: bool) -> tuple[str, str, str]:
-    digits = 4 if is_noisy else 7  # a loss is compared far below the noise of a speed
-    value = NOTHING if entry.value is None else f"{entry.value:.{digits}f}"
-    interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
-    return value, interval, entry.standing
-
-
-def _side_values(side: ComparedSide) -> dict[str, Any]:
-    first = side.first
-    return {
-        "name": side.name,
-        "series": first.series.model_dump(mode="json"),
-        "label": first.series.label,
-        "runs": [record.run_id for record in side.counted],
-        "left_out": [{"run": record.run_id, "reason": reason} for record, reason in side.excluded],
-        "disturbed": side.is_disturbed,
-        "verdicts": [record.verdict for record in side.counted],
-    }
+    if abs(divided / figure_ratio.value - 1) <= _APART:
+        return None
+    return (
+        f"the medians divide to {divided:.4f}; the ratio is of geometric means, which count every run, so few runs far "
+        "from the others move it"
+    )
 
 
 def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:

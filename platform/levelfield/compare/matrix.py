@@ -121,7 +121,13 @@ def matrix(
     """
     runs_by_place: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
     for record in records:
-        runs_by_place.setdefault((_row_of(record, dimension), _column_of(record, dimension)), []).append(record)
+        series = record.series
+        names = series.framework_label, chip_of(series)
+        name, other = names if dimension == "framework" else names[::-1]
+        row = MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
+        # Base and peak have a column each, as in SPEC CPU; runs of an earlier version have another.
+        column = " ".join(filter(None, (name, tuning_of(record))))
+        runs_by_place.setdefault((row, column), []).append(record)
     rows = tuple(sorted({row for row, _ in runs_by_place}))
     latest = {place: newest_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
     columns = _columns(latest, expected)
@@ -129,18 +135,6 @@ def matrix(
     ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
     absent = tuple(case for case in cases if case not in {row.case for row in rows})
     return ResultMatrix(dimension, columns, rows, cells, ratios, absent)
-
-
-def _row_of(record: RunRecord, dimension: Dimension) -> MatrixRow:
-    series = record.series
-    other = series.framework_label if dimension == "vendor" else chip_of(series)
-    return MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
-
-
-def _column_of(record: RunRecord, dimension: Dimension) -> str:
-    """Return the column. Base and peak have one each, as in SPEC CPU; runs of an earlier version have another."""
-    name = record.series.framework_label if dimension == "framework" else chip_of(record.series)
-    return " ".join(filter(None, (name, tuning_of(record))))
 
 
 def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:
@@ -165,7 +159,9 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
         return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
     newest = quiet_runs(good)[-1]
     group = newest_group(newest, ordered)
-    disturbed = [run for run in _beside_quiet(newest, good) if run in group or good.index(run) > good.index(newest)]
+    # disturbed runs count only where none is quiet, as the newest that counts then is
+    loud = [] if disturbance(newest) else [run for run in good if disturbance(run)]
+    disturbed = [run for run in loud if run in group or good.index(run) > good.index(newest)]
     same_series = [run for run in disturbed if run not in group and run.series == newest.series]
     side = side_of("cell", [run for run in (*group, *same_series) if _reason(run) is None])
     rate = side_figure(RATE, side.counted)
@@ -174,20 +170,10 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     newer = "" if _reason(last) is None else f"a newer run does not count: {last.run_id}: {_reason(last)}"
     if not newer and (bad := [run for run in group if _reason(run) is not None]):
         newer = f"{len(bad)} of {len(group)} repeats do not count: {bad[-1].run_id}: {_reason(bad[-1])}"
-    detail = "; ".join(filter(None, (newer, _left_out(disturbed))))
+    left_out = f"{len(disturbed)} left out, as quiet ones are there: " if disturbed else ""
+    left_out += "".join(f"{run.run_id}: {disturbance(run)}" for run in disturbed[-1:])
+    detail = "; ".join(filter(None, (newer, left_out)))
     return MatrixCell("measured", detail, side, rate, side_values(RATE, side, histories))
-
-
-def _beside_quiet(newest: RunRecord, good: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the disturbed runs, which count only where none is quiet, as the newest that counts then is."""
-    return [] if disturbance(newest) else [run for run in good if disturbance(run)]
-
-
-def _left_out(disturbed: Sequence[RunRecord]) -> str:
-    """Return how many disturbed runs are left out, and by what the last was disturbed."""
-    if not disturbed:
-        return ""
-    return f"{len(disturbed)} left out, as quiet ones are there: {disturbed[-1].run_id}: {disturbance(disturbed[-1])}"
 
 
 def _word(run: RunRecord) -> str:
@@ -207,16 +193,13 @@ def _row_cells(
     """Return the cells of a row. One that differs from the first measured cell in what must be equal has no ratio."""
     cells = {column: latest.get((row, column), MatrixCell("not run")) for column in columns}
     base = next((cell for cell in cells.values() if cell.state == "measured"), None)
-    cells = {column: _against(base, cell) for column, cell in cells.items()}
+    for column, cell in cells.items():
+        if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:
+            continue
+        if differing := difference(base.side, cell.side):
+            cells[column] = replace(cell, state="not comparable", detail=differing)
     first = cells[columns[0]]
     return {(row, column): _beside(cell, first) for column, cell in cells.items()}
-
-
-def _against(base: MatrixCell | None, cell: MatrixCell) -> MatrixCell:
-    if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:
-        return cell
-    differing = difference(base.side, cell.side)
-    return replace(cell, state="not comparable", detail=differing) if differing else cell
 
 
 def difference(base: ComparedSide, side: ComparedSide) -> str:
@@ -322,55 +305,51 @@ def _ratios(results: ResultMatrix) -> Sheet:
         )
         for pair in results.ratios
     )
+    all_ratios = [pair.ratio for pair in results.ratios]
+    all_ratios += [cell.ratio for cell in results.cells.values() if cell.ratio]
+    disturbed = [
+        f"{pair.column}: "
+        + (
+            "disturbed: other programs used the machine during runs of every row of the mean"
+            if pair.is_disturbed
+            else f"{pair.disturbed_left_out} row(s) of disturbed runs are in no mean, as quiet ones are there"
+        )
+        for pair in results.ratios
+        if pair.is_disturbed or pair.disturbed_left_out
+    ]
     notes = (
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
         "the interval is of the noise of the runs; ~: a difference that is within noise",
-        *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(results) if r.standing == "inconclusive"),
-        *dict.fromkeys(map(_disturbed_note, (r for r in results.ratios if r.is_disturbed or r.disturbed_left_out))),
+        *dict.fromkeys(f"inconclusive: {r.reason}" for r in all_ratios if r.standing == "inconclusive"),
+        *dict.fromkeys(disturbed),
         f"in brackets above: the ratio to {results.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
 
-def _disturbed_note(pair: ColumnRatio) -> str:
-    """Return what became of the rows with disturbed runs."""
-    if pair.is_disturbed:
-        return f"{pair.column}: disturbed: other programs used the machine during runs of every row of the mean"
-    return f"{pair.column}: {pair.disturbed_left_out} row(s) of disturbed runs are in no mean, as quiet ones are there"
-
-
-def _all_ratios(results: ResultMatrix) -> Iterator[Ratio]:
-    yield from (pair.ratio for pair in results.ratios)
-    yield from (cell.ratio for cell in results.cells.values() if cell.ratio)
-
-
 def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
-    """Yield the origin of each measured cell, and the reason of each other one that has a run."""
+    """Yield the origin of each measured cell, and the reason of each other one that has a run.
+
+    Also what asks for caution in a cell, and what would decide its ratio.
+    """
     for row in results.rows:
         cells = {column: results.cells[row, column] for column in results.columns}
         filled = [(column, cell) for column, cell in cells.items() if cell.state != "not run"]
         for number, (column, cell) in enumerate(filled):
-            parts = (_origin(cell), cell.detail, *_questions(cell, cells[results.columns[0]]))
+            parts = [cell.detail]
+            if cell.side and cell.rate:
+                run = cell.side.first
+                ends = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
+                runs = f"{len(cell.rate.values)} run(s)" + (f" {ends}" if ends else "")
+                tuned = f", chosen: {fields}" if (fields := tuned_fields(run)) else ""
+                build = f"{run.series.framework} {run.subject.framework_version}, {run.began[:10]}"
+                parts.insert(0, f"{run.series.layout} mb{run.series.micro_batch}, {build}, {runs}{tuned}")
+            if cell.cautions:
+                parts.append(f"caution: {', '.join(cell.cautions)}")
+            first = cells[results.columns[0]].side
+            if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first:
+                parts.append(f"to decide: {deciding_command(cell.side, first)}")
             yield "" if number else row.label, column, "; ".join(filter(None, parts))
-
-
-def _questions(cell: MatrixCell, first: MatrixCell) -> Iterator[str]:
-    """Yield what asks for caution in a cell, and what would decide its ratio."""
-    if cell.cautions:
-        yield f"caution: {', '.join(cell.cautions)}"
-    if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first.side:
-        yield f"to decide: {deciding_command(cell.side, first.side)}"
-
-
-def _origin(cell: MatrixCell) -> str:
-    if cell.side is None or cell.rate is None:
-        return ""
-    first = cell.side.first
-    build = f"{first.series.framework} {first.subject.framework_version}"
-    interval = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
-    runs = f"{len(cell.rate.values)} run(s)" + (f" {interval}" if interval else "")
-    tuned = f", chosen: {fields}" if (fields := tuned_fields(first)) else ""
-    return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}{tuned}"
 
 
 def _cell_values(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.case import Precision, Work
-from levelfield.specs.figures import FigureSet, PublishedRow
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow, ReportedSet
 from levelfield.specs.result import Result
@@ -135,7 +135,33 @@ def published(case: str, registry: Registry) -> list[FigureRow]:
         return []
     work = registry.case(case).work("full")
     chips = {row.setting.chip: _chip(row.setting.chip, registry) for _, row in rows}
-    return [_published(figures, row, work, chips[row.setting.chip]) for figures, row in rows]
+    lines = []
+    for figures, row in rows:
+        s, (tokens, tokens_from) = row.setting, rate(row)
+        low, high, mfu_from = _utilisation(tokens, s.precision, s.sequence_length, work, chips[s.chip])
+        memory = row.values("memory_bytes")
+        printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
+        line = FigureRow(
+            origin="published",
+            name=f"{figures.name}: {row.name}",
+            case=s.case or "",
+            framework=f"{s.framework} {s.framework_version or ''}".strip(),
+            hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
+            layout=str(s.parallel),
+            micro_batch=s.micro_batch,
+            precision=s.precision,
+            status=row.status,
+            source=", ".join(source.where for source in figures.sources.values()),
+            tokens_per_second_per_device=tokens,
+            tokens_from=tokens_from,
+            mfu_low=low,
+            mfu_high=high,
+            mfu_from=mfu_from,
+            memory_bytes=max(memory, default=None),
+            memory_from=printed if memory else row.figures.get("memory_bytes", row).status,
+        )
+        lines.append(line)
+    return lines
 
 
 def reported_sets(registry: Registry) -> list[ReportedSet]:
@@ -147,34 +173,36 @@ def reported_sets(registry: Registry) -> list[ReportedSet]:
 def reported(case: str, registry: Registry) -> list[FigureRow]:
     """Return the reported runs that their readers take for this case, with what they did otherwise."""
     rows = [(runs, row) for runs in reported_sets(registry) for row in runs.rows if row.case == case]
-    work = registry.case(case).work("full") if rows else None
-    return [_reported(runs, row, work, _chip(row.chip, registry)) for runs, row in rows if work]
-
-
-def _reported(runs: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str) -> FigureRow:
-    absent = ReportedFigure(value=None, how="not in the document")
-    tokens, memory = row.figures.get(RATE, absent), row.figures.get("memory_bytes", absent)
-    length = row.sequence_length or work.training.sequence_length
-    low, high, mfu_from = _utilisation(tokens.value, row.precision, length, work, chip if row.chip else NO_CHIP)
-    return FigureRow(
-        origin="reported",
-        name=f"{runs.name}: {row.name}",
-        case=row.case or "",
-        framework=row.framework or row.format,
-        hardware=f"{f'{row.devices}x ' if row.devices else ''}{row.chip or 'chip not stated'}",
-        layout=row.layout or words.NONE,
-        micro_batch=row.micro_batch,
-        precision=row.precision or words.NONE,
-        status="; ".join(["reported", *differences(row, work)]),
-        source=runs.source,
-        tokens_per_second_per_device=tokens.value,
-        tokens_from=tokens.how,
-        mfu_low=low,
-        mfu_high=high,
-        mfu_from=mfu_from,
-        memory_bytes=memory.value,
-        memory_from=memory.how,
-    )
+    if not rows:
+        return []
+    work, absent = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
+    lines = []
+    for runs, row in rows:
+        chip = _chip(row.chip, registry) if row.chip else NO_CHIP
+        tokens, memory = row.figures.get(RATE, absent), row.figures.get("memory_bytes", absent)
+        length = row.sequence_length or work.training.sequence_length
+        low, high, mfu_from = _utilisation(tokens.value, row.precision, length, work, chip)
+        line = FigureRow(
+            origin="reported",
+            name=f"{runs.name}: {row.name}",
+            case=row.case or "",
+            framework=row.framework or row.format,
+            hardware=f"{f'{row.devices}x ' if row.devices else ''}{row.chip or 'chip not stated'}",
+            layout=row.layout or words.NONE,
+            micro_batch=row.micro_batch,
+            precision=row.precision or words.NONE,
+            status="; ".join(["reported", *differences(row, work)]),
+            source=runs.source,
+            tokens_per_second_per_device=tokens.value,
+            tokens_from=tokens.how,
+            mfu_low=low,
+            mfu_high=high,
+            mfu_from=mfu_from,
+            memory_bytes=memory.value,
+            memory_from=memory.how,
+        )
+        lines.append(line)
+    return lines
 
 
 def _chip(name: str | None, registry: Registry) -> Chip | str:
@@ -185,32 +213,6 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return find_chip(registry, name)[1]
     except UsageError as problem:
         return str(problem)
-
-
-def _published(figures: FigureSet, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
-    s, (tokens, tokens_from) = row.setting, rate(row)
-    low, high, mfu_from = _utilisation(tokens, s.precision, s.sequence_length, work, chip)
-    memory = row.values("memory_bytes")
-    printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
-    return FigureRow(
-        origin="published",
-        name=f"{figures.name}: {row.name}",
-        case=s.case or "",
-        framework=f"{s.framework} {s.framework_version or ''}".strip(),
-        hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
-        layout=str(s.parallel),
-        micro_batch=s.micro_batch,
-        precision=s.precision,
-        status=row.status,
-        source=", ".join(source.where for source in figures.sources.values()),
-        tokens_per_second_per_device=tokens,
-        tokens_from=tokens_from,
-        mfu_low=low,
-        mfu_high=high,
-        mfu_from=mfu_from,
-        memory_bytes=max(memory, default=None),
-        memory_from=printed if memory else row.figures.get("memory_bytes", row).status,
-    )
 
 
 def _utilisation(

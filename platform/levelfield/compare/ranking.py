@@ -152,7 +152,10 @@ class Overall:
 def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
     """Return the comparison of chips, each by its best framework; of the frameworks where all ran on one chip."""
     is_by_chip = len({bar.contender.chip for ranking in rankings for bar in ranking.bars}) > 1
-    tables = [_best_bars(ranking, is_by_chip) for ranking in rankings]
+    tables = [  # the best bar of each column
+        {bar.contender.chip if is_by_chip else bar.contender.framework: bar for bar in reversed(ranking.bars)}
+        for ranking in rankings
+    ]
     columns = most_results_first(Counter(column for table in tables for column in table))
     if not columns:
         return Overall((), is_by_chip, 0)
@@ -163,11 +166,6 @@ def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
     left_out = dict.fromkeys(mean.column for mean in [*means, *rows] if mean.ratio.value is None)
     compared = tuple(row for row in rows if row.ratio.value is not None)
     return Overall(compared, is_by_chip, sum(map(bool, tables)), tuple(left_out))
-
-
-def _best_bars(ranking: Ranking, is_by_chip: bool) -> dict[str, RankedBar]:
-    """Return the best bar of each column."""
-    return {bar.contender.chip if is_by_chip else bar.contender.framework: bar for bar in reversed(ranking.bars)}
 
 
 def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> ColumnRatio:
@@ -194,7 +192,9 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
     verdicts = ", ".join(dict.fromkeys(run.verdict for run in runs))
     evidence = ", ".join(dict.fromkeys(run.evidence for run in runs))
     uncertified = next(filter(None, map(_uncertified, runs)), "")
-    disturbed = _disturbed(runs)
+    uses = [run.result.other_use for run in runs]
+    is_unrecorded = any(use is None or use.host_in_window.value is None for use in uses)
+    disturbed = "not recorded" if is_unrecorded else max(map(busy, runs), default=(0.0, ""))[1]
     return (
         TrustPart("aligned", verdicts == "aligned", verdicts),
         TrustPart("certified", bool(runs) and not uncertified, uncertified),
@@ -211,11 +211,3 @@ def _uncertified(record: RunRecord) -> str:
         needs = (record.series.scale, record.series.precision) != ("smoke", "fp32")
         return "not recorded" if needs else "" if record.verdict == "aligned" else record.verdict
     return "" if certificate.holds else certificate.reason or "none holds"
-
-
-def _disturbed(runs: Sequence[RunRecord]) -> str:
-    """Return the most that others used of the machine during a run; also where nobody recorded it."""
-    uses = [record.result.other_use for record in runs]
-    if any(use is None or use.host_in_window.value is None for use in uses):
-        return "not recorded"
-    return max(map(busy, runs), default=(0.0, ""))[1]

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.compare.comparability import NOTHING
 from levelfield.compare.comparison import ComparedFigure, Comparison
 from levelfield.compare.ratios import Ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide
+from levelfield.compare.sides import QUANTITIES
 from levelfield.errors import UsageError
 from levelfield.report.costs import NAME as COST
 from levelfield.report.sheets import Sheet
 
 RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
-_Decision = tuple[RequirementWord, str]
 ALIGNED = "aligned"
 LARGEST_LIMIT = 10.0  # a larger one is a percentage, which every ratio of `<=` would meet
 _FORM = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
@@ -97,35 +96,22 @@ def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Com
 
 def _judge_requirement(
     requirement: RatioRequirement, comparison: Comparison, figure: ComparedFigure | None, place: int
-) -> _Decision:
+) -> tuple[RequirementWord, str]:
+    """Return the word and its reason. Every comparison with NaN is false, so that NaN meets nothing."""
     base, side = comparison.sides[0], comparison.sides[place]
     if unequal := comparison.comparability.unequal:
         return "not comparable", f"must be equal: {', '.join(field.name for field in unequal)}"
     if requirement.figure == ALIGNED:
-        return _aligned(base, side)
+        verdicts = dict.fromkeys(run.verdict for run in (*base.counted, *side.counted))
+        return ("met", "") if set(verdicts) == {ALIGNED} else ("undecided", f"the runs are {', '.join(verdicts)}")
     if figure is None:
         return "undecided", f"no run has {requirement.figure}"
-    if missing := "; ".join(_missing(figure, {base.name: 0, side.name: place})):
+    reasons = {base.name: figure.sides[0].reason, side.name: figure.sides[place].reason}
+    if missing := "; ".join(f"missing on {name}: {reason}" for name, reason in reasons.items() if reason):
         return "undecided", missing
-    return _against_limit(figure.ratios[place - 1], requirement)
-
-
-def _aligned(base: ComparedSide, side: ComparedSide) -> _Decision:
-    verdicts = dict.fromkeys(run.verdict for run in (*base.counted, *side.counted))
-    return ("met", "") if set(verdicts) == {ALIGNED} else ("undecided", f"the runs are {', '.join(verdicts)}")
-
-
-def _missing(figure: ComparedFigure, places: dict[str, int]) -> Iterator[str]:
-    for name, place in places.items():
-        if reason := figure.sides[place].reason:
-            yield f"missing on {name}: {reason}"
-
-
-def _against_limit(ratio: Ratio, requirement: RatioRequirement) -> _Decision:
-    """Return what an interval shows. Every comparison with NaN is false, so that NaN meets nothing."""
+    ratio, limit = figure.ratios[place - 1], requirement.limit
     if ratio.low is None or ratio.high is None:
         return "undecided", ratio.reason
-    limit = requirement.limit
     if ratio.low >= limit if requirement.is_least else ratio.high <= limit:
         return "met", ""
     if ratio.high < limit if requirement.is_least else ratio.low > limit:
@@ -134,13 +120,11 @@ def _against_limit(ratio: Ratio, requirement: RatioRequirement) -> _Decision:
 
 
 def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
-    rows = tuple((f.requirement, f"{f.side}/{f.against}", f.word, _ratio_text(f.ratio)) for f in findings)
+    rows = []
+    for f in findings:
+        text = NOTHING if f.ratio is None or f.ratio.value is None else f"{f.ratio.value:.4f}"
+        if f.ratio and f.ratio.value is not None and f.ratio.low is not None:
+            text += f" [{f.ratio.low:.4f}, {f.ratio.high:.4f}]"
+        rows.append((f.requirement, f"{f.side}/{f.against}", f.word, text))
     notes = (f"{f.requirement}, {f.side}/{f.against}: {f.reason}" for f in findings if f.reason)
-    return Sheet("required", ("requirement", "sides", "word", "ratio, 95 % interval"), rows, tuple(notes))
-
-
-def _ratio_text(ratio: Ratio | None) -> str:
-    if ratio is None or ratio.value is None:
-        return NOTHING
-    ends = "" if ratio.low is None else f" [{ratio.low:.4f}, {ratio.high:.4f}]"
-    return f"{ratio.value:.4f}{ends}"
+    return Sheet("required", ("requirement", "sides", "word", "ratio, 95 % interval"), tuple(rows), tuple(notes))

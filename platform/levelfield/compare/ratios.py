@@ -106,7 +106,12 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     with_variance = [(pair, _difference_variance(*pair)) for pair in pairs]
     variances = [variance for _, variance in with_variance if variance]
     if few := next((pair for pair, variance in with_variance if not variance), None):
-        return Ratio(_exp(difference), None, None, "inconclusive", _too_few(*few))
+        reason = (
+            f"{len(few[1].values)} and {len(few[0].values)} run(s), expected at least {LEAST_RUNS} of each side, or "
+            f"{LEAST_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
+            "differ"
+        )
+        return Ratio(_exp(difference), None, None, "inconclusive", reason)
     whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
     half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
     low, high = _exp(difference - half), _exp(difference + half)
@@ -180,14 +185,6 @@ def standing_of(low: float, high: float) -> Standing:
     if low > 1:
         return "higher"
     return "lower" if high < 1 else "within noise"
-
-
-def _too_few(side: SideValues, base: SideValues) -> str:
-    counts = f"{len(base.values)} and {len(side.values)} run(s)"
-    return (
-        f"{counts}, expected at least {LEAST_RUNS} of each side, or {LEAST_HISTORY} stored nights of the series on the "
-        "same machine: one run does not show how far runs differ"
-    )
 
 
 def _described(pairs: Sequence[Pair], freedom: int) -> str:

@@ -111,7 +111,9 @@ _STRONG: dict[str, Reader] = {
 _WEAK: dict[str, Reader] = {
     "case": lambda r: without_batch(r.series.case),
     "parameters": lambda r: r.result.parameters,
-    "tokens of the window per device": lambda r: _per_device(r),
+    "tokens of the window per device": lambda r: (
+        None if (tokens := window_tokens(r)) is None else tokens / r.series.devices
+    ),
 }
 
 
@@ -119,11 +121,6 @@ def without_batch(case: str) -> str:
     """Return the name of a derived case without its batch: `gpt+steps20+batch64` to `gpt+steps20`."""
     name, derivation = split_name(case)
     return name + derivation.model_copy(update={"global_batch": None}).suffix
-
-
-def _per_device(record: RunRecord) -> float | None:
-    tokens = window_tokens(record)
-    return None if tokens is None else tokens / record.series.devices
 
 
 def sheets(result: Scaling) -> Iterator[Sheet]:
@@ -160,49 +157,37 @@ def as_values(result: Scaling) -> dict[str, Any]:
         "kind": result.kind,
         "comparable": not result.unequal,
         "unequal": {field.name: [list(values) for values in field.values] for field in result.unequal},
-        "rows": [_row_values(row) for row in result.rows],
+        "rows": [
+            {
+                "devices": row.devices,
+                "series": row.side.first.series.label,
+                "runs": [record.run_id for record in row.side.counted],
+                "tokens_per_second_per_device": list(row.rate.values),
+                "speed_up": row.speed_up,
+                "efficiency": asdict(row.efficiency) if row.efficiency else None,
+                "predicted_tokens_per_second_per_device": row.predicted,
+                "predicted_efficiency": row.predicted_efficiency,
+                "left_out": [{"run": record.run_id, "reason": reason} for record, reason in row.side.excluded],
+                "disturbed": row.side.is_disturbed,
+                "reason": row.reason,
+            }
+            for row in result.rows
+        ],
     }
 
 
 def _cells(row: ScaledRuns) -> tuple[str, ...]:
-    median = row.rate.interval.median if row.rate.interval else None
+    median, ratio = row.rate.interval.median if row.rate.interval else None, row.efficiency
+    efficiency = NOTHING if ratio is None or ratio.value is None else f"{ratio.value:.3f}"
+    if ratio and ratio.value is not None and ratio.low is not None and ratio.high is not None:
+        efficiency += f" [{ratio.low:.3f}, {ratio.high:.3f}]"
+    expected = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
     return (
         str(row.devices),
         f"{len(row.rate.values)}{', disturbed' if row.side.is_disturbed else ''}",
         number(None if median is None else median * row.devices),
         RATE.column.text(median),
         number(row.speed_up, 2),
-        _efficiency(row.efficiency),
-        _predicted_cell(row),
+        efficiency,
+        NOTHING if row.predicted is None else f"{number(row.predicted)}{expected}",
     )
-
-
-def _efficiency(ratio: Ratio | None) -> str:
-    """Return the efficiency with its 95 % interval, where there is one."""
-    if ratio is None or ratio.value is None:
-        return NOTHING
-    is_known = ratio.low is not None and ratio.high is not None
-    return f"{ratio.value:.3f}" + (f" [{ratio.low:.3f}, {ratio.high:.3f}]" if is_known else "")
-
-
-def _predicted_cell(row: ScaledRuns) -> str:
-    if row.predicted is None:
-        return NOTHING
-    ratio = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
-    return f"{number(row.predicted)}{ratio}"
-
-
-def _row_values(row: ScaledRuns) -> dict[str, Any]:
-    return {
-        "devices": row.devices,
-        "series": row.side.first.series.label,
-        "runs": [record.run_id for record in row.side.counted],
-        "tokens_per_second_per_device": list(row.rate.values),
-        "speed_up": row.speed_up,
-        "efficiency": asdict(row.efficiency) if row.efficiency else None,
-        "predicted_tokens_per_second_per_device": row.predicted,
-        "predicted_efficiency": row.predicted_efficiency,
-        "left_out": [{"run": record.run_id, "reason": reason} for record, reason in row.side.excluded],
-        "disturbed": row.side.is_disturbed,
-        "reason": row.reason,
-    }

@@ -6,7 +6,7 @@ A run counts that is valid, sealed, and whose figures follow from its own result
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -17,7 +17,7 @@ from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
-from levelfield.specs.prices import ChipPrice, Prices
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.result import Utilisation
 from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, at
@@ -65,7 +65,15 @@ def side_of(name: str, records: Sequence[RunRecord], is_paired: bool = False) ->
     ids = [record.run_id for record in records]
     if twice := next((i for i in ids if ids.count(i) > 1), None):
         raise UsageError(f"side {name}: found run {twice} twice; expected every run once")
-    _refuse_mixed(name, records)
+    first, *others = records
+    for other in others:
+        for field in type(first.series).model_fields:
+            mine, theirs = getattr(first.series, field), getattr(other.series, field)
+            if mine != theirs:
+                raise UsageError(
+                    f"side {name}: found {field} {mine} in {first.run_id} and {theirs} in {other.run_id}; expected "
+                    "runs of one series a side, so give them as two sides"
+                )
     copies = dict(_copies(records))
     reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
     if not is_paired:
@@ -139,19 +147,6 @@ def contradictions(record: RunRecord) -> Iterator[str]:
         yield f"layout {record.series.layout} is for {record.series.layout.world_size} devices, found {devices}"
 
 
-def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
-    """Raises UsageError where the runs of a side belong to different series, with a field that differs."""
-    first, *others = records
-    for other in others:
-        for field in type(first.series).model_fields:
-            mine, theirs = getattr(first.series, field), getattr(other.series, field)
-            if mine != theirs:
-                raise UsageError(
-                    f"side {name}: found {field} {mine} in {first.run_id} and {theirs} in {other.run_id}; expected "
-                    "runs of one series a side, so give them as two sides"
-                )
-
-
 @dataclass(frozen=True)
 class Quantity:
     """One compared figure."""
@@ -167,10 +162,6 @@ class Quantity:
     covers: Callable[[RunRecord], str | None] = lambda record: None
     # the figure of a stored night of a run's series; None where nights do not store it
     read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
-
-    def missing(self, record: RunRecord) -> str:
-        """Return why the run has no such figure."""
-        return self.reason(record) or "result.json has no reason"
 
 
 def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
@@ -230,6 +221,14 @@ def cost_quantity(prices: Prices) -> Quantity:
         use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, joules, reason, of_nodes)
         return cost(use, prices)
 
+    def covers(record: RunRecord) -> str | None:
+        price, paid = prices.chips.get(record.series.chip), of(record)
+        if price is None or paid.value is None:
+            return None
+        if price.own is None:
+            return f"rent per {price.per}, with all power"
+        return f"owned, per {price.per}, with the power of its {paid.power_of} alone"
+
     def read_night(record: RunRecord, point: Point) -> float | None:
         if NODES.read(record) is not None:
             return None  # a stored night has the chips' energy alone
@@ -241,18 +240,9 @@ def cost_quantity(prices: Prices) -> Quantity:
         lambda record: of(record).value,
         lambda record: of(record).reason,
         basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
-        covers=lambda record: paid_for(prices.chips.get(record.series.chip), of(record)),
+        covers=covers,
         read_night=read_night,
     )
-
-
-def paid_for(price: ChipPrice | None, cost_entry: Cost) -> str | None:
-    """Return what a cost includes; None without one."""
-    if price is None or cost_entry.value is None:
-        return None
-    if price.own is None:
-        return f"rent per {price.per}, with all power"
-    return f"owned, per {price.per}, with the power of its {cost_entry.power_of} alone"
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -281,15 +271,16 @@ def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRec
     group = repeats_around(record, records)
     if sum(exclusion(run) is None for run in group) >= LEAST_RUNS:
         return group
-    same = [run for run in records if _is_of_the_day(run, record)]
+    series, build = record.series.fingerprint(), (record.subject, record.conditions)
+    same = [
+        run
+        for run in records
+        if run.series.fingerprint() == series
+        and is_within_a_day(run.began, record.began)
+        # one that does not count may not know its build
+        and ((run.subject, run.conditions) == build or exclusion(run) is not None)
+    ]
     return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
-
-
-def _is_of_the_day(record: RunRecord, newest: RunRecord) -> bool:
-    if record.series.fingerprint() != newest.series.fingerprint() or not is_within_a_day(record.began, newest.began):
-        return False
-    built = (record.subject, record.conditions) == (newest.subject, newest.conditions)
-    return built or exclusion(record) is not None  # one that does not count may not know its build
 
 
 def is_within_a_day(first: str, second: str) -> bool:
