@@ -194,7 +194,15 @@ def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
     most = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
     nodes, per_node = request.nodes, request.devices or min(most, machines.DEVICES_PER_NODE)
     if nodes is None:
-        nodes, per_node = _divided_into_nodes(per_node, most)
+        devices, per_node = per_node, min(per_node, most)
+        if most > machines.DEVICES_PER_NODE:  # a rack whose links join more than usual gives each run an equal part
+            per_node = max(n for n in divisors(devices) if n <= most)
+        if devices % per_node or (most > 2 * per_node and per_node < devices):
+            raise UsageError(
+                f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
+                "give --nodes N and --devices per node"
+            )
+        nodes = devices // per_node
         if nodes > 1:
             assumed.append(f"nodes of {per_node} devices; --nodes and --devices change this")
     network = machines.network_rate(request.network) if request.network else None
@@ -203,21 +211,6 @@ def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
         network, source = port * per_node, f" ({chip.node.source})" if chip.node else ""
         assumed.append(f"a network of {per_node} x {port * 8e-9:g} Gb/s per node{source}; --network changes this")
     return Devices(nodes, per_node, network), assumed
-
-
-def _divided_into_nodes(devices: int, most: int) -> tuple[int, int]:
-    """Return nodes and devices per node. A rack whose links join more than usual gives each run an equal part of it.
-
-    Raises UsageError for devices that do not divide into nodes."""
-    per_node = min(devices, most)
-    if most > machines.DEVICES_PER_NODE:
-        per_node = max(n for n in divisors(devices) if n <= most)
-    if devices % per_node or (most > 2 * per_node and per_node < devices):
-        raise UsageError(
-            f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
-            "give --nodes N and --devices per node"
-        )
-    return devices // per_node, per_node
 
 
 class ChipPlanner:
@@ -234,7 +227,11 @@ class ChipPlanner:
         self.request, self.registry, self.vendor, self.chip, self.say = request, registry, vendor, chip, say
         self.devices, self.assumed = _devices(request, chip)
         self.case = registry.case(request.case)
-        self.work = _work_in(self.case.work(request.scale), request.precision)
+        self.work = self.case.work(request.scale)
+        if request.precision is not None:
+            changes = {"precision": "fp8" if request.precision == NVFP4 else request.precision}
+            training = self.work.training.model_copy(update=changes)
+            self.work = self.work.model_copy(update={"training": training})
         self.precision: PeakDtype = request.precision or self.work.training.precision
         self.rated_chip, self.assumed_rates = chip, tuple[str, ...]()
         if not vendor.is_host and self.precision != NVFP4:
@@ -277,21 +274,19 @@ class ChipPlanner:
                 f"rates of an A100-SXM4-80GB give them, and no speed. Your own go into {_PRIVATE_CHIPS}"
             )
         elif self.precision in chip.peaks and (share := machines.assumed_share(chip, self.precision)):
+            chips = [chip for name in self.registry.vendors for chip in self.registry.vendor_file(name).chips]
+            rates = [(chip.achievable.get(self.precision), chip.peaks.get(self.precision)) for chip in chips]
+            shares = [rate.tflops / peak.tflops for rate, peak in rates if rate and peak]
+            ends = f"{min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
+            others = f"; {len(shares)} measured reach {ends}" if ends else ""
             yield (
                 f"large products at {share:.0%} of {chip.name}'s {self.precision} peak, as no public measurement is "
-                f"known{self._measured_shares()}"
+                f"known{others}"
             )
         if private := self.registry.overlay and self.registry.overlay.used(self.vendor, chip):
             yield f"{', '.join(private.fields)} of {chip.name} as {private.file} has them"
         if chip.memory_bytes is None and not self.vendor.is_host:
             yield f"enough memory: that of {chip.name} is not public, so every layout counts as fitting"
-
-    def _measured_shares(self) -> str:
-        """Return which shares of their peaks other chips were measured to reach, as the end of a sentence."""
-        chips = [chip for name in self.registry.vendors for chip in self.registry.vendor_file(name).chips]
-        rates = [(chip.achievable.get(self.precision), chip.peaks.get(self.precision)) for chip in chips]
-        shares = [rate.tflops / peak.tflops for rate, peak in rates if rate and peak]
-        return f"; {len(shares)} measured reach {min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
 
     def _question(self, work: Work, devices: Devices) -> LayoutQuestion:
         framework, kind = self.request.framework, self.vendor.device_kind
@@ -402,14 +397,6 @@ class ChipPlanner:
                 f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}; "
                 f"models/{framework} {runs} them"
             )
-
-
-def _work_in(work: Work, precision: PeakDtype | None) -> Work:
-    """Return the work in another precision, as the planner sees it; None: in that of the case."""
-    if precision is None:
-        return work
-    changes = {"precision": "fp8" if precision == NVFP4 else precision}
-    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def _constants(constants: Constants, request: PlanRequest) -> Constants:

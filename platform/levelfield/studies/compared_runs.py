@@ -71,7 +71,14 @@ class FolderRuns:
         paths = RunPaths(Path(key))
         refuse_running(paths)
         record = record_of_files(paths, self._registry)
-        return record.model_copy(update={"command_repeats": _repeats_beside(paths)})
+        # the repeats of a command have the time of its start in their ids
+        numbers, digest = set[int](), read_plan(paths).repeats_digest
+        for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
+            with suppress(LevelfieldError):
+                plan = read_plan(RunPaths(path.parent))
+                if plan.repeats_digest == digest:
+                    numbers.add(plan.repeat)
+        return record.model_copy(update={"command_repeats": max(1, len(numbers))})
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._placed_runs.values()]
@@ -101,17 +108,6 @@ class FolderRuns:
             series = series_of(plan)
             places.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
         return places
-
-
-def _repeats_beside(paths: RunPaths) -> int:
-    """Return how many repeats of the run's command are in its folder. They have the time of its start in their ids."""
-    numbers, digest = set[int](), read_plan(paths).repeats_digest
-    for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
-        with suppress(LevelfieldError):
-            plan = read_plan(RunPaths(path.parent))
-            if plan.repeats_digest == digest:
-                numbers.add(plan.repeat)
-    return max(1, len(numbers))
 
 
 class KeptRuns:
@@ -246,8 +242,17 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
     """
     records: dict[str, RunRecord] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        for record in _runs_of_name(source, name, with_repeats):
-            records[record.run_id] = record
+        if _is_pattern(name):
+            keys = source.matching(name)
+            if not keys:
+                raise UnknownName("run", name, source.matching("*")[-20:])
+            runs = [source.record(key) for key in keys]
+        elif ":" in name:
+            runs = list(_newest_build_runs(source, _series_of_label(source.series(), name)))
+        else:
+            record = source.record(source.find(name))
+            runs = repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
+        records |= {run.run_id: run for run in runs}
     return list(records.values())
 
 
@@ -277,17 +282,6 @@ def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
             counted.append(record)
             if first is None and record.result.repeat == 1:
                 first = record
-
-
-def _runs_of_name(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
-    if _is_pattern(name):
-        if keys := source.matching(name):
-            return [source.record(key) for key in keys]
-        raise UnknownName("run", name, source.matching("*")[-20:])
-    if ":" in name:
-        return list(_newest_build_runs(source, _series_of_label(source.series(), name)))
-    record = source.record(source.find(name))
-    return repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
 
 
 def _is_pattern(name: str) -> bool:
@@ -390,18 +384,17 @@ class RunPlaces:
                 self._bundles[file] = BundleRuns(file, self._registry)
             records += named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
         others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in bundled_names)
-        return [*records, *self._unbundled(others, with_repeats)] if others else records
-
-    def _unbundled(self, text: str, with_repeats: bool) -> list[RunRecord]:
+        if not others:
+            return records
         if self._url is None:
             try:
-                return named_runs(self._folder, text, with_repeats)
+                return [*records, *named_runs(self._folder, others, with_repeats)]
             except UnknownName:
                 if self._store is None or not self._store.matching("*"):
                     raise
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
-        return named_runs(self._store, text, with_repeats)
+        return [*records, *named_runs(self._store, others, with_repeats)]
 
     def latest(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""

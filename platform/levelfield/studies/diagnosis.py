@@ -128,11 +128,7 @@ def _inputs(actual: RawRecords, expected: RawRecords, step: int) -> Iterator[str
     for name in sorted({*ours, *theirs}, key=list({**theirs, **ours}).index):
         if ours.get(name) != theirs.get(name):
             yield f"the initial weights of {name}"
-    read, expected_read = _tokens(actual), _tokens(expected)
+    read, expected_read = ({r.step: r.tokens_checksum for r in raw.steps} for raw in (actual, expected))
     for number in range(1, step + 1):
         if read.get(number) != expected_read.get(number):
             yield f"the tokens of step {number}"
-
-
-def _tokens(raw: RawRecords) -> dict[int, int | None]:
-    return {r.step: r.tokens_checksum for r in raw.steps}

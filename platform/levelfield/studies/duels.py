@@ -87,10 +87,19 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     """Run pairs until the test decides, or something stops them. Raises what stopped them before a pair was whole."""
     test = PairedTest(FIGURE, 0, looks=looks)
     pairs: list[RecordedPair] = []
+    started = {"a": 0, "b": 0}
+
+    def next_repeat(arm: str) -> RunRecord:
+        started[arm] += 1
+        record = start(arm, started[arm])
+        if reason := exclusion(record):
+            raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {reason}")
+        return record
+
     stopped, code = None, 0
     began = time.monotonic()
     try:
-        for pair in in_turns(looks.most, _counted(cases, start)):
+        for pair in in_turns(looks.most, next_repeat):
             pairs.append(pair)
             if not _compared(pairs).comparability.holds:
                 raise GateFailed("the sides are not comparable")
@@ -104,20 +113,6 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
         )
     pair_seconds = (time.monotonic() - began) / len(pairs)
     return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code, pair_seconds)
-
-
-def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord]:
-    """Return what runs the next repeat of an arm. It raises RunFailed for a run that is in no comparison."""
-    started = {"a": 0, "b": 0}
-
-    def counted(arm: str) -> RunRecord:
-        started[arm] += 1
-        record = start(arm, started[arm])
-        if reason := exclusion(record):
-            raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {reason}")
-        return record
-
-    return counted
 
 
 def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:

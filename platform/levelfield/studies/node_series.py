@@ -9,7 +9,7 @@ from pathlib import Path
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
 from levelfield.errors import LevelfieldError, UsageError
-from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.request import Entry
 from levelfield.specs.base import MOST_NODES
 from levelfield.specs.result import Result
 from levelfield.studies.compared_runs import FolderRuns
@@ -33,27 +33,31 @@ def series_entries(entries: Sequence[Entry], counts: Sequence[int], is_weak: boo
 
     is_weak: the global batch, which is then given for the smallest number, grows with the nodes.
     """
-    return [_on_nodes(entry, nodes, counts[0], is_weak) for entry in entries for nodes in counts]
-
-
-def _on_nodes(entry: Entry, nodes: int, fewest: int, is_weak: bool) -> Entry:
-    if entry.suite is not None:
-        raise UsageError("--nodes: found --suite; a suite says itself on how many nodes each entry runs")
-    parts = entry.text.split(":")
-    if len(parts) < 3:
-        raise UsageError(f"--nodes: --case '{entry.text}' names no chip, expected case:framework:chip[:nodes:devices]")
-    text = ":".join((*parts[:3], str(nodes), *parts[4:]))
-    return replace(entry, text=text, request=_grown(entry, nodes, fewest) if is_weak else entry.request)
-
-
-def _grown(entry: Entry, nodes: int, fewest: int) -> UserRequest:
-    derivation = entry.request.derivation
-    batch = derivation.global_batch
-    if batch is None:
-        raise UsageError("--weak: found no --global-batch, expected that of the smallest number of nodes")
-    if batch * nodes % fewest:
-        raise UsageError(f"--weak: {batch} x {nodes} / {fewest} sequences is no whole number; change --global-batch")
-    return replace(entry.request, derivation=derivation.model_copy(update={"global_batch": batch * nodes // fewest}))
+    on_nodes = []
+    for entry in entries:
+        if entry.suite is not None:
+            raise UsageError("--nodes: found --suite; a suite says itself on how many nodes each entry runs")
+        parts = entry.text.split(":")
+        if len(parts) < 3:
+            raise UsageError(
+                f"--nodes: --case '{entry.text}' names no chip, expected case:framework:chip[:nodes:devices]"
+            )
+        derivation = entry.request.derivation
+        batch, fewest = derivation.global_batch, counts[0]
+        for nodes in counts:
+            request = entry.request
+            if is_weak:
+                if batch is None:
+                    raise UsageError("--weak: found no --global-batch, expected that of the smallest number of nodes")
+                if batch * nodes % fewest:
+                    raise UsageError(
+                        f"--weak: {batch} x {nodes} / {fewest} sequences is no whole number; change --global-batch"
+                    )
+                batches = {"global_batch": batch * nodes // fewest}
+                request = replace(request, derivation=derivation.model_copy(update=batches))
+            text = ":".join((*parts[:3], str(nodes), *parts[4:]))
+            on_nodes.append(replace(entry, text=text, request=request))
+    return on_nodes
 
 
 def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | str]:

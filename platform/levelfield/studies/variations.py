@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from levelfield.catalog.lookup import Selection
@@ -87,29 +87,20 @@ def variations(registry: Registry, plan: Plan) -> list[Entry]:
     framework, vendor = plan.implementation.label, plan.hardware.vendor
     single, pair = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
     choices = [(single, TuningChoice(threads=1))]
-    choices += [(single, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
-    choices += [(pair, TuningChoice(layout=layout, threads=1)) for layout in _layouts(registry, plan)]
-    return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
-
-
-def _layouts(registry: Registry, plan: Plan) -> Iterator[str]:
-    """Yield the layouts over two processes that the plan's framework offers for its work, such as none in tensor
-    parallel for fp8."""
-    implementation, kind = registry.labelled(plan.implementation.label)[0], plan.hardware.device_kind
+    # Half the micro-batch, and a larger one, as far as the same global batch divides into them. At smoke scale the
+    # larger one is all sequences of a step at once: in 16 bits the difference grows with the factor, so it covers the
+    # sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
+    size = plan.tuning.micro_batch
+    if size % 2 == 0:
+        choices.append((single, TuningChoice(micro_batch=size // 2)))
+    if plan.accumulation % 2 == 0:
+        larger = size * (plan.accumulation if plan.scale == "smoke" else 2)
+        choices.append((single, TuningChoice(micro_batch=larger)))
+    # The layouts that the framework offers for this work, such as none in tensor parallel for fp8.
+    implementation, kind = registry.labelled(framework)[0], plan.hardware.device_kind
     offered, refusals = implementation.parallelism.get(kind, ()), implementation.refusals(kind)
     for key, text in LAYOUTS.items():
         tuning = plan.tuning.model_copy(update={"layout": parse_layout(text).layout})
         if key in offered and not refused(refusals, plan.work, tuning):
-            yield text
-
-
-def _micro_batches(plan: Plan) -> Iterator[int]:
-    """Return half the micro-batch, and a larger one, as far as the same global batch divides into them.
-
-    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor,
-    so it covers the sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
-    """
-    if plan.tuning.micro_batch % 2 == 0:
-        yield plan.tuning.micro_batch // 2
-    if plan.accumulation % 2 == 0:
-        yield plan.tuning.micro_batch * (plan.accumulation if plan.scale == "smoke" else 2)
+            choices.append((pair, TuningChoice(layout=text, threads=1)))
+    return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]

@@ -20,6 +20,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 from levelfield.studies.duels import (
     FIGURE,
+    MOST_REPEATS,
     DuelOutcome,
     comparison_of,
     conclusion,
@@ -47,8 +48,8 @@ def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **cha
     return duel(CASES, looks_of(repeats, least), start)
 
 
-def said_of(found: DuelOutcome) -> str:
-    return " ".join(as_text(duel_sheets(found)).split())
+def text_of(outcome: DuelOutcome) -> str:
+    return " ".join(as_text(duel_sheets(outcome)).split())
 
 
 def jumped(run: RunRecord) -> RunRecord:
@@ -67,17 +68,17 @@ def noisy(deviation: float, ratio: float = 1.0, seed: int = 1) -> Rates:
 
 
 def test_a_side_that_is_five_per_cent_faster_is_found() -> None:
-    found = run_duel(noisy(0.002, 1 / 1.05))
-    assert found.word == "slower" and len(found.pairs) < 7 and found.exit_code == 0
-    assert found.ratio.low is not None and found.ratio.high is not None
-    assert found.ratio.low < 1 / 1.05 < found.ratio.high < 1 and found.ratio.standing == "lower"
-    assert conclusion(found).startswith("gpt:jax (B) is slower than gpt:torch (A): 0.95")
+    outcome = run_duel(noisy(0.002, 1 / 1.05))
+    assert outcome.word == "slower" and len(outcome.pairs) < 7 and outcome.exit_code == 0
+    assert outcome.ratio.low is not None and outcome.ratio.high is not None
+    assert outcome.ratio.low < 1 / 1.05 < outcome.ratio.high < 1 and outcome.ratio.standing == "lower"
+    assert conclusion(outcome).startswith(f"gpt:jax (B) is slower than gpt:torch (A): {outcome.ratio.value:.3f} of A's")
     assert run_duel(noisy(0.002, 1.05)).word == "faster"
 
 
 def test_equal_sides_have_no_difference_of_more_than_the_least() -> None:
-    found = run_duel(noisy(0.002))
-    assert found.word == "no difference" and conclusion(found).startswith("no difference of more than 1 %: gpt:jax")
+    outcome = run_duel(noisy(0.002))
+    assert outcome.word == "no difference" and " 1 %: gpt:jax" in conclusion(outcome)
     assert run_duel(noisy(0.01), least=10).word == "no difference"
 
 
@@ -87,55 +88,54 @@ def test_a_difference_below_the_least_is_no_difference() -> None:
 
 
 def test_noise_decides_nothing_and_says_how_many_more_would() -> None:
-    found = run_duel(noisy(0.05, 1.02, seed=2))
-    assert (found.word, len(found.pairs), found.exit_code) == ("inconclusive", 7, 0)
-    said = conclusion(found)
-    assert said.startswith("inconclusive: gpt:jax (B) has ") and said.endswith("A is gpt:torch")
-    assert "even 100 pairs would not decide" in said_of(found)
+    outcome = run_duel(noisy(0.05, 1.02, seed=2))
+    assert (outcome.word, len(outcome.pairs), outcome.exit_code) == ("inconclusive", 7, 0)
+    assert conclusion(outcome).startswith("inconclusive: gpt:jax") and conclusion(outcome).endswith(" gpt:torch")
+    assert f"even {MOST_REPEATS}" in text_of(outcome)
     scattered = (1000.0, 1030.0, 1020.0)
     few = run_duel(lambda arm, number: scattered[number - 1] if arm == "b" else 1000.0, repeats=3)
     assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more
     needed = 3 + few.ruling.more
     few = replace(few, pair_seconds=60.0)
-    assert f"about {needed} pairs ({2 * needed} runs, about {duration(60 * needed)}) would decide: " in said_of(few)
-    assert f"--repeat {needed}" in said_of(few)
+    assert f"{needed} pairs ({2 * needed} runs, about {duration(60 * needed)})" in text_of(few)
+    assert f"--repeat {needed}" in text_of(few)
 
 
 def test_repeat_runs_exactly_so_many_pairs_and_decides_by_all() -> None:
-    found = run_duel(noisy(0.002, 1.05), repeats=5)
-    assert (found.word, len(found.pairs), found.ruling.pairs) == ("faster", 5, 5)
+    outcome = run_duel(noisy(0.002, 1.05), repeats=5)
+    assert (outcome.word, len(outcome.pairs), outcome.ruling.pairs) == ("faster", 5, 5)
 
 
 def test_the_order_is_abba_so_a_drift_is_no_difference() -> None:
     """Every run is 1 % slower than the one before it. With A always first, B would be 1 % slower."""
     steps = iter(range(100))
-    found = run_duel(lambda arm, number: 1000.0 * 0.99 ** next(steps), repeats=4)
-    assert found.ratio.value == pytest.approx(1.0) and found.word != "slower"
+    outcome = run_duel(lambda arm, number: 1000.0 * 0.99 ** next(steps), repeats=4)
+    assert outcome.ratio.value == pytest.approx(1.0) and outcome.word != "slower"
 
 
 def test_the_ratio_is_of_pairs_by_hand() -> None:
     """B/A of three pairs: 1.02, 1.03 and 1.04. Student's t of 2 degrees at 97.5 % is 4.3027."""
     rates = cycle([1000.0, 1020.0, 1030.0, 1000.0, 1000.0, 1040.0])
-    found = run_duel(lambda arm, number: next(rates), repeats=3)
+    outcome = run_duel(lambda arm, number: next(rates), repeats=3)
     logs = [math.log(x) for x in (1.02, 1.03, 1.04)]
     mean = sum(logs) / 3
     half = 4.3027 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2) / math.sqrt(3)
-    assert found.ratio.value == pytest.approx(math.exp(mean))
-    assert found.ratio.low == pytest.approx(math.exp(mean - half), rel=1e-5)
-    assert found.ratio.high == pytest.approx(math.exp(mean + half), rel=1e-5)
-    assert comparison_of(found).figures[0].ratios == (found.ratio,)
+    assert outcome.ratio.value == pytest.approx(math.exp(mean))
+    assert outcome.ratio.low == pytest.approx(math.exp(mean - half), rel=1e-5)
+    assert outcome.ratio.high == pytest.approx(math.exp(mean + half), rel=1e-5)
+    assert comparison_of(outcome).figures[0].ratios == (outcome.ratio,)
 
 
 def ruled(*logs: float) -> PairRuling:
     test = PairedTest(FIGURE, 0, looks=looks_of(None, 1))
-    return [test.add(1000.0, 1000.0 * math.exp(each)) for each in logs][-1]
+    return [test.add(1000.0, 1000.0 * math.exp(log)) for log in logs][-1]
 
 
 def test_interval_and_no_difference_have_the_error_of_the_look() -> None:
     """By hand: after three of seven pairs the error is .002, for which Student's t of 2 degrees is 15.764."""
-    found = ruled(0.02, 0.03, 0.04)
-    assert found.high is not None and found.excess is not None and found.word == "more pairs"
-    assert found.high - found.excess == pytest.approx(15.764 * 0.01 / math.sqrt(3), rel=1e-3)
+    outcome = ruled(0.02, 0.03, 0.04)
+    assert outcome.high is not None and outcome.excess is not None and outcome.word == "more pairs"
+    assert outcome.high - outcome.excess == pytest.approx(15.764 * 0.01 / math.sqrt(3), rel=1e-3)
     assert ruled(0.0, 0.003, -0.003).word == "more pairs"  # by the t of 4.3 of an only look it would be no difference
     assert ruled(0.0, 0.001, -0.001).word == "no change"
 
@@ -155,11 +155,10 @@ def test_equal_arms_are_rarely_called_different() -> None:
 def test_what_weakens_the_conclusion_stands_below_it() -> None:
     """Half of the runs jumped; a duel of looks says that its interval is wider."""
     quiet = run_duel(noisy(0.002, 1.05), repeats=3)
-    assert "not steady" not in said_of(quiet) and "look" not in quiet.ratio.reason
-    found = replace(quiet, pairs=[(a, jumped(b)) for a, b in quiet.pairs])
-    assert "in 3 of 6 runs the steps' time drifted or jumped" in said_of(found)
-    assert duel_values(found)["duel"]["unsteady_runs"] == 3
-    assert "wider for 5 looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
+    assert "not steady" not in text_of(quiet) and "look" not in quiet.ratio.reason
+    outcome = replace(quiet, pairs=[(a, jumped(b)) for a, b in quiet.pairs])
+    assert "not steady" in text_of(outcome) and duel_values(outcome)["duel"]["unsteady_runs"] == 3
+    assert f"{len(looks_of(None, 1).alpha)} looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
 
 
 def fails_from(number: int, **changes: Any) -> DuelOutcome:
@@ -173,12 +172,14 @@ def fails_from(number: int, **changes: Any) -> DuelOutcome:
 
 
 def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
-    found = fails_from(3, word="failed", failure="exit", reason="rank 0 ended with 1")
-    assert (len(found.pairs), found.exit_code, found.word) == (2, 3, "inconclusive")
-    text = " ".join(as_text(duel_sheets(found)).split())
-    assert "stopped: gpt:jax: " in text and "is failed (exit): rank 0 ended with 1" in text
+    outcome = fails_from(3, word="failed", failure="exit", reason="rank 0")
+    assert (len(outcome.pairs), outcome.exit_code, outcome.word) == (2, 3, "inconclusive")
+    text = " ".join(as_text(duel_sheets(outcome)).split())
+    assert "stopped: gpt:jax: " in text and outcome.stopped is not None and outcome.stopped in text
+    assert outcome.stopped.endswith(" failed (exit): rank 0")
     assert (
-        duel_values(found)["duel"]["stopped"].startswith("gpt:jax: ") and len(duel_values(found)["duel"]["pairs"]) == 2
+        duel_values(outcome)["duel"]["stopped"].startswith("gpt:jax: ")
+        and len(duel_values(outcome)["duel"]["pairs"]) == 2
     )
 
 
@@ -197,33 +198,35 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
             raise KeyboardInterrupt
         return 1000.0
 
-    found = run_duel(rates)
-    assert (len(found.pairs), found.stopped, found.exit_code) == (2, "interrupted", 130)
+    outcome = run_duel(rates)
+    assert (len(outcome.pairs), outcome.stopped, outcome.exit_code) == (2, "interrupted", 130)
     with pytest.raises(KeyboardInterrupt):
         run_duel(lambda arm, number: rates(arm, 3))
 
 
 def test_sides_that_are_not_comparable_end_after_the_first_pair() -> None:
-    found = run_duel(noisy(0.002), verdict="diverged")
-    assert (len(found.pairs), found.exit_code) == (1, GateFailed.exit_code)
-    text = as_text(duel_sheets(found))
-    assert "the sides are not comparable" in text and "NOT COMPARABLE" in text and "B/A 1" not in text
+    outcome = run_duel(noisy(0.002), verdict="diverged")
+    assert (len(outcome.pairs), outcome.exit_code) == (1, GateFailed.exit_code)
+    text = as_text(duel_sheets(outcome))
+    assert "NOT COMPARABLE" in text and "B/A 1" not in text
 
 
 def test_other_work_is_refused_before_anything_runs() -> None:
     refuse_other_work(record(1).series, record(2, framework="jax").series)
-    for name, other in (("work", "sha256:" + "7" * 64), ("precision", "bf16"), ("scale", "full")):
-        with pytest.raises(GateFailed, match=f"found {name} "):
-            refuse_other_work(record(1).series, record(2, **{name: other}).series)
+    expected = record(1).series
+    changes: dict[str, Any] = {"work": "sha256:" + "7" * 64, "precision": "bf16", "scale": "full"}
+    for name, other in changes.items():
+        with pytest.raises(GateFailed, match=f"{name} {getattr(expected, name)} and {other}"):
+            refuse_other_work(expected, record(2, **{name: other}).series)
 
 
 @pytest.mark.parametrize(
-    ("repeats", "least", "said"),
+    ("repeats", "least", "fault"),
     [(2, 1, "--repeat: found 2"), (101, 1, "--repeat: found 101"), (None, 0, "--least: found 0"),
      (None, math.nan, "--least: found nan"), (None, 60, "--least: found 60")],
 )  # fmt: skip
-def test_what_cannot_decide_is_refused(repeats: int | None, least: float, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_decide_is_refused(repeats: int | None, least: float, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
         looks_of(repeats, least)
 
 
@@ -232,9 +235,10 @@ def test_the_errors_of_all_looks_are_two_and_a_half_per_cent_in_each_direction()
 
 
 def test_the_text_fits_eighty_columns_and_ends_with_the_conclusion() -> None:
-    found = run_duel(noisy(0.002, 1.05))
-    text = as_text(duel_sheets(found))
-    assert "\n\ngpt:jax (B) is faster than gpt:torch (A)" in text and max(map(len, text.splitlines())) <= 80
-    assert text.index("against A") < text.index("gpt:jax (B) is faster")
-    assert " ".join(as_text(sheets(comparison_of(found))).split()) in " ".join(text.split())
+    outcome = run_duel(noisy(0.002, 1.05))
+    text = as_text(duel_sheets(outcome))
+    heading = conclusion(outcome).split(" than ")[0]
+    assert f"\n\n{heading}" in text and max(map(len, text.splitlines())) <= 80
+    assert text.index("against A") < text.index(heading)
+    assert " ".join(as_text(sheets(comparison_of(outcome))).split()) in " ".join(text.split())
     assert "run order" not in text

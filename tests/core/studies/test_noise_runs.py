@@ -26,10 +26,10 @@ def test_the_micro_batch_is_halved_and_made_larger(
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     registry = Registry([PLUGINS])
-    known = make_plan(registry, "tiny:fake:F1")
-    tuning = known.tuning.model_copy(update={"micro_batch": micro_batch})
-    given = known.model_copy(update={"tuning": tuning, "accumulation": accumulation, "scale": scale})
-    entries = variations(registry, given)
+    plan = make_plan(registry, "tiny:fake:F1")
+    tuning = plan.tuning.model_copy(update={"micro_batch": micro_batch})
+    varied = plan.model_copy(update={"tuning": tuning, "accumulation": accumulation, "scale": scale})
+    entries = variations(registry, varied)
     assert {e.request.choice.micro_batch for e in entries} - {None} == sizes
     assert any(e.request.choice.threads == 1 for e in entries)
 

@@ -60,8 +60,8 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sweep(plugins: Path, *arguments: str) -> int:
     beside = plugins.parent
-    given = ["plan", "sweep", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(plugins)]
-    return main([*given, "--runs", str(beside / "runs"), "--chips", str(beside / "chips.yaml"), *arguments])
+    words = ["plan", "sweep", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(plugins)]
+    return main([*words, "--runs", str(beside / "runs"), "--chips", str(beside / "chips.yaml"), *arguments])
 
 
 def test_each_prediction_stands_beside_its_own_run(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,15 +81,15 @@ def test_each_prediction_stands_beside_its_own_run(plugins: Path, capsys: pytest
 
 def test_a_dry_run_shows_the_rows_and_runs_nothing(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(plugins, "--dry-run", "--top", "4") == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 6 and all(len(line) <= 80 for line in shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and all(len(line) <= 80 for line in lines)
     assert not (plugins.parent / "runs").exists()
 
 
 def test_a_run_that_fails_is_a_row_with_its_reason(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (plugins / "models/fake/train.py").write_text("raise SystemExit('no training today')\n")
+    (plugins / "models/fake/train.py").write_text("raise SystemExit('untrained')\n")
     assert sweep(plugins, "--top", "1") == 3
-    assert "no training today" in capsys.readouterr().out
+    assert "untrained" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_run_that_fails_is_a_row_with_its_reason(plugins: Path, capsys: pytest
 def test_wrong_sweeps(
     plugins: Path, capsys: pytest.CaptureFixture[str], case: str, arguments: tuple[str, ...], says: str
 ) -> None:
-    given = ["plan", "sweep", case, "--plugins", str(plugins), "--scale", "smoke", *arguments]
-    assert main(given) == 2
+    words = ["plan", "sweep", case, "--plugins", str(plugins), "--scale", "smoke", *arguments]
+    assert main(words) == 2
     assert says in capsys.readouterr().err
 
 
@@ -118,14 +118,14 @@ def test_the_host_is_planned_on_by_what_was_measured_of_it(
 ) -> None:
     monkeypatch.setattr("levelfield.run.measurement.known_host_rates", lambda registry: rates())
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
-    asked = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
-    assert main([*asked, "--devices", "1"]) == 0
+    words = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
+    assert main([*words, "--devices", "1"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    assert main([*asked, "--devices", "2"]) == 0
+    assert main([*words, "--devices", "2"]) == 0
     half = json.loads(capsys.readouterr().out)
     alone, shared = whole["rows"], half["rows"]
     assert half["capacity_bytes"] == whole["capacity_bytes"] // 2
     assert {row["layout"] for row in alone} == {"DP1TP1PP1"}
     assert any("TP2" in row["layout"] for row in shared) and shared[0]["step_parts_seconds"]["data"] > 0
-    assert main([*asked, "--devices", "4"]) == 2
+    assert main([*words, "--devices", "4"]) == 2
     assert "was not measured as 4 processes" in capsys.readouterr().err
