@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from levelfield.specs.architecture import Experts, Model, RopeScaling
 from levelfield.specs.base import LATER
 from levelfield.specs.case import Work
 from levelfield.worker import Initializer
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Model as WorkerModel
+from levelfield.worker.job import parse
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
@@ -33,9 +35,10 @@ class NoEquivalent(Exception):
 
 def initial_arrays(work: Work) -> dict[str, Array]:
     """Return the whole initial value of every parameter by canonical name, as float32."""
-    job = namespace({"model": work.model.model_dump(), "training": work.training.model_dump()})
+    model = parse(WorkerModel, work.model.model_dump(), "model")
+    job: Any = SimpleNamespace(model=model, training=work.training)
     initializer = Initializer(job)
-    return {name: initializer.array(name, spec.shape) for name, spec in initializer.parameters(job.model).items()}
+    return {name: initializer.array(name, spec.shape) for name, spec in initializer.parameters(model).items()}
 
 
 def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:

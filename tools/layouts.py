@@ -25,6 +25,8 @@ from levelfield.testing.framework_kit.training_curves import (
     first_steps,
     read_curve,
 )
+from levelfield.worker.architecture import Model
+from levelfield.worker.job import Job, parse
 from trainings.warm import End, run_ranks
 
 __all__ = [
@@ -43,6 +45,8 @@ __all__ = [
     "job_of",
     "launch",
     "launch_explained",
+    "parsed_job",
+    "parsed_model",
     "planted",
     "read_curve",
     "script_of",
@@ -80,6 +84,16 @@ NOBODY_JOINS = "import torch.distributed as dist; dist.init_process_group = None
 
 def script_of(framework: str) -> Path:
     return ROOT / "models" / framework / "train.py"
+
+
+def parsed_model(content: dict[str, Any]) -> Model:
+    """The model as a training process has it."""
+    return parse(Model, content, "model")
+
+
+def parsed_job(content: dict[str, Any], ranks: int = 1) -> Job:
+    """The job as rank 0 of so many ranks has it."""
+    return parse(Job, {"events_dir": "", **content, "world_size": ranks}, "job")
 
 
 def planted(folder: Path, framework: str, fault: str) -> Path:

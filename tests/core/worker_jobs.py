@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.worker import load_job
+from levelfield.worker.job import Job
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 
@@ -22,6 +23,7 @@ LLAMA = dict(
     MODEL, family="llama", kv_heads=2, positions="rope", rope_base=5e5, norm="rmsnorm", activation="swiglu",
     bias=False, tied_embeddings=False,
 )  # fmt: skip
+OPTIMIZER = dict(name="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 SCHEDULE = dict(style="cosine", peak_lr=1.2e-4, min_lr=1.2e-5, warmup_steps=188, decay_steps=136314880)
 
 
@@ -33,23 +35,31 @@ def document(**changes: Any) -> dict[str, Any]:
         "case": "tiny",
         "scale": "smoke",
         "model": dict(MODEL),
-        "training": dict(steps=4, sequence_length=32, global_batch=8, precision="fp32", seed=42, schedule=SCHEDULE),
+        "training": dict(
+            steps=4, sequence_length=32, global_batch=8, precision="fp32", seed=42, schedule=SCHEDULE,
+            optimizer=OPTIMIZER, loss_scale=None, gradient_clip=1.0,
+        ),
         "data": dict(seed=7, shuffle=True, split=[998, 1, 1], alphabet=64, branching=4),
         "corpus": {"kind": "synthetic"},
-        "layout": dict(data=1, tensor=1, pipeline=1),
-        "tuning": dict(micro_batch=2),
+        "layout": dict(
+            data=1, tensor=1, pipeline=1, sequence_parallel=False, sharding_stage=0, sharding_degree=1,
+        ),
+        "tuning": dict(micro_batch=2, threads=None, recompute="none", compile=False, attention="sdpa"),
         "accumulation": 4,
+        "device": "cpu",
+        "backend": "gloo",
         "preload": [],
         "gradient_steps": [],
         "capture": None,
         "events_dir": "/nowhere",
-    }
+        "save_weights_dir": None,
+    }  # fmt: skip
     for key, value in changes.items():
-        job[key] = {**(job[key] or {}), **value} if isinstance(value, dict) else value
+        job[key] = {**(job.get(key) or {}), **value} if isinstance(value, dict) else value
     return job
 
 
-def make_job(folder: Path, **changes: Any) -> Any:
+def make_job(folder: Path, **changes: Any) -> Job:
     path = folder / "job.json"
     path.write_text(json.dumps(document(**{"events_dir": str(folder), **changes})))
     return load_job(str(path))

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import MODELS, ROOT
+from layouts import MODELS, ROOT, parsed_model
 from levelfield.worker import Initializer
-from levelfield.worker.job import namespace
 
 pytestmark = pytest.mark.torch
 
@@ -44,7 +43,7 @@ def shapes_of(model):
 
 
 def correspondence(family, ranks=1, rank=0, first_layer=0, first_expert=0, **changes):
-    model = namespace({**MODELS[family], **changes})
+    model = parsed_model({**MODELS[family], **changes})
     return canonical.Correspondence(model, shapes_of(model), ranks, rank, first_layer, first_expert)
 
 

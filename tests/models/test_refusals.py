@@ -7,9 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from layouts import MODELS, NOBODY_JOINS, ROOT, SINGLE, Variant, events, job_of, launch, planted
+from layouts import MODELS, NOBODY_JOINS, ROOT, SINGLE, Variant, events, job_of, launch, parsed_job, planted
 from levelfield.worker import Unsupported
-from levelfield.worker.job import namespace
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -116,11 +115,6 @@ def offered(framework: str) -> ModuleType:
     return loaded
 
 
-def complete(job: dict[str, Any]) -> Any:
-    """The job as load_job gives it."""
-    return namespace({**job, "layout": {"context": 1, "expert": 1, **job["layout"]}})
-
-
 def rows(frameworks: tuple[str, ...]) -> list[Any]:
     return [pytest.param(name, *row, id=f"{name} {row[1]}") for name in frameworks for row in REFUSED[name]]
 
@@ -128,7 +122,7 @@ def rows(frameworks: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize(("framework", "change", "words"), rows(CHECKED_ALONE))
 def test_a_check_that_needs_no_rank_refuses(framework, change, words):
     with pytest.raises(Unsupported, match=words):
-        offered(framework).check(complete(refused_job(change)))
+        offered(framework).check(parsed_job(refused_job(change)))
 
 
 FIRST = [pytest.param(name, *REFUSED[name][0], id=name) for name in CHECKED_ALONE]
@@ -157,4 +151,4 @@ def test_what_cannot_be_done_is_unsupported(framework, change, words, tmp_path, 
 )
 def test_megatron_does_not_refuse_what_it_can_do(family, layout):
     pipeline = {} if family == "mixture" else {"pipeline": 2}
-    offered("megatron").check(complete(job_of(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))
+    offered("megatron").check(parsed_job(job_of(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS
-from levelfield.worker.job import namespace
+from layouts import MODELS, parsed_model
 from torch.profiler import ProfilerActivity, profile
 
 pytestmark = pytest.mark.torch
@@ -19,7 +18,7 @@ LENGTH = 32
 
 def job_of(family: str = "llama", context: int = 1, tensor: int = 1, kernel: str = "sdpa", **model: Any) -> Any:
     return SimpleNamespace(
-        model=namespace({**MODELS[family], **model}),
+        model=parsed_model({**MODELS[family], **model}),
         training=SimpleNamespace(sequence_length=LENGTH, precision="fp32"),
         tuning=SimpleNamespace(micro_batch=2, attention=kernel),
         layout=SimpleNamespace(context=context, tensor=tensor),

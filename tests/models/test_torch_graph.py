@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
-from layouts import MODELS, SINGLE, job_of
+from layouts import MODELS, SINGLE, job_of, parsed_job
 from levelfield.catalog.registry import Registry
 from levelfield.worker import Unsupported
-from levelfield.worker.architecture import UNUSED
-from levelfield.worker.job import namespace
 
 pytestmark = pytest.mark.torch
 
@@ -36,15 +34,11 @@ IN_PLANS = {
 
 
 def job_for_a_graph(changes: dict[str, object]):
-    job = namespace({**job_of(MODELS["gpt"], SINGLE, 4, precision="bf16"), "capture": None})
-    job.model = SimpleNamespace(**{**UNUSED, **vars(job.model)})
-    job.device, job.world_size, job.tuning.graph = "cuda", 1, True
+    job = parsed_job({**job_of(MODELS["gpt"], SINGLE, 4, precision="bf16"), "device": "cuda"})
+    job = replace(job, tuning=replace(job.tuning, graph=True))
     for path, value in changes.items():
-        *parents, name = path.split(".")
-        owner = job
-        for parent in parents:
-            owner = getattr(owner, parent)
-        setattr(owner, name, value)
+        parent, _, name = path.rpartition(".")
+        job = replace(job, **{parent: replace(getattr(job, parent), **{name: value})} if parent else {name: value})
     return job
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 import transformers
 from huggingface_classes import NoEquivalent, hf_config, initial_arrays, to_hf
-from layouts import EVERYWHERE, MODELS
+from layouts import EVERYWHERE, MODELS, parsed_model
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Work
 from levelfield.worker import Initializer
-from levelfield.worker.job import namespace
 from safetensors.numpy import save_file
 
 pytestmark = pytest.mark.torch
@@ -64,10 +63,11 @@ def model_of(family: str, **changes) -> Model:
 def random_arrays(model: Model) -> dict[str, np.ndarray]:
     """Every parameter far from its initial value, so that a forgotten or exchanged one shows."""
     generator = np.random.default_rng(3)
-    job = SimpleNamespace(model=namespace(model.model_dump()), training=SimpleNamespace(seed=1, sequence_length=LENGTH))
+    parsed = parsed_model(model.model_dump())
+    job = SimpleNamespace(model=parsed, training=SimpleNamespace(seed=1, sequence_length=LENGTH))
     return {
         name: generator.normal(1.0 if spec.fill == 1.0 else 0.0, 0.2, spec.shape).astype(np.float32)
-        for name, spec in Initializer(job).parameters(job.model).items()
+        for name, spec in Initializer(job).parameters(parsed).items()
     }
 
 
@@ -75,7 +75,7 @@ def build(model: Model, arrays: dict[str, np.ndarray]):
     from model.attention import choose_attention
     from model.decoder import Decoder, stage_of
 
-    fields, attend = namespace(model.model_dump()), choose_attention("sdpa", 0.0, None, model.sliding_window)
+    fields, attend = parsed_model(model.model_dump()), choose_attention("sdpa", 0.0, None, model.sliding_window)
     ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     ours.prepare(torch.device("cpu"))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, events, job_of, launch, planted
+from layouts import MODELS, SINGLE, events, job_of, launch, parsed_job, planted
 from levelfield.checkout import checkout
 from triton_beside import NoTriton, triton_folder
 
@@ -60,10 +60,8 @@ def cuda(monkeypatch):
 def chosen_for(device: torch.device, family: str = "llama", compiled: bool = False, **changes: object) -> list[str]:
     from model import kernels
 
-    job = job_of({**MODELS[family], **changes}, SINGLE, 2)
-    job = json.loads(json.dumps(job), object_hook=lambda fields: SimpleNamespace(**fields))
-    job.tuning.compile = compiled
-    return kernels.choose(job, device)
+    variant = replace(SINGLE, compile=compiled)
+    return kernels.choose(parsed_job(job_of({**MODELS[family], **changes}, variant, 2)), device)
 
 
 def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Curve, compare, job_of, planted, shallow, train
+from layouts import MODELS, SINGLE, Curve, compare, job_of, parsed_model, planted, shallow, train
 from levelfield.worker import Initializer, part
-from levelfield.worker.job import namespace
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -76,7 +75,7 @@ def loss_of(model: dict[str, Any]) -> float:
     from model.attention import choose_attention
     from model.decoder import Decoder, stage_of
 
-    fields = namespace(model)
+    fields = parsed_model(model)
     initializer = Initializer(SimpleNamespace(model=fields, training=SimpleNamespace(seed=1, sequence_length=32)))
     attend = choose_attention("sdpa", 0.0, None, part(fields, "sliding_window"))
     ours = Decoder(fields, 32, torch.float32, stage_of(fields.layers, 1, 0), attend)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from layouts import MODELS
+from layouts import MODELS, parsed_model
 from levelfield.measure.flops import flops_per_token, repeated_layers
 from levelfield.specs.architecture import Model
 from levelfield.worker import Unsupported
-from levelfield.worker.job import namespace
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.torch
@@ -57,7 +57,7 @@ def counted(job):
 
 def job(family, recompute, precision, dropout, model=None):
     """As the worker has it: the model of the tests with two layers, or another one."""
-    plain = SimpleNamespace(**{**MODELS[family], "layers": 2, "hidden_dropout": dropout})
+    plain = parsed_model({**MODELS[family], "layers": 2, "hidden_dropout": dropout})
     return SimpleNamespace(
         model=model or plain,
         training=SimpleNamespace(precision=precision),
@@ -76,7 +76,7 @@ def test_hfu_counts_what_torch_repeats(family, precision, dropout):
     without = counted(job(family, "none", precision, dropout))
     for recompute in ("selective", "full"):
         with_it = job(family, recompute, precision, dropout)
-        kind, model = repeats(with_it), Model(**vars(with_it.model))
+        kind, model = repeats(with_it), Model(**asdict(with_it.model))
         attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
         plain, repeated = (flops_per_token("megatron", model, LENGTH, recompute=k) for k in ("none", kind))
         assert counted(with_it) - without == (repeated - plain - attention) * LENGTH * SEQUENCES, recompute
@@ -90,7 +90,7 @@ def test_hfu_counts_the_layers_that_torch_repeats(precision, layers):
 
     with_it = job("llama", "full", precision, 0.0)
     with_it.tuning.recompute_layers = layers
-    kind, model = repeats(with_it), Model(**vars(with_it.model))
+    kind, model = repeats(with_it), Model(**asdict(with_it.model))
     some = repeated_layers(model.layers, 1, 1, layers)
     plain = flops_per_token("megatron", model, LENGTH)
     repeated = flops_per_token("megatron", model, LENGTH, recompute=kind, repeated=some)
@@ -106,7 +106,7 @@ def test_the_first_layers_of_each_stage_are_repeated():
     from step.recompute import recompute_blocks
 
     found = job("gpt", "full", "fp32", 0.0)
-    found.model.layers, found.tuning.recompute_layers = 8, 3
+    found.model, found.tuning.recompute_layers = replace(found.model, layers=8), 3
     for stage, expected in ((0, ["0", "1", "2"]), (1, ["4", "5", "6"])):
         attend = choose_attention("sdpa", 0.0, None)
         decoder = Decoder(found.model, LENGTH, compute_dtype("fp32"), stage_of(8, 2, stage), attend)
@@ -125,7 +125,7 @@ def test_layers_of_another_mode_are_refused(mode, layers):
 
 def test_without_recomputation_all_products_are_those_of_the_formula():
     found = job("gpt", "none", "bf16", 0.0)
-    model = Model(**vars(found.model))
+    model = Model(**asdict(found.model))
     attention = 6 * model.layers * LENGTH * model.hidden_size
     assert counted(found) == (flops_per_token("megatron", model, LENGTH) - attention) * LENGTH * SEQUENCES
 
@@ -145,7 +145,7 @@ def test_hfu_counts_what_a_mixture_repeats(precision):
     from step.recompute import repeats
 
     experts = {**MODELS["mixture"]["experts"], "first_layer": 0}
-    mixture = namespace({**MODELS["mixture"], "layers": 2, "experts": experts})
+    mixture = parsed_model({**MODELS["mixture"], "layers": 2, "experts": experts})
     without = counted(job("mixture", "none", precision, 0.0, mixture))
     for recompute in ("selective", "full"):
         with_it = job("mixture", recompute, precision, 0.0, mixture)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Experts, Router
+from levelfield.worker.job import parse
 
 pytestmark = pytest.mark.torch
 BATCH, LENGTH, EXPERTS, CHOSEN = 2, 6, 6, 2
 
 
-def experts_of(**router: Any) -> SimpleNamespace:
-    plain = {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": None, "auxiliary_loss": 0.2,
-             "z_loss": 0.03, "bias_rate": 0.0}  # fmt: skip
-    return namespace({"count": EXPERTS, "chosen": CHOSEN, "router": {**plain, **router}})
+def experts_of(**router: Any) -> Experts:
+    coefficients = {"auxiliary_loss": 0.2, "z_loss": 0.03}
+    return Experts(EXPERTS, CHOSEN, 0, router=parse(Router, {**coefficients, **router}, "router"))
 
 
 ROUTERS = {
@@ -139,7 +140,7 @@ def mixed(sizes: tuple[int, int], kept: bool, dtype=torch.float32):
 
     hidden, inner = sizes
     capacity = 0.8 if kept else None
-    experts = namespace({**vars(experts_of()), "ffn_hidden_size": inner, "shared": 0, "capacity_factor": capacity})
+    experts = replace(experts_of(), ffn_hidden_size=inner, capacity_factor=capacity)
     model = SimpleNamespace(hidden_size=hidden, activation="swiglu", experts=experts)
     layer = Mixture(model, 0, LENGTH, None)
     layer.prepare(torch.device("cpu"))
@@ -171,7 +172,8 @@ def by_token(layer, x):
 @pytest.mark.parametrize("kept", [False, True], ids=["dropless", "capacity"])
 def test_a_layer_is_the_sum_over_each_tokens_experts(sizes, kept):
     layer, x = mixed(sizes, kept)
-    layer.settings.router.auxiliary_loss = layer.settings.router.z_loss = 0.0
+    router = replace(layer.settings.router, auxiliary_loss=0.0, z_loss=0.0)
+    layer.settings = replace(layer.settings, router=router)
     weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(8))
     found = []
     for run in (layer, lambda given: by_token(layer, given)):

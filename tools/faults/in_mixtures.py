@@ -72,12 +72,11 @@ mixture.choose = swapped
         "deepseek",
         SINGLE,
         """
-import copy, routing
+import routing
+from dataclasses import replace
 right = routing.balance_loss
 def wrong(scores, counts, experts):
-    plain = copy.deepcopy(experts)
-    plain.router.scores = "softmax"
-    return right(scores, counts, plain)
+    return right(scores, counts, replace(experts, router=replace(experts.router, scores="softmax")))
 routing.balance_loss = wrong
 """,
     ),
@@ -280,7 +279,7 @@ HIDDEN = {
         "    import torch\n    return torch.cat((first, second.detach()), -1)",
     ),
     "gates in bf16": ("mixture", SINGLE, CHOICE + "changed = lambda choice, scores: choice.gates.bfloat16().float()"),
-    "the gates' scale left out": ("deepseek", SINGLE, "job.model.experts.router.scale = 1.0"),
+    "the gates' scale left out": ("deepseek", SINGLE, "object.__setattr__(job.model.experts.router, 'scale', 1.0)"),
     "experts' outputs in bf16": ("mixture", SINGLE, MIXED + "changed = lambda self, out: out.bfloat16().float()"),
     "attention scaled by 1/sqrt(d + 1)": (
         "mixture", SINGLE,
@@ -345,7 +344,8 @@ optimizer.LocalAdamW.step = step
         BALANCE + "changed = lambda scores, shares, experts: experts.count * (shares * shares).sum(-1).mean()",
     ),
     "the balance loss 1 % too large": (
-        "mixture", SINGLE, "job.model.experts.router.auxiliary_loss *= 1.01"
+        "mixture", SINGLE,
+        "router = job.model.experts.router\nobject.__setattr__(router, 'auxiliary_loss', 1.01 * router.auxiliary_loss)",
     ),
     "the balance loss of the whole micro-batch": (
         "mixture", SINGLE,
@@ -357,7 +357,7 @@ optimizer.LocalAdamW.step = step
         BALANCE + "changed = lambda scores, shares, experts: "
         "experts.chosen * experts.count * (shares * scores.mean(1)).sum(-1).mean()",
     ),
-    "the z-loss off": ("deepseek", SINGLE, "job.model.experts.router.z_loss = 0.0"),
+    "the z-loss off": ("deepseek", SINGLE, "object.__setattr__(job.model.experts.router, 'z_loss', 0.0)"),
     "the z-loss of the mean logit": (
         "deepseek", SINGLE,
         """
@@ -376,7 +376,10 @@ mixture.router_loss = router_loss
         "import routing\nrouting.strength_of_groups = lambda scores, experts: "
         "scores.detach().unflatten(-1, (experts.router.groups.count, -1)).amax(-1)",
     ),
-    "the selection bias moves twice as far": ("deepseek", SINGLE, "job.model.experts.router.bias_rate *= 2"),
+    "the selection bias moves twice as far": (
+        "deepseek", SINGLE,
+        "router = job.model.experts.router\nobject.__setattr__(router, 'bias_rate', 2 * router.bias_rate)",
+    ),
     "the selection bias moves towards the load": (
         "deepseek", SINGLE,
         MOVE + "    self.bias -= rate * (load.mean() - load).sign().float()\nrouting.Tally.move_bias = move",
@@ -389,7 +392,7 @@ mixture.router_loss = router_loss
     "the selection bias left at zero": (
         "deepseek", SINGLE, "from model import tallies\ntallies.Tallies.move_biases = lambda self: None"
     ),
-    "softmax for sigmoid": ("deepseek", SINGLE, "job.model.experts.router.scores = 'softmax'"),
+    "softmax for sigmoid": ("deepseek", SINGLE, "object.__setattr__(job.model.experts.router, 'scores', 'softmax')"),
     "the shared expert left out": (
         "mixture", SINGLE,
         """

@@ -165,7 +165,7 @@ decoder.functional = SimpleNamespace(gelu=lambda x, approximate: gelu(x))
     Fault(
         "a norm's epsilon 1e-6 for 1e-5",
         """
-job.model.norm_eps = 1e-6
+object.__setattr__(job.model, "norm_eps", 1e-6)
 """,
         "first step",
         "layers.0",

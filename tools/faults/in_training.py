@@ -173,7 +173,7 @@ training.learning_rate = lambda schedule, step: right(schedule, step) * (1.01 if
     Fault(
         "learning rate decays to zero",
         """
-job.training.schedule.min_lr = 0.0
+object.__setattr__(job.training.schedule, "min_lr", 0.0)
 """,
         "gradients",
         "updated.embedding.weight",

@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord
@@ -21,6 +20,8 @@ from levelfield.measure.validity import shortened
 from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.case import Window, Work
 from levelfield.specs.result import ExpertLoad, LayerLoad
+from levelfield.worker.architecture import Model as WorkerModel
+from levelfield.worker.job import parse
 from levelfield.worker.loop import counted_steps
 
 Counts = tuple[int, ...]
@@ -42,8 +43,8 @@ def routing_of(shares: Iterable[ExpertShare]) -> dict[int, dict[int, Counts]]:
 def recorded_steps(work: Work) -> tuple[int, ...]:
     """Return the steps whose routing a run has to record; none without experts."""
     steps = work.evidence.gradient_steps
-    job = SimpleNamespace(model=work.model, training=work.training, gradient_steps=steps)
-    return tuple(sorted(counted_steps(job)))
+    model = parse(WorkerModel, work.model.model_dump(), "model")
+    return tuple(sorted(counted_steps(model, work.training.steps, steps)))
 
 
 def mixture_layers(model: Model) -> list[int]:

@@ -24,7 +24,8 @@ from levelfield.measure.throughput import sequence_reasons
 from levelfield.measure.weights import weight_reasons
 from levelfield.specs.case import Acceptance, Schedule, Training, Window, Work
 from levelfield.specs.layout import Layout
-from levelfield.worker.job import namespace
+from levelfield.worker.job import Schedule as WorkerSchedule
+from levelfield.worker.job import parse
 from levelfield.worker.schedule import learning_rate
 
 # An all-reduced mean is the same number on every rank, except for the last bits of float32.
@@ -212,7 +213,7 @@ def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[
 
     A rank without any passes: the rate of a parameter is the same on all ranks that hold it.
     """
-    fields, reasons = namespace(schedule.model_dump()), []
+    fields, reasons = parse(WorkerSchedule, schedule.model_dump(), "schedule"), []
     for steps in by_rank(records).values():
         for record in steps if any(step.learning_rate is not None for step in steps) else ():
             rate, expected = record.learning_rate, learning_rate(fields, record.step)

@@ -22,7 +22,8 @@ from levelfield.specs.case import Scale
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Model
+from levelfield.worker.job import parse
 from levelfield.worker.parameters import list_parameters
 
 
@@ -67,7 +68,7 @@ class Diagnosis:
             plan, ours = self._train(self.diagnosed, step)
             _, theirs = self._train(self.expected, step)
             training = plan.work.training
-            model = namespace(plan.work.model.model_dump())
+            model = parse(Model, plan.work.model.model_dump(), "model")
             names = list(list_parameters(model, training.sequence_length))
             tensors = compare_step(ours.capture, theirs.capture, names, training.precision)
             self.probes[step] = StepComparison(

@@ -6,7 +6,6 @@ in step s is run-sample (s - 1) G + (m D + d) B + j. The ranks together read eac
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Iterator, NamedTuple, Union
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from .checksum import checksum_samples
 from .corpora import IndexedCorpus, open_corpus
 from .faults import JobError
+from .job import Job
 from .synthetic import SyntheticCorpus
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Batches:
     corpus is damaged or does not fit.
     """
 
-    def __init__(self, job: SimpleNamespace, data_rank: int) -> None:
+    def __init__(self, job: Job, data_rank: int) -> None:
         self._steps, self._global_batch = job.training.steps, job.training.global_batch
         self._shape = (job.accumulation, job.tuning.micro_batch)
         self._ranks, self._rank = job.layout.data, data_rank
@@ -70,8 +70,8 @@ class Batches:
         """Return the run-sample numbers of this rank's rows in `step`, one micro-batch after the other."""
         accumulation, micro_batch = self._shape
         micro = np.arange(accumulation, dtype=np.uint64)[:, None] * np.uint64(self._ranks) + np.uint64(self._rank)
-        rows = micro * np.uint64(micro_batch) + np.arange(micro_batch, dtype=np.uint64)
-        return np.uint64((step - 1) * self._global_batch) + rows.reshape(-1)
+        rows = np.asarray(micro * np.uint64(micro_batch) + np.arange(micro_batch, dtype=np.uint64), dtype=np.uint64)
+        return np.asarray(np.uint64((step - 1) * self._global_batch) + rows.reshape(-1), dtype=np.uint64)
 
     def _check_sizes(self) -> None:
         accumulation, micro_batch = self._shape
@@ -83,9 +83,9 @@ class Batches:
             )
 
 
-def open_source(job: SimpleNamespace) -> Source:
+def open_source(job: Job) -> Source:
     """Open the job's corpus for reading samples. Raises CorpusError."""
     vocab_size, length = job.model.vocab_size, job.training.sequence_length
     if job.corpus.kind == "synthetic":
         return SyntheticCorpus(job.data, vocab_size, length)
-    return IndexedCorpus(open_corpus(job.corpus.kind, job.corpus.prefix), job.data, vocab_size, length)
+    return IndexedCorpus(open_corpus(job.corpus.kind, job.corpus.prefix or ""), job.data, vocab_size, length)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .faults import StorageError, Unsupported
+from .faults import JobError, StorageError, Unsupported
+from .job import Job
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class Capture:
     Raises Unsupported for more than one process, because each process then holds only a part of a tensor.
     """
 
-    def __init__(self, job: SimpleNamespace) -> None:
+    def __init__(self, job: Job) -> None:
         self._request = job.capture
         if self._request is not None and job.world_size > 1:
             raise Unsupported(f"capture with {job.world_size} processes; tensors are captured in one process only")
@@ -34,6 +34,8 @@ class Capture:
 
     def keep(self, name: str, array: NDArray[np.float32]) -> None:
         """Write one tensor, as float32. Raises StorageError when it cannot be written."""
+        if self._request is None:
+            raise JobError("no step of this job is captured")
         path = Path(self._request.folder) / f"{name}.npy"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

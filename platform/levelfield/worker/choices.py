@@ -15,14 +15,13 @@ import os
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
 from .architecture import is_mixture
 from .faults import JobError, StorageError
-from .job import coordinates, load_job
+from .job import Job, coordinates, load_job
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,22 +37,24 @@ class ChoiceRecord:
     Raises JobError where the known choices are not those of this work.
     """
 
-    def __init__(self, job: SimpleNamespace) -> None:
-        self._job, self._place = job, coordinates(job)
+    def __init__(self, job: Job) -> None:
+        if job.model.experts is None or job.choices is None:
+            raise JobError("choices of experts: expected a model with experts, and the key 'choices'")
+        self._job, self._place, self._experts = job, coordinates(job), job.model.experts
         self.places = own_places(job.training.sequence_length, job.layout.context, self._place.context)
         self.is_whole, self.tensor_rank = job.world_size == 1, self._place.tensor
         self.accumulation = job.accumulation
-        self._known = None
+        self._known: Chosen | None = None
         if job.choices.known is not None:
-            self._known = unpacked(job.choices.known, self._shape(), job.model.experts.count)
+            self._known = unpacked(job.choices.known, self._shape(), self._experts.count)
         self._path = str(Path(job.events_dir) / f"rank{job.rank}.choices.jsonl")
         self._file: int | None = None
-        self._write({"event": "choices", "follows": None if self._known is None else digest_of(job.choices.known)})
+        follows = None if job.choices.known is None else digest_of(job.choices.known)
+        self._write({"event": "choices", "follows": follows})
 
     def _shape(self) -> tuple[int, ...]:
-        job = self._job
-        experts, training = job.model.experts, job.training
-        return training.steps, len(self.layers), training.global_batch, training.sequence_length, experts.chosen
+        training = self._job.training
+        return training.steps, len(self.layers), training.global_batch, training.sequence_length, self._experts.chosen
 
     @property
     def layers(self) -> list[int]:
@@ -81,7 +82,7 @@ class ChoiceRecord:
 
     def chosen(self, step: int, layer: int, experts: Chosen) -> None:
         """Record all choices of a layer in one step, the best expert first: [global batch, sequence, chosen]."""
-        text = packed(experts, self._job.model.experts.count)
+        text = packed(experts, self._experts.count)
         self._write({"event": "chosen", "step": step, "layer": layer, "experts": text})
 
     def _write(self, event: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ def choice_record() -> ChoiceRecord | None:
     if not os.environ.get("LEVELFIELD_JOB"):
         return None  # a layer by itself, as in a test
     job = load_job()
-    return ChoiceRecord(job) if getattr(job, "choices", None) is not None else None
+    return ChoiceRecord(job) if job.choices is not None else None
 
 
 def own_places(length: int, ranks: int, rank: int) -> NDArray[np.intp]:

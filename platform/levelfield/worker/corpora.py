@@ -6,13 +6,13 @@ platform checks the whole index once (`levelfield.corpus.check`). Samples are wi
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 import numpy as np
 
 from .faults import CorpusError
 from .file_array import FileArray
+from .job import Data
 from .megatron import open_megatron
 from .order import Order
 from .paddle import open_paddle
@@ -44,7 +44,7 @@ def open_corpus(kind: str, prefix: str) -> Corpus:
 class IndexedCorpus:
     """The training part of an open corpus, as samples of a run."""
 
-    def __init__(self, corpus: Corpus, data: SimpleNamespace, vocab_size: int, sequence_length: int) -> None:
+    def __init__(self, corpus: Corpus, data: Data, vocab_size: int, sequence_length: int) -> None:
         self._corpus, self._vocab_size, self._length = corpus, vocab_size, sequence_length
         self._order = Order(_training_samples(corpus, data.split, sequence_length), data.seed, data.shuffle)
 
@@ -75,7 +75,7 @@ class IndexedCorpus:
         )
 
 
-def _training_samples(corpus: Corpus, split: list[float], sequence_length: int) -> int:
+def _training_samples(corpus: Corpus, split: Sequence[float], sequence_length: int) -> int:
     total = max(0, (len(corpus.tokens) - 1) // sequence_length)
     count = int(total * split[0] / sum(split))
     if count < 1:

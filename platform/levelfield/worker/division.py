@@ -7,10 +7,9 @@ come from the platform.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from .architecture import is_mixture, part
 from .faults import Unsupported
+from .job import Job
 
 # A size of the model, and the dimension of the layout that must divide it. Sequence parallelism adds the last one.
 DIVIDED_OVER = {
@@ -25,7 +24,7 @@ SEQUENCE_OVER = {"sequence_length": "tensor"}
 EXPERTS_OVER = {"count": "expert", "ffn_hidden_size": "tensor"}
 
 
-def check_tensor_parallel(job: SimpleNamespace) -> None:
+def check_tensor_parallel(job: Job) -> None:
     """Check that the tensor-parallel ranks divide every size that they share. Raises Unsupported."""
     ranks = job.layout.tensor
     sizes = {name: getattr(job.model, name) for name, over in DIVIDED_OVER.items() if over == "tensor"}
@@ -41,7 +40,7 @@ def check_tensor_parallel(job: SimpleNamespace) -> None:
         raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")
 
 
-def check_context_parallel(job: SimpleNamespace) -> None:
+def check_context_parallel(job: Job) -> None:
     """Check that each context rank has two pieces of every sequence, front and back. Raises Unsupported."""
     ranks, length = job.layout.context, job.training.sequence_length
     tensor = job.layout.tensor if job.layout.sequence_parallel else 1
@@ -52,7 +51,7 @@ def check_context_parallel(job: SimpleNamespace) -> None:
         )
 
 
-def check_pipeline(job: SimpleNamespace) -> None:
+def check_pipeline(job: Job) -> None:
     """Check that every stage has a layer and a micro-batch. Raises Unsupported."""
     stages = job.layout.pipeline
     for name, count in (("layers", job.model.layers), ("micro-batches a step", job.accumulation)):

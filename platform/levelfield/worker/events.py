@@ -11,7 +11,6 @@ import math
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Sequence, Tuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from .checksum import checksum_slice
 from .faults import NonFinite, StorageError
 from .heartbeat import start_heartbeat
+from .job import Job
 from .sketch import sketch_slice
 from .slices import Slices, bounds_of
 
@@ -37,7 +37,7 @@ class Recorder:
     Every method raises StorageError when its event cannot be written whole. Earlier events stay in the file.
     """
 
-    def __init__(self, job: SimpleNamespace) -> None:
+    def __init__(self, job: Job) -> None:
         path = str(Path(job.events_dir) / f"rank{job.rank}.jsonl")
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

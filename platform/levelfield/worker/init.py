@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
 
+from .architecture import Model
 from .hashing import key_of
+from .job import Job
 from .normal import fill_normal
 from .parameters import Parameters, list_parameters
 from .slices import Slices, bounds_of, extent, row_numbers
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 class Initializer:
     """Computes the initial values of any slice of any parameter. The cost is proportional to the slice."""
 
-    def __init__(self, job: SimpleNamespace) -> None:
+    def __init__(self, job: Job) -> None:
         self._seed = job.training.seed
         self._positions = job.training.sequence_length
         self._known = self.parameters(job.model)
 
-    def parameters(self, model: SimpleNamespace) -> Parameters:
+    def parameters(self, model: Model) -> Parameters:
         """Return every parameter of `model`: ParameterSpec by canonical name, in the order of the forward pass."""
         return list_parameters(model, self._positions)
 

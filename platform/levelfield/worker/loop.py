@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Sequence
 
-from .architecture import is_mixture, part
+from .architecture import Model, is_mixture
 from .batches import Batch, Batches
 from .events import Recorder
-from .job import coordinates
+from .job import Job, coordinates
 
 if TYPE_CHECKING:
     from .events import Held
@@ -44,7 +43,7 @@ class Trainer(Protocol):
         """Write the weights by canonical name."""
 
 
-def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
     """Train every step with `trainer` and record it, and then the final weights.
 
     A step that the loss scale skipped gets no gradients event. After the captured step, the updated weights are saved
@@ -71,8 +70,9 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
 class _Records:
     """What is recorded of each step."""
 
-    def __init__(self, job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
-        self.job, self.recorder, self.trainer, self.counted = job, recorder, trainer, counted_steps(job)
+    def __init__(self, job: Job, recorder: Recorder, trainer: Trainer) -> None:
+        self.job, self.recorder, self.trainer = job, recorder, trainer
+        self.counted = counted_steps(job.model, job.training.steps, job.gradient_steps)
 
     def can_wait(self, step: int) -> bool:
         """Whether the next step may be launched before this one is recorded: it overwrites what these steps show. The
@@ -94,13 +94,12 @@ class _Records:
             trainer.save(_create_folder(Path(job.capture.folder) / "updated"))
 
 
-def counted_steps(job: SimpleNamespace) -> Sequence[int]:
+def counted_steps(model: Model, steps: int, gradient_steps: Sequence[int]) -> Sequence[int]:
     """Return the steps whose routing is recorded: all of a small mixture, else those that record gradients."""
-    experts = part(job.model, "experts")
-    if experts is None:
+    if model.experts is None:
         return ()
-    counters = experts.count * sum(is_mixture(job.model, layer) for layer in range(job.model.layers))
-    return range(1, job.training.steps + 1) if counters <= MOST_COUNTERS else tuple(job.gradient_steps)
+    counters = model.experts.count * sum(is_mixture(model, layer) for layer in range(model.layers))
+    return range(1, steps + 1) if counters <= MOST_COUNTERS else tuple(gradient_steps)
 
 
 def _create_folder(folder: Path) -> str:

@@ -6,13 +6,12 @@ training leaves out a part of what it says.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from .architecture import UNUSED, part
 from .faults import Unsupported
+from .job import Job
 
 
-def check_layout(job: SimpleNamespace, *offered: str) -> None:
+def check_layout(job: Job, *offered: str) -> None:
     """Raise Unsupported for a kind of parallelism that is not `offered`, by its name in implementation.yaml.
 
     `uneven` is no part of a layout: `check_pipeline` has the rule for layers.
@@ -23,7 +22,7 @@ def check_layout(job: SimpleNamespace, *offered: str) -> None:
         raise Unsupported(f"parallelism {', '.join(lacking)}: this implementation does not have it; {has}")
 
 
-def _kinds(job: SimpleNamespace) -> dict[str, bool]:
+def _kinds(job: Job) -> dict[str, bool]:
     layout = job.layout
     return {
         "data": layout.data > 1,
@@ -37,7 +36,7 @@ def _kinds(job: SimpleNamespace) -> dict[str, bool]:
     }
 
 
-def check_recomputed_layers(job: SimpleNamespace) -> None:
+def check_recomputed_layers(job: Job) -> None:
     """Raise Unsupported for recomputation of the first layers only, where an implementation has it of all or none."""
     if job.tuning.recompute_layers is not None:
         raise Unsupported(
@@ -45,13 +44,13 @@ def check_recomputed_layers(job: SimpleNamespace) -> None:
         )
 
 
-def check_no_graph(job: SimpleNamespace) -> None:
+def check_no_graph(job: Job) -> None:
     """Raise Unsupported for a step that is replayed as a CUDA graph, where an implementation has none."""
     if job.tuning.graph:
         raise Unsupported("graph: this implementation does not capture its steps")
 
 
-def check_parts(job: SimpleNamespace, *offered: str) -> None:
+def check_parts(job: Job, *offered: str) -> None:
     """Raise Unsupported for a later part of the model that is not `offered`, by its name in specs/case.py:Model.
 
     The parts that every model says (positions, norm, activation, bias) are not checked here.

@@ -8,10 +8,9 @@ are 1, biases 0. The experts of a layer are one parameter, [expert, out, in], wi
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Dict, NamedTuple
 
-from .architecture import GATED, head_size, is_mixture, part
+from .architecture import GATED, Experts, LatentAttention, Model, head_size, is_mixture
 
 
 class ParameterSpec(NamedTuple):
@@ -25,7 +24,7 @@ class ParameterSpec(NamedTuple):
 Parameters = Dict[str, ParameterSpec]
 
 
-def list_parameters(model: SimpleNamespace, positions: int) -> Parameters:
+def list_parameters(model: Model, positions: int) -> Parameters:
     """Return every parameter of the model, in the order of the forward pass. `positions`: the sequence length."""
     hidden = model.hidden_size
     found: Parameters = {"embedding.weight": ParameterSpec((model.vocab_size, hidden), model.init_std)}
@@ -40,20 +39,20 @@ def list_parameters(model: SimpleNamespace, positions: int) -> Parameters:
     return found
 
 
-def _layer(model: SimpleNamespace, layer: int) -> Parameters:
-    latent = part(model, "latent_attention") is not None
+def _layer(model: Model, layer: int) -> Parameters:
+    latent, experts = model.latent_attention, model.experts if is_mixture(model, layer) else None
     return {
         **_norm(model, "attention_norm"),
-        **(_latent_attention(model) if latent else _attention(model)),
+        **(_attention(model) if latent is None else _latent_attention(model, latent)),
         **_norm(model, "mlp_norm"),
-        **(_experts(model) if is_mixture(model, layer) else _mlp(model, "mlp", model.ffn_hidden_size)),
+        **(_mlp(model, "mlp", model.ffn_hidden_size) if experts is None else _experts(model, experts)),
     }
 
 
-def _attention(model: SimpleNamespace) -> Parameters:
-    hidden, head, bias = model.hidden_size, head_size(model), model.bias or part(model, "qkv_bias")
+def _attention(model: Model) -> Parameters:
+    hidden, head, bias = model.hidden_size, head_size(model), model.bias or model.qkv_bias
     inner, narrow = model.heads * head, model.kv_heads * head
-    norms = ("attention.query_norm", "attention.key_norm") if part(model, "query_key_norm") else ()
+    norms = ("attention.query_norm", "attention.key_norm") if model.query_key_norm else ()
     found = {
         **_linear(model, "attention.query", inner, hidden, bias),
         **_linear(model, "attention.key", narrow, hidden, bias),
@@ -64,9 +63,9 @@ def _attention(model: SimpleNamespace) -> Parameters:
     return {**found, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
 
 
-def _latent_attention(model: SimpleNamespace) -> Parameters:
+def _latent_attention(model: Model, latent: LatentAttention) -> Parameters:
     """Return the parameters of latent attention: products into the latents, their norms, products out of them."""
-    latent, hidden = model.latent_attention, model.hidden_size
+    hidden = model.hidden_size
     queries = model.heads * (latent.plain_size + latent.rotary_size)
     keys_values = model.heads * (latent.plain_size + latent.value_size)
     found: Parameters = {}
@@ -83,7 +82,7 @@ def _latent_attention(model: SimpleNamespace) -> Parameters:
     return {**found, **_linear(model, "attention.output", hidden, inner, False, residual=True)}
 
 
-def _mlp(model: SimpleNamespace, name: str, inner: int) -> Parameters:
+def _mlp(model: Model, name: str, inner: int) -> Parameters:
     hidden = model.hidden_size
     gate = _linear(model, f"{name}.gate", inner, hidden, model.bias) if model.activation in GATED else {}
     return {
@@ -93,9 +92,8 @@ def _mlp(model: SimpleNamespace, name: str, inner: int) -> Parameters:
     }
 
 
-def _experts(model: SimpleNamespace) -> Parameters:
-    experts, hidden = model.experts, model.hidden_size
-    found: Parameters = {"mlp.router.weight": ParameterSpec((experts.count, hidden), model.init_std)}
+def _experts(model: Model, experts: Experts) -> Parameters:
+    found: Parameters = {"mlp.router.weight": ParameterSpec((experts.count, model.hidden_size), model.init_std)}
     for name, spec in _mlp(model, "mlp.experts", experts.ffn_hidden_size).items():
         found[name] = spec._replace(shape=(experts.count, *spec.shape))
     if experts.shared:
@@ -103,9 +101,7 @@ def _experts(model: SimpleNamespace) -> Parameters:
     return found
 
 
-def _linear(
-    model: SimpleNamespace, name: str, rows: int, columns: int, bias: bool, residual: bool = False
-) -> Parameters:
+def _linear(model: Model, name: str, rows: int, columns: int, bias: bool, residual: bool = False) -> Parameters:
     scaled = residual and model.scaled_residual_init
     std = model.init_std / math.sqrt(2 * model.layers) if scaled else model.init_std
     found = {f"{name}.weight": ParameterSpec((rows, columns), std)}
@@ -114,7 +110,7 @@ def _linear(
     return found
 
 
-def _norm(model: SimpleNamespace, name: str) -> Parameters:
+def _norm(model: Model, name: str) -> Parameters:
     found = {f"{name}.weight": ParameterSpec((model.hidden_size,), fill=1.0)}
     if model.norm == "layernorm":
         found[f"{name}.bias"] = ParameterSpec((model.hidden_size,), fill=0.0)

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from .events import Recorder
+from .job import Job
 from .process import run
 
 CHECKS = Path(__file__).resolve().parents[1] / "node" / "preflight_checks.py"
@@ -23,11 +23,11 @@ LIMIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
 
 
-def main(job: SimpleNamespace, recorder: Recorder) -> None:
+def main(job: Job, recorder: Recorder) -> None:
     check_node(job, recorder, "--short" in sys.argv[1:])
 
 
-def check_node(job: SimpleNamespace, recorder: Recorder, short: bool) -> None:
+def check_node(job: Job, recorder: Recorder, short: bool) -> None:
     """Record what the node's checks gave, on its first rank. The others wait: they would disturb what is measured."""
     node = int(os.environ.get("NODE_RANK", "0"))
     done = Path(job.events_dir) / f"node{node}.checked"

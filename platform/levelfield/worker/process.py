@@ -6,16 +6,15 @@ import importlib
 import os
 import sys
 import traceback
-from types import SimpleNamespace
 from typing import Callable, NoReturn
 
 from .events import Recorder
 from .faults import StorageError, classify
-from .job import load_job
+from .job import Job, load_job
 
 DONE, FAILED = 0, 1
 
-Main = Callable[[SimpleNamespace, Recorder], None]
+Main = Callable[[Job, Recorder], None]
 
 
 def run(main: Main) -> NoReturn:

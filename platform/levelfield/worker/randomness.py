@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from types import SimpleNamespace
+
+from .job import Coordinates, Job
 
 
-def dropout_seed(job: SimpleNamespace, place: SimpleNamespace, step: int) -> int:
+def dropout_seed(job: Job, place: Coordinates, step: int) -> int:
     """Return the seed of this rank's random numbers in `step`, below 2**63. place: the rank's `coordinates`.
 
     The ranks of a tensor-parallel group have the same seed, because they hold the same hidden state. Under sequence

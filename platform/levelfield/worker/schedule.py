@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 from .faults import Unsupported
+from .job import Schedule
 
 
-def learning_rate(schedule: SimpleNamespace, step: int) -> float:
+def learning_rate(schedule: Schedule, step: int) -> float:
     """Return the learning rate of `step`, counted from 1.
 
     The rate is peak * step / warmup up to the last warm-up step. Then it follows a half cosine from peak down to

@@ -17,13 +17,12 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, ContextManager, Iterable, Iterator, Protocol
 
 from .batches import Batch, Batches
 from .events import Recorder
-from .faults import StorageError
-from .job import coordinates
+from .faults import JobError, StorageError
+from .job import ExplainedSteps, Job, coordinates
 from .loop import Trainer
 
 STEP, PROFILE, ALONE = "profiled_step", "step_profile", "step_alone"  # the names of the events
@@ -57,7 +56,7 @@ def run_script(path: str) -> None:
     loop = importlib.import_module("levelfield.worker.loop")  # `from . import` would ask `interface` for the name
     own = loop.train_steps
 
-    def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+    def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
         own(job, recorder, trainer)
         profile_steps(job, recorder, trainer)
 
@@ -66,15 +65,17 @@ def run_script(path: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+def profile_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
     """Run the further steps and write their records. An error is recorded, and the training counts nevertheless."""
-    name = PROFILE
+    name, request = PROFILE, job.explain_step
+    if request is None:
+        raise JobError("key 'explain_step': missing; a rank whose steps are recorded needs it")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             profile = importlib.import_module("step_profile").open_profile(job, trainer, Path(scratch))
             _suspend_choices(job.training.steps)
-            last = _run_steps(job, recorder, trainer, profile)
-            recorder.measured(name, {**_saved(job, profile), "profiler": profile.profiler})
+            last = _run_steps(job, recorder, trainer, profile, WARM_UP + request.steps)
+            recorder.measured(name, {**_saved(request, job.rank, profile), "profiler": profile.profiler})
             name, alone = ALONE, getattr(profile, "alone", None)
             if alone is not None:
                 recorder.measured(name, alone(last))
@@ -84,11 +85,10 @@ def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) ->
         recorder.measured(name, {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
 
 
-def _run_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer, profile: StepProfile) -> Callable[[], Any]:
+def _run_steps(job: Job, recorder: Recorder, trainer: Trainer, profile: StepProfile, pairs: int) -> Callable[[], Any]:
     """Run pairs of steps, the second of each recorded. They go on with the data and the numbers of the training. Return
     what runs one step more."""
     batches = Batches(job, coordinates(job).data)
-    pairs = WARM_UP + job.explain_step.steps
     batch = batches.batch(job.training.steps + 1)
     for number in range(2 * pairs):
         profile.align()
@@ -116,16 +116,16 @@ def _step(batches: Batches, batch: Batch, trainer: Trainer, profile: StepProfile
     return upcoming, [begin, time.monotonic_ns()]
 
 
-def _saved(job: SimpleNamespace, profile: StepProfile) -> dict[str, Any]:
+def _saved(request: ExplainedSteps, rank: int, profile: StepProfile) -> dict[str, Any]:
     """Write each record to <folder>/rank<rank>.step<number>.json.gz. Return `files`, the sha256 of each by name, and
     `left_out`, those that were too large."""
-    folder, files, left_out = Path(job.explain_step.folder), {}, []
+    folder, files, left_out = Path(request.folder), {}, []
     folder.mkdir(parents=True, exist_ok=True)
     for number, parts in profile.traces():
-        path = folder / f"rank{job.rank}.step{number}.json.gz"
+        path = folder / f"rank{rank}.step{number}.json.gz"
         with gzip.open(path, "wb", compresslevel=3) as target:
             target.writelines(parts)
-        if path.stat().st_size > job.explain_step.most_bytes:
+        if path.stat().st_size > request.most_bytes:
             path.unlink()
             left_out.append(path.name)
         else:

@@ -6,13 +6,13 @@ docs/decisions/synthetic-corpus.md defines the process and derives its entropy f
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .faults import CorpusError
 from .hashing import GAMMA, counters, key_of, keyed, lanes, mix_in_place
+from .job import Data
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ def choice_probabilities(branching: int) -> list[float]:
 class SyntheticCorpus:
     """Samples of the synthetic process. Raises CorpusError for an alphabet too small for `branching`, or too large."""
 
-    def __init__(self, data: SimpleNamespace, vocab_size: int, sequence_length: int) -> None:
+    def __init__(self, data: Data, vocab_size: int, sequence_length: int) -> None:
         alphabet, branching = data.alphabet, data.branching
         if not 2 * branching <= alphabet <= vocab_size:
             raise CorpusError(

@@ -16,7 +16,8 @@ from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.vendor import Peak
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Model as WorkerModel
+from levelfield.worker.job import parse
 from levelfield.worker.parameters import list_parameters
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,7 +118,7 @@ def test_parameters_are_exact() -> None:
 def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> None:
     case = Registry().case(name)
     for work in (case.work("full"), case.work("smoke")):
-        made = list_parameters(namespace(work.model.model_dump()), work.training.sequence_length)
+        made = list_parameters(parse(WorkerModel, work.model.model_dump(), "model"), work.training.sequence_length)
         counted = parameter_shapes(work.model, work.training.sequence_length)
         assert counted == {name: spec.shape for name, spec in made.items()}
 

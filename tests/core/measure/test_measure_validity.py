@@ -19,7 +19,8 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 from levelfield.specs.layout import Layout
-from levelfield.worker.job import namespace
+from levelfield.worker.job import Schedule as WorkerSchedule
+from levelfield.worker.job import parse
 from levelfield.worker.schedule import learning_rate
 
 WORK: Work = load(Case, Path(__file__).resolve().parents[3] / "configs/cases/gpt2_small.yaml").work("smoke")
@@ -69,7 +70,7 @@ def reasons(kept: Records, slices: list[WeightSlice] | None = None, layout: Layo
 
 def with_rates(kept: Records, **changes: float | None) -> Records:
     """Give every step the schedule's rate, as each framework reports it; changes: of rank 1's step of that number."""
-    schedule = namespace(WORK.training.schedule.model_dump())
+    schedule = parse(WorkerSchedule, WORK.training.schedule.model_dump(), "schedule")
     own = [replace(r, learning_rate=learning_rate(schedule, r.step)) for r in kept]
     return [replace(r, learning_rate=changes.get(f"step{r.step}", r.learning_rate)) if r.rank == 1 else r for r in own]
 

@@ -12,7 +12,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import FormulaError, attended_keys, flops_per_token
 from levelfield.measure.parameter_counts import active_weights, parameter_shapes, parameters
 from levelfield.specs.architecture import Model
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Model as WorkerModel
+from levelfield.worker.job import parse
 from levelfield.worker.parameters import list_parameters
 from published_models import MODELS
 
@@ -21,7 +22,8 @@ MIXTURES = [name for name, published in MODELS.items() if published.gigaflops]
 
 
 def made(model: Model, length: int = 4096) -> dict[str, tuple[int, ...]]:
-    return {name: spec.shape for name, spec in list_parameters(namespace(model.model_dump()), length).items()}
+    parsed = parse(WorkerModel, model.model_dump(), "model")
+    return {name: spec.shape for name, spec in list_parameters(parsed, length).items()}
 
 
 # ---- counts

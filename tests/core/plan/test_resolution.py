@@ -8,7 +8,9 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +27,10 @@ from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import ChoicesPlan, PeakMeasurement, Plan, job_of
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
+from levelfield.worker.job import Job, parse
 from levelfield.worker.synthetic import synthetic_entropy
 from plans import PLUGINS, ROOT, make_plan
 
@@ -458,6 +461,33 @@ def test_the_job_says_what_the_worker_needs_and_nothing_of_vendors(plan_for: Mak
     assert job["accumulation"] * job["tuning"]["micro_batch"] * job["layout"]["data"] == 8
     assert (job["events_dir"], job["gradient_steps"], job["capture"]) == ("/run/events", [], None)
     assert job["save_weights_dir"] == "/run/weights" and "F1" not in json.dumps(job)
+
+
+def test_a_training_process_reads_every_key_of_the_job() -> None:
+    """A key that is in no field of the worker's classes would be ignored. The last plan has all that a job may have."""
+    registry, text = Registry(), RECORDED.format("torch")
+    plain = make_plan(registry, text, scale="smoke")
+    whole = make_plan(registry, text, scale="smoke", explain_steps=4, capture_step=2, save_weights=True)
+    measurement = PeakMeasurement(at="2026-11-29T20:00:00Z", onednn_over_mkl=1.0)
+    peak = whole.peak.model_copy(update={"measurement": measurement})
+    whole = whole.model_copy(update={"choices": ChoicesPlan(follows="sha256:0", known="0"), "peak": peak})
+    paths = RunPaths(Path("/run"))
+    for plan in (plain, whole):
+        content = job_of(plan, paths)
+        read = json.loads(json.dumps(asdict(parse(Job, content, "job.json"))))
+        del content["schema"]
+        assert {key: part_of(read[key], value) for key, value in content.items()} == content
+    of_ranks = {"rank", "world_size", "local_rank"}
+    assert {field.name for field in fields(Job)} - of_ranks == set(content), "a field that no job has"
+    required = {field.name for field in fields(Job) if field.default is MISSING}
+    assert required <= set(job_of(plain, paths))
+
+
+def part_of(read: Any, written: Any) -> Any:
+    """What was read, without the defaults of keys that were not written."""
+    if isinstance(written, dict):
+        return {key: part_of(read[key], value) for key, value in written.items()}
+    return read
 
 
 def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_path: Path) -> None:

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from levelfield.worker import load_job
 from levelfield.worker.choices import ChoiceRecord, choice_record, digest_of, joined, own_places, packed, unpacked
 from levelfield.worker.faults import JobError, StorageError
+from levelfield.worker.job import Job
+from worker_jobs import make_job
 
 SHAPE = (2, 2, 8, 4, 2)  # steps, mixtures, global batch, sequence, chosen
 EXPERTS = np.random.default_rng(1).integers(0, 4, SHAPE)
 
 
-def job_at(path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, known: str | None = None, **layout: int) -> Any:
-    whole = {"data": 1, "tensor": 1, "pipeline": 1, "context": 1, **layout}
-    ranks = whole["data"] * whole["tensor"] * whole["pipeline"] * whole["context"]
+def job_at(path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, known: str | None = None, **layout: int) -> Job:
+    data, ranks = layout.get("data", 1), math.prod(layout.values())
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    content = {
-        "schema": "levelfield.job/1", "events_dir": str(path), "layout": whole,
-        "model": {"layers": 3, "experts": {"count": 4, "chosen": 2, "first_layer": 1, "every": 1}},
-        "training": {"steps": 2, "global_batch": 8, "sequence_length": 4},
-        "tuning": {"micro_batch": 2}, "accumulation": 8 // 2 // whole["data"], "choices": {"known": known},
-    }  # fmt: skip
-    (path / "job.json").write_text(json.dumps(content))
-    return load_job(str(path / "job.json"))
+    experts = {"count": 4, "chosen": 2, "ffn_hidden_size": 8, "first_layer": 1}
+    return make_job(
+        path, layout=layout, accumulation=8 // 2 // data, choices={"known": known},
+        model={"layers": 3, "experts": experts}, training={"steps": 2, "global_batch": 8, "sequence_length": 4},
+    )  # fmt: skip
 
 
 def lines(path: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -102,8 +101,7 @@ def test_what_unpacks_to_more_than_all_memory_is_refused_early() -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = job_at(tmp_path, monkeypatch)
-    job.events_dir = str(tmp_path / "absent")
+    job = replace(job_at(tmp_path, monkeypatch), events_dir=str(tmp_path / "absent"))
     with pytest.raises(StorageError, match=r"absent/rank0.choices.jsonl: cannot be written"):
         ChoiceRecord(job)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from levelfield.specs.architecture import GATED, Model
 from levelfield.specs.base import LATER
 from levelfield.worker import Initializer, architecture, load_job
-from levelfield.worker.job import namespace
+from levelfield.worker.job import Job, parse
 from levelfield.worker.loop import MOST_COUNTERS, counted_steps
 from levelfield.worker.parameters import list_parameters
 from published_models import MODELS
@@ -22,6 +24,14 @@ EXPERTS: dict[str, Any] = dict(
     router=dict(scores="softmax", normalised=True, scale=1.0, groups=None, auxiliary_loss=0.0, z_loss=0.0, bias_rate=0),
     capacity_factor=None,
 )  # fmt: skip
+
+
+def parsed(**changes: Any) -> architecture.Model:
+    return parse(architecture.Model, {**LLAMA, **changes}, "model")
+
+
+def steps_of(job: Job) -> Sequence[int]:
+    return counted_steps(job.model, job.training.steps, job.gradient_steps)
 
 
 def test_what_a_job_leaves_out_is_what_the_schema_has_as_default() -> None:
@@ -42,14 +52,14 @@ def test_a_job_keeps_the_parts_that_it_gives(tmp_path: Path) -> None:
     assert (architecture.head_size(job.model), job.layout.expert) == (12, 2)
     assert job.model.experts.router.scores == "softmax"
     written = json.loads((tmp_path / "job.json").read_text())
-    assert load_job(str(tmp_path / "job.json")).model.experts == namespace(written["model"]["experts"])
+    assert asdict(load_job(str(tmp_path / "job.json")).model.experts) == written["model"]["experts"]
 
 
 @pytest.mark.parametrize(("first", "every"), [(0, 1), (1, 1), (0, 2), (2, 3)])
 def test_the_worker_s_mixtures_are_those_of_the_schema(first: int, every: int) -> None:
     experts = {**EXPERTS, "first_layer": first, "every": every}
     model = MODELS["mixtral_8x7b"].model(layers=9, experts=experts)
-    here = namespace(model.model_dump())
+    here = parse(architecture.Model, model.model_dump(), "model")
     assert [architecture.is_mixture(here, n) for n in range(9)] == [model.is_mixture(n) for n in range(9)]
 
 
@@ -64,7 +74,7 @@ def test_an_expert_has_its_values_whichever_rank_makes_it(tmp_path: Path) -> Non
 
 
 def test_the_experts_of_a_layer_are_one_parameter_with_the_spread_of_a_matrix() -> None:
-    model = namespace(dict(LLAMA, experts={**EXPERTS, "shared": 2, "first_layer": 1}))
+    model = parsed(experts={**EXPERTS, "shared": 2, "first_layer": 1})
     found = list_parameters(model, 32)
     assert found["layers.1.mlp.experts.down.weight"].shape == (4, 16, 24)
     assert found["layers.1.mlp.experts.up.weight"].std == found["layers.0.mlp.up.weight"].std == 0.02
@@ -75,7 +85,7 @@ def test_the_experts_of_a_layer_are_one_parameter_with_the_spread_of_a_matrix() 
 
 
 def test_query_and_key_norms_have_the_width_of_a_head_and_start_at_one() -> None:
-    found = list_parameters(namespace(dict(LLAMA, query_key_norm=True, head_dim=12)), 32)
+    found = list_parameters(parsed(query_key_norm=True, head_dim=12), 32)
     for name in ("query_norm", "key_norm"):
         spec = found[f"layers.0.attention.{name}.weight"]
         assert (spec.shape, spec.fill) == ((12,), 1.0)
@@ -84,14 +94,14 @@ def test_query_and_key_norms_have_the_width_of_a_head_and_start_at_one() -> None
 
 
 def test_biases_of_queries_keys_and_values_only() -> None:
-    found = list_parameters(namespace(dict(LLAMA, qkv_bias=True)), 32)
+    found = list_parameters(parsed(qkv_bias=True), 32)
     biased = {name.split(".")[3] for name in found if name.endswith(".bias")}
     assert biased == {"query", "key", "value"}
 
 
 def test_the_routing_of_a_small_mixture_is_recorded_every_step(tmp_path: Path) -> None:
     small = make_job(tmp_path, model=dict(LLAMA, experts=EXPERTS), gradient_steps=[1, 2])
-    assert list(counted_steps(small)) == [1, 2, 3, 4]
+    assert list(steps_of(small)) == [1, 2, 3, 4]
     many = make_job(tmp_path, model=dict(LLAMA, experts={**EXPERTS, "count": MOST_COUNTERS}), gradient_steps=[1, 2])
-    assert list(counted_steps(many)) == [1, 2]
-    assert list(counted_steps(make_job(tmp_path, model=LLAMA))) == []
+    assert list(steps_of(many)) == [1, 2]
+    assert list(steps_of(make_job(tmp_path, model=LLAMA))) == []

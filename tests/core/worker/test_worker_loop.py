@@ -60,7 +60,8 @@ def trained(
     batches = [SimpleNamespace(step=step) for step in range(1, STEPS + 1)]
     monkeypatch.setattr(loop, "Batches", lambda job, rank: batches)
     monkeypatch.setattr(loop, "coordinates", lambda job: SimpleNamespace(data=0))
-    settings = {"gradient_steps": [], "capture": None, "save_weights_dir": None, "model": SimpleNamespace()}
+    model, training = SimpleNamespace(experts=None), SimpleNamespace(steps=STEPS)
+    settings = {"gradient_steps": [], "capture": None, "save_weights_dir": None, "model": model, "training": training}
     trainer = trainer_class(runs_ahead)
     recorder = Recorder(trainer)
     loop.train_steps(SimpleNamespace(**{**settings, **job}), recorder, trainer)

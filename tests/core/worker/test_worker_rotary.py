@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from levelfield.specs.architecture import RopeScaling
 from levelfield.worker import rotary_magnitude, scaled_frequencies
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import RopeScaling as WorkerScaling
+from levelfield.worker.job import parse
 
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_length": 8192, "low_factor": 1.0, "high_factor": 4.0}
 YARN = {"kind": "yarn", "factor": 40.0, "original_length": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -17,8 +18,7 @@ YARN = {"kind": "yarn", "factor": 40.0, "original_length": 4096, "beta_fast": 32
 
 def scaling(**content: object) -> SimpleNamespace:
     """As a job has it: every key of the document."""
-    found: SimpleNamespace = namespace(RopeScaling.model_validate(content).model_dump())
-    return found
+    return parse(WorkerScaling, RopeScaling.model_validate(content).model_dump(), "rope_scaling")
 
 
 def plain(base: float, size: int) -> np.ndarray:

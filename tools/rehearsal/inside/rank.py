@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import attention_choices
@@ -81,9 +82,9 @@ def prepared_job(spec):
     from levelfield.worker.job import load_job
 
     job = load_job()
-    job.training.steps, job.gradient_steps, job.capture, job.save_weights_dir = spec["steps"], [1], None, None
-    job.events_dir = spec["folder"]
-    return job
+    training = replace(job.training, steps=spec["steps"])
+    without = {"capture": None, "save_weights_dir": None}
+    return replace(job, training=training, gradient_steps=(1,), events_dir=spec["folder"], **without)
 
 
 def trainer_of(framework):

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
 from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.small_runs import SmallRank, SmallRun
-from levelfield.worker.init import Initializer
-from levelfield.worker.job import namespace
+from levelfield.worker.architecture import Model
+from levelfield.worker.job import Schedule, parse
+from levelfield.worker.parameters import list_parameters
 from levelfield.worker.schedule import learning_rate
 
 STEPS, CAPTURED = 4, 2
@@ -80,7 +80,7 @@ def _versions(version: str, packages: Iterable[str]) -> set[str]:
 
 
 def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterator[str]:
-    schedule = namespace(job["training"]["schedule"])
+    schedule = parse(Schedule, job["training"]["schedule"], "schedule")
     for event in steps:
         expected = learning_rate(schedule, event["step"])
         if event["learning_rate"] is None or not math.isclose(event["learning_rate"], expected, rel_tol=1e-6):
@@ -125,8 +125,8 @@ def _captured_shapes(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _parameters(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    content: SimpleNamespace = namespace(job)
-    return {name: tuple(spec.shape) for name, spec in Initializer(content).parameters(content.model).items()}
+    parameters = list_parameters(parse(Model, job["model"], "model"), job["training"]["sequence_length"])
+    return {name: spec.shape for name, spec in parameters.items()}
 
 
 def _check_array(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:

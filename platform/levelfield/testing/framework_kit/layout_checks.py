@@ -31,9 +31,10 @@ from levelfield.testing.framework_kit.small_jobs import (
     with_large_weights,
 )
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
+from levelfield.worker.architecture import Model as WorkerModel
 from levelfield.worker.architecture import is_mixture
 from levelfield.worker.choices import packed
-from levelfield.worker.job import namespace
+from levelfield.worker.job import parse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -269,7 +270,7 @@ def choices(subject: FrameworkSubject) -> str:
     job = small_job(model, SINGLE, "fp32", steps=LARGE_STEPS)
     experts = random_choices(job)
     curve = subject.train({**job, "choices": {"known": packed(experts, model["experts"]["count"])}})
-    layers = [layer for layer in range(model["layers"]) if is_mixture(namespace(model), layer)]
+    layers = [layer for layer in range(model["layers"]) if is_mixture(parse(WorkerModel, model, "model"), layer)]
     for step, number in itertools.product(range(LARGE_STEPS), range(len(layers))):
         expected = np.bincount(experts[step, number].ravel(), minlength=model["experts"]["count"])
         counts = curve.experts.get(step + 1, {}).get(layers[number])
@@ -285,7 +286,7 @@ def choices(subject: FrameworkSubject) -> str:
 def random_choices(job: dict[str, Any]) -> NDArray[np.int64]:
     """Return choices of different experts for each token, drawn alike each time, in the shape of ChoiceRecord."""
     model, training = job["model"], job["training"]
-    layers = sum(is_mixture(namespace(model), layer) for layer in range(model["layers"]))
+    layers = sum(is_mixture(parse(WorkerModel, model, "model"), layer) for layer in range(model["layers"]))
     tokens = (training["steps"], layers, training["global_batch"], training["sequence_length"])
     count, chosen = model["experts"]["count"], model["experts"]["chosen"]
     return np.random.default_rng(7).random((*tokens, count)).argsort(-1)[..., :chosen]

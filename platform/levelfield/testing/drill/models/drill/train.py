@@ -13,12 +13,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, run
 from levelfield.worker.architecture import is_mixture, part
 from levelfield.worker.batches import Batch
+from levelfield.worker.job import Job
 from levelfield.worker.loop import counted_steps
 
 FAULT_STEP = 3
@@ -26,7 +26,7 @@ STEP_SECONDS = 0.01
 MEETING_SECONDS = 30.0
 
 
-def main(job: SimpleNamespace, recorder: Recorder) -> None:
+def main(job: Job, recorder: Recorder) -> None:
     recorder.framework(name="drill", version="1.0.0", device=job.device)
     initializer = Initializer(job)
     recorder.weights(
@@ -36,10 +36,11 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
     show_token()
     rendezvous(job)
     recorder.begin()
+    counted = counted_steps(job.model, job.training.steps, job.gradient_steps)
     for batch in Batches(job, coordinates(job).data):
         time.sleep(STEP_SECONDS)
         meet(job, batch.step)
-        if batch.step in counted_steps(job):
+        if batch.step in counted:
             recorder.experts(batch.step, expert_tokens(job, batch))
         recorder.step(
             batch.step,
@@ -53,7 +54,7 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
         )
 
 
-def expert_tokens(job: SimpleNamespace, batch: Batch) -> list[tuple[int, list[int]]]:
+def expert_tokens(job: Job, batch: Batch) -> list[tuple[int, list[int]]]:
     """Return how many tokens chose each expert of each layer: token t takes experts t + layer, t + layer + 1, ..."""
     experts = part(job.model, "experts")
     layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
@@ -64,7 +65,7 @@ def expert_tokens(job: SimpleNamespace, batch: Batch) -> list[tuple[int, list[in
     return counts
 
 
-def auxiliary_loss(job: SimpleNamespace, step: int) -> float | None:
+def auxiliary_loss(job: Job, step: int) -> float | None:
     """Return what the routers add to the loss; None without a coefficient."""
     experts = part(job.model, "experts")
     coefficient = experts.router.auxiliary_loss + experts.router.z_loss if experts else 0.0
@@ -77,7 +78,7 @@ def show_token() -> None:
         print(f"token {hashlib.sha256(token.encode()).hexdigest()}", flush=True)
 
 
-def rendezvous(job: SimpleNamespace) -> None:
+def rendezvous(job: Job) -> None:
     """Meet the ranks of the other nodes where the variables of the launcher say: rank 0 listens there."""
     rank = int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
     if rank == job.world_size:
@@ -107,7 +108,7 @@ def join(address: str, port: int) -> None:
             time.sleep(0.05)
 
 
-def meet(job: SimpleNamespace, step: int) -> None:
+def meet(job: Job, step: int) -> None:
     """Wait until every rank of this node is at this step, as the collectives of a real training do."""
     folder, local = Path(job.events_dir), int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
     (folder / f"rank{job.rank}.step").write_text(str(step))
@@ -124,7 +125,7 @@ def reached(path: Path) -> int:
         return 0
 
 
-def loss(job: SimpleNamespace, step: int) -> float:
+def loss(job: Job, step: int) -> float:
     """Return the loss of a step. At the step of the fault, kill this process, wait, or return NaN."""
     fault = os.environ.get("DRILL_FAULT") if step == FAULT_STEP and job.rank == job.world_size - 1 else None
     if fault == "killed":
