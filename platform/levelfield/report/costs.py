@@ -63,34 +63,33 @@ class RunCosts:
         prices = price_lines(self.prices, [result.chip for result in results])
         return [f"{self.column.heading}: {note}" for note in (*prices, *reasons, *power)]
 
-    def plain(self, result: Result) -> dict[str, object]:
-        """Return the cells of a CSV row."""
-        price = self.of(result)
-        return {
-            NAME: price.value,
-            "cost_currency": self.prices.currency,
-            "cost_reason": price.reason,
-            "cost_power_of": price.power_of,
-        }
-
-    def as_values(self, results: Sequence[Result]) -> dict[str, object]:
-        """Return the JSON object of schema `levelfield.costs/1`, in full precision."""
-        runs = [{"run_id": result.run_id, **asdict(self.of(result))} for result in results]
-        return {"schema": SCHEMA, "unit": self.column.unit, "prices": self.prices.model_dump(mode="json"), "runs": runs}
-
 
 def results_as(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
     """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
 
     plans: as `repeats_of` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
+    json: costs are an object of schema `levelfield.costs/1`.
     """
     added = costs.column if costs else None
     figures = (*repeats.ALL, added) if added else repeats.ALL
     columns = {**COLUMNS, added.heading: lambda r: added.text(added.read(r))} if added else COLUMNS
     if form == "json":
-        return tables.as_json(results, plans, [costs.as_values(results)] if costs else (), figures)
+        more = []
+        if costs and added:
+            runs = [{"run_id": result.run_id, **asdict(costs.of(result))} for result in results]
+            prices = costs.prices.model_dump(mode="json")
+            more = [{"schema": SCHEMA, "unit": added.unit, "prices": prices, "runs": runs}]
+        return tables.as_json(results, plans, more, figures)
     if form == "csv":
-        return tables.csv_text([tables.plain(r) | (costs.plain(r) if costs else {}) for r in results])
+        rows = []
+        for result in results:
+            row = tables.plain(result)
+            if costs:
+                price = costs.of(result)
+                row |= {NAME: price.value, "cost_currency": costs.prices.currency}
+                row |= {"cost_reason": price.reason, "cost_power_of": price.power_of}
+            rows.append(row)
+        return tables.csv_text(rows)
     notes = costs.notes(results) if costs else []
     if form == "markdown":
         page = tables.as_markdown(results, columns) + repeats.as_markdown(results, plans, figures)

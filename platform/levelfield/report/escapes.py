@@ -7,7 +7,7 @@ text, and Markdown is only written by `table`, `markdown` and the template of re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 # What a terminal obeys instead of showing it: C0 (without tab and line feed), DEL and C1; marks that change the
 # direction of text; invisible characters, and separators of lines; surrogates, which no file can hold.
@@ -70,13 +70,10 @@ def code(text: str) -> Markdown:
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> list[str]:
     """Return the lines of a Markdown table. Every cell is escaped; the header is the platform's own text."""
-    names: Sequence[str] = list(header)
-    cells = ([markdown(text).strip() for text in row] for row in rows)
-    return [_row(names), f"|{f'{rule}|' * len(names)}", *map(_row, cells)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    names = list(header)
+    cells = [[markdown(text).strip() for text in row] for row in rows]
+    first, *others = [f"| {' | '.join(row)} |" for row in [names, *cells]]
+    return [first, f"|{f'{rule}|' * len(names)}", *others]
 
 
 def xml_text(text: str) -> str:

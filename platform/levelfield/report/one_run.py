@@ -80,15 +80,13 @@ def _next(result: Result) -> str | None:
 
 def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
     """Return report.md: every figure with its origin, or the reason why it is missing. more: rows behind them."""
-    return _template().render(r=result, plan=plan, more=tuple(more))
-
-
-def _inherited(result: Result) -> str:
-    """Return the inherited variables that are known to change trainings, and where the others are."""
     important = for_readers(result.inherited)
-    others = len(result.inherited) - len(important)
-    rest = [f"{others} {'more' if important else 'that are not known to change a training'}: provenance.json"]
-    return ", ".join([*(f"{name}={text}" for name, text in important.items()), *(rest if others else ())])
+    inherited = [f"{name}={text}" for name, text in important.items()]
+    if others := len(result.inherited) - len(important):
+        inherited.append(
+            f"{others} {'more' if important else 'that are not known to change a training'}: provenance.json"
+        )
+    return _template().render(r=result, plan=plan, more=tuple(more), inherited_variables=", ".join(inherited))
 
 
 @cache  # compiling it takes longer than all else of a report
@@ -111,7 +109,7 @@ def _template() -> Template:
         result_words.memory_rows,
     )
     lines = (result_words.tuning_lines, result_words.to_loss_lines, result_words.pace_lines, result_words.expert_lines)
-    environment.globals.update({write.__name__: write for write in (*texts, *lines)}, inherited_variables=_inherited)
+    environment.globals.update({write.__name__: write for write in (*texts, *lines)})
     return environment.get_template("run.md.j2")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from levelfield.measure.series import Interval, over_repeats
@@ -80,14 +80,10 @@ class Repeats:
 
 
 def _column(figure: RunFigure) -> FigureColumn:
-    def read(result: Result) -> float | None:
-        value: float | None = figure.of(result, result.device_is == HOST_SHARE)[0]
-        return value
-
     return FigureColumn(
         figure.name,
         figure.unit,
-        read,
+        lambda result: figure.of(result, result.device_is == HOST_SHARE)[0],
         figure.heading,
         figure.divisor,
         figure.digits,
@@ -103,7 +99,7 @@ PlanDigests = Sequence[str | None]  # of each result: what the plans of its repe
 
 
 def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[Repeats]:
-    """The groups of at least two runs of one plan, in the order of their first run.
+    """Return the groups of at least two runs of one plan, in the order of their first run.
 
     plans: of each result the digest that the plans of repeats share; None where no plan is at hand, and such a run is
     no repeat.
@@ -114,11 +110,21 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
             variables = json_digest(known_to_matter(result.inherited))
             key = plan, variables, result.model_dump_json(exclude=_OF_ONE_RUN)
             groups.setdefault(key, []).append(result)
-    return [Repeats(tuple(group), tuple(_figures(group, columns))) for group in groups.values() if len(group) > 1]
+    repeats = []
+    for group in groups.values():
+        valid = [result for result in group if result.status.word == "valid"]
+        figures = []
+        for column in columns:
+            values = [value for value in map(column.read, valid) if value is not None]
+            if len(values) > 1 and len({column.basis(result) for result in valid}) == 1:
+                figures.append(RepeatedFigure(column, over_repeats(values, column.most)))
+        if len(group) > 1:
+            repeats.append(Repeats(tuple(group), tuple(figures)))
+    return repeats
 
 
 def as_lines(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[str]:
-    """Lines of a terminal, one a figure; none without repeats."""
+    """Return lines of a terminal, one a figure; none without repeats."""
     lines = []
     for repeats in repeats_of(results, plans, columns):
         lines += ["", f"over repeats: {repeats.title}"]
@@ -131,7 +137,7 @@ def as_lines(results: Sequence[Result], plans: PlanDigests, columns: Columns = A
 
 
 def as_markdown(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> str:
-    """A table for each group of repeats, with a heading; empty without repeats."""
+    """Return a table for each group of repeats, with a heading; empty without repeats."""
     parts = []
     for repeats in repeats_of(results, plans, columns):
         parts += ["", f"Over repeats: {markdown(repeats.title)}", ""]
@@ -142,7 +148,7 @@ def as_markdown(results: Sequence[Result], plans: PlanDigests, columns: Columns 
 
 
 def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[dict[str, object]]:
-    """JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
+    """Return JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
     return [
         {
             "schema": SCHEMA,
@@ -153,14 +159,6 @@ def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = 
         }
         for repeats in repeats_of(results, plans, columns)
     ]
-
-
-def _figures(results: Sequence[Result], columns: Columns) -> Iterator[RepeatedFigure]:
-    valid = [result for result in results if result.status.word == "valid"]
-    for column in columns:
-        values = [value for value in map(column.read, valid) if value is not None]
-        if len(values) > 1 and len({column.basis(result) for result in valid}) == 1:
-            yield RepeatedFigure(column, over_repeats(values, column.most))
 
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:

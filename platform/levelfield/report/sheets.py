@@ -51,7 +51,13 @@ def labelled(label: str, text: object, width: int) -> str:
 
 def as_text(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as text. A table that is too wide has its widest cells on several lines."""
-    return "\n\n".join("\n".join(_lines(sheet)) for sheet in sheets) + "\n"
+    tables = []
+    for sheet in sheets:
+        lines = _filled(sheet.heading, "", "  ") if sheet.heading else []
+        if sheet.header:
+            lines += _rows([sheet.header, *sheet.rows])
+        tables.append("\n".join([*lines, *(line for note in sheet.notes for line in _filled(note, "  ", "    "))]))
+    return "\n\n".join(tables) + "\n"
 
 
 def as_markdown(sheets: Iterable[Sheet]) -> str:
@@ -67,12 +73,6 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
 def as_form(form: str, sheets: Iterable[Sheet]) -> str:
     """Return the sheets as Markdown where that is the form, else as text."""
     return as_markdown(sheets) if form == "markdown" else as_text(sheets)
-
-
-def _lines(sheet: Sheet) -> list[str]:
-    heading = _filled(sheet.heading, "", "  ") if sheet.heading else []
-    notes = [line for note in sheet.notes for line in _filled(note, "  ", "    ")]
-    return [*heading, *(_rows([sheet.header, *sheet.rows]) if sheet.header else []), *notes]
 
 
 def _filled(text: str, first: str, others: str) -> list[str]:

@@ -77,10 +77,10 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
     """Return a Markdown table of each training with every column; below it, the reasons for missing figures."""
     groups = []
-    for heading, group in _groups(results):
+    for heading, group, notes in _groups(results):
         above = [f"### {markdown(heading)}", ""] if heading else []
         lines = table(columns, ([write(result) for write in columns.values()] for result in group))
-        groups.append("\n".join([*above, *lines, *map(markdown, _notes(group))]) + "\n")
+        groups.append("\n".join([*above, *lines, *map(markdown, notes)]) + "\n")
     return "\n".join(groups)
 
 
@@ -89,14 +89,20 @@ def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = CO
     more = [name for name in columns if name not in COLUMNS]
     names = [*_NARROW, *more]
     groups = []
-    for heading, group in _groups(results):
+    for heading, group, notes in _groups(results):
         above = [wrapped(one_line(heading), 2)] if heading else []
         rows = [names, *([one_line(columns[name](result)) for name in names] for result in group)]
         lines = aligned(rows) if group else [""]
         if group and sum(widths_of(rows)) + 2 * len(names) > width:
-            lines = [wrapped(line, 4) for result in group for line in _two_lines(result, columns, more)]
-        notes = (wrapped(note, 2) for note in _notes(group))
-        groups.append("\n".join([*above, *lines, *notes]) + "\n")
+            lines = []
+            for result in group:
+                cells = {name: write(result) for name, write in columns.items()}
+                tuning, others = "".join(tuning_lines(result)), "".join(f"{name} {cells[name]}  " for name in more)
+                first = "{case} ({scale})  {framework}  {chip}  {layout}  ".format_map(cells) + tuning
+                second = f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  MFU (palm) "
+                second += f"{cells['MFU (palm)']}  {others}{cells['memory']}  loss {cells['loss']}"
+                lines += [wrapped(first, 4), wrapped(second, 4)]
+        groups.append("\n".join([*above, *lines, *(wrapped(note, 2) for note in notes)]) + "\n")
     return "\n".join(groups)
 
 
@@ -105,7 +111,12 @@ def hidden_columns(names: Iterable[str]) -> list[str]:
 
     Without the chip nobody can look up its peak, so MFU and tokens/s do not give each other away. Raises UnknownName.
     """
-    pending = [_column(name) for name in names]
+    pending = []
+    for name in names:
+        matches = [column for column in GIVEN_AWAY_BY if column.lower().startswith(name.lower())]
+        if len(matches) != 1 or not name:
+            raise UnknownName("column", name, GIVEN_AWAY_BY, hint=f"--hide takes one of {', '.join(GIVEN_AWAY_BY)}.")
+        pending += matches
     hidden = set(pending)
     while pending:
         column = pending.pop()
@@ -115,13 +126,6 @@ def hidden_columns(names: Iterable[str]) -> list[str]:
         hidden.update(more)
         pending += more
     return [name for name in COLUMNS if name in hidden]
-
-
-def _column(name: str) -> str:
-    matches = [column for column in GIVEN_AWAY_BY if column.lower().startswith(name.lower())]
-    if len(matches) != 1 or not name:
-        raise UnknownName("column", name, GIVEN_AWAY_BY, hint=f"--hide takes one of {', '.join(GIVEN_AWAY_BY)}.")
-    return matches[0]
 
 
 def with_hidden(form: str, results: Sequence[Result], hidden: Collection[str]) -> str:
@@ -144,41 +148,24 @@ def with_hidden(form: str, results: Sequence[Result], hidden: Collection[str]) -
     return writers[form]()
 
 
-def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Return the results of each training with its heading. Only cells of one training may be compared.
+def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result], list[str]]]:
+    """Yield heading, results and notes of each training. Only cells of one training may be compared.
 
-    Results of one training have no heading.
+    Results of one training have no heading. Notes: the reasons for missing figures, and deviations.
     """
     groups: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
         key = (result.case, result.scale, result.window, result.identity.work, result.identity.corpus)
         groups.setdefault(key, []).append(result)
-    if len(groups) < 2:
-        return [("", list(results))]
     firsts = [group[0] for group in groups.values()]
     headings = [f"{r.case} ({r.scale}), {r.precision}, steps {r.window[0]} to {r.window[1]}" for r in firsts]
-    digests = [(short_digest(r.identity.work, 8), short_digest(r.identity.corpus, 8)) for r in firsts]
-    return [
-        (heading if headings.count(heading) == 1 else f"{heading}, work {work}, corpus {corpus}", group)
-        for heading, (work, corpus), group in zip(headings, digests, groups.values(), strict=True)
-    ]
-
-
-def _two_lines(result: Result, columns: Columns, more: Iterable[str]) -> list[str]:
-    """Return the lines of a result where a line has no room for it. more: the columns beyond the usual ones."""
-    cells = {name: write(result) for name, write in columns.items()}
-    tuning = "".join(tuning_lines(result))
-    others = "".join(f"{name} {cells[name]}  " for name in more)
-    return [
-        f"{cells['case']} ({cells['scale']})  {cells['framework']}  {cells['chip']}  {cells['layout']}  {tuning}",
-        f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  MFU (palm) {cells['MFU (palm)']}  {others}"
-        f"{cells['memory']}  loss {cells['loss']}",
-    ]
-
-
-def _notes(results: Sequence[Result]) -> list[str]:
-    notes = [f"{r.run_id}: {reason}" for r in results for reason in (*r.status.reasons, *r.deviations)]
-    return ["", *notes] if notes else []
+    for heading, group in zip(headings, groups.values(), strict=True) if groups else [("", [])]:
+        notes = [f"{r.run_id}: {reason}" for r in group for reason in (*r.status.reasons, *r.deviations)]
+        above = heading if len(groups) > 1 else ""
+        if headings.count(heading) > 1:
+            work, corpus = (short_digest(d, 8) for d in (group[0].identity.work, group[0].identity.corpus))
+            above = f"{heading}, work {work}, corpus {corpus}"
+        yield above, group, ["", *notes] if notes else []
 
 
 def plain(result: Result) -> dict[str, object]:
@@ -226,6 +213,10 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
         tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
         fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
         state = "ASSUMED" if hardware.assumed else plan.scale
+        sizes = []
+        for size in (memory.total_bytes, memory.available_bytes):
+            gib = (size or 0) / GIB  # at most four digits, so that the line fits
+            sizes.append("unknown" if size is None else f"{gib:.{1 if gib < 100 else 0}f}")
         firsts.append((_entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS[fits], state))
         seconds.append(
             (
@@ -233,14 +224,27 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
                 str(tuning.layout),
                 f"{tuning.micro_batch} x {plan.accumulation}",
                 tuning.recomputation,
-                f"{_rounded_gib(memory.total_bytes)} of {_rounded_gib(memory.available_bytes)}",
+                " of ".join(sizes),
             )
         )
     above, below = _in_columns(firsts), _in_columns(seconds)
     lines = [f"suite {_entry_of(once[0]).suite}: {len(once)} entries", "", above[0], below[0]]
     for heading, first, second in zip(_group_headings(once), above[1:], below[1:], strict=True):
         lines += [*heading, first, second]
-    return [*lines, *(wrapped(note, 2) for note in _plan_notes(once))]
+    notes = [
+        "",
+        "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole.",
+    ]
+    if any(plan.hardware.assumed for plan in once):
+        notes.append(
+            "ASSUMED: this hardware is not here. A run takes such an entry at smoke scale, with its layout cut down "
+            "to what is here; --scale smoke --dry-run shows how."
+        )
+    for plan in once:
+        refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
+        sentences = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
+        notes += [f"{_entry_of(plan).name}: {sentence}" for sentence in sentences if sentence]
+    return [*lines, *(wrapped(note, 2) for note in notes)]
 
 
 def suite_lines(results: Sequence[Result]) -> list[str]:
@@ -283,26 +287,6 @@ def _group_headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
         group = _entry_of(row).group
         yield [f"[{group}]"] if group and group != before else []
         before = group
-
-
-def _rounded_gib(size_bytes: int | None) -> str:
-    """Return GiB with at most four digits, so that the line fits."""
-    gib = (size_bytes or 0) / GIB
-    return "unknown" if size_bytes is None else f"{gib:.{1 if gib < 100 else 0}f}"
-
-
-def _plan_notes(plans: Sequence[Plan]) -> Iterator[str]:
-    yield ""
-    yield "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole."
-    if any(plan.hardware.assumed for plan in plans):
-        yield (
-            "ASSUMED: this hardware is not here. A run takes such an entry at smoke scale, with its layout cut down "
-            "to what is here; --scale smoke --dry-run shows how."
-        )
-    for plan in plans:
-        refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
-        sentences = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
-        yield from (f"{_entry_of(plan).name}: {sentence}" for sentence in sentences if sentence)
 
 
 def _in_columns(rows: Sequence[Cells]) -> list[str]:

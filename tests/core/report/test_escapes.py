@@ -61,19 +61,19 @@ def test_a_cell_ends_only_at_its_own_bar(text: str) -> None:
 @example("- item")
 @example("~~~ fence")
 def test_markdown_has_no_tag_link_code_or_heading(text: str) -> None:
-    shown = re.sub(r"\\[\\`*_\[\]|#>=+~-]", "x", markdown(text))  # without what is escaped
-    assert not re.search(r"[<`\[\]|]", shown) and not re.match(r"\s*(#|>|=|~~~|[-+*]\s)", shown)
+    unescaped = re.sub(r"\\[\\`*_\[\]|#>=+~-]", "x", markdown(text))
+    assert not re.search(r"[<`\[\]|]", unescaped) and not re.match(r"\s*(#|>|=|~~~|[-+*]\s)", unescaped)
 
 
 @given(MARKS)
 def test_a_code_span_is_whole_or_plain_text(text: str) -> None:
-    shown = code(text)
-    inner = shown[1:-1] if len(shown) > 2 and shown[0] == shown[-1] == "`" else None
-    assert (inner is not None and not re.search("[`|<\n]", inner)) or shown == markdown(" ".join(text.split()))
+    span = code(text)
+    inner = span[1:-1] if len(span) > 2 and span[0] == span[-1] == "`" else None
+    assert (inner is not None and not re.search("[`|<\n]", inner)) or span == markdown(" ".join(text.split()))
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("gpt3_6.7B", "gpt3_6.7B"),
         ("17.23 * 2048 / 8", "17.23 * 2048 / 8"),
@@ -88,8 +88,8 @@ def test_a_code_span_is_whole_or_plain_text(text: str) -> None:
         ("&lt;", "&amp;lt;"),
     ],
 )
-def test_figures_and_names_stay_readable(text: str, shown: str) -> None:
-    assert markdown(text) == shown and markdown(markdown(text)) == shown
+def test_figures_and_names_stay_readable(text: str, escaped: str) -> None:
+    assert markdown(text) == escaped and markdown(markdown(text)) == escaped
 
 
 def test_no_other_module_writes_a_markdown_table() -> None:
@@ -106,6 +106,6 @@ def test_the_report_of_a_run_is_escaped_by_its_template_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "  =1", "\r=1"])
-def test_no_cell_of_a_csv_is_a_formula(text):
+def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     (row,) = list(csv.reader(io.StringIO(csv_text([{"a": text, "b": -1.5, "c": "a=1", "d": None}]), newline="")))[1:]
     assert row[0].startswith("'") and row[1:] == ["-1.5", "a=1", ""]

@@ -23,22 +23,24 @@ SPEED = ["tokens/s/device", "MFU (palm)", "J/token", "s to loss"]
 @pytest.fixture
 def result(run: RunPaths) -> Result:
     """A result in which every figure has digits of its own, also in a reason, an evidence and a deviation."""
-    found = collect(run)
-    assert found.throughput is not None
+    collected = collect(run)
+    assert collected.throughput is not None
     figures = {
         "chip": "Z94127",
-        "throughput": found.throughput.model_copy(update={"tokens_per_second_per_device": 71395.25}),
-        "utilisation": tuple(u.model_copy(update={"value": 0.45892, "low": None}) for u in found.utilisation),
-        "memory": found.memory.model_copy(update={"device_used_peak": figure(63_817_000_000)}),
-        "energy": Energy.model_validate(found.energy.model_dump() | {"joules_per_token": figure(0.08264).model_dump()}),
-        "loss": found.loss.model_copy(update={"tail_mean": 2.97531}),
+        "throughput": collected.throughput.model_copy(update={"tokens_per_second_per_device": 71395.25}),
+        "utilisation": tuple(u.model_copy(update={"value": 0.45892, "low": None}) for u in collected.utilisation),
+        "memory": collected.memory.model_copy(update={"device_used_peak": figure(63_817_000_000)}),
+        "energy": Energy.model_validate(
+            collected.energy.model_dump() | {"joules_per_token": figure(0.08264).model_dump()}
+        ),
+        "loss": collected.loss.model_copy(update={"tail_mean": 2.97531}),
         "to_loss": TimeToLoss(
             level=2.66, source=None, averaged_steps=1, seconds=318.46, tokens=5120.0, step=5.0, uncounted_steps=2
         ),
         "status": Status(word="invalid", reasons=("71395 tokens/s, 45.892 %",), evidence="rank 0 said 2.97531"),
         "deviations": ("63.817 GB of Z94127 at 0.08264 J/token",),
     }
-    return found.model_copy(update=figures)
+    return collected.model_copy(update=figures)
 
 
 def figure(value: float) -> Figure:
@@ -89,8 +91,10 @@ def test_what_gives_a_column_away_is_hidden_with_it(names: list[str], hidden: li
 
 @pytest.mark.parametrize("name", ["", "l", "speed", "case"])
 def test_an_unknown_column_is_an_error_with_those_there_are(name: str) -> None:
-    with pytest.raises(UnknownName, match=rf"unknown column '{name}'.*--hide takes one of chip, layout"):
+    with pytest.raises(UnknownName) as error:
         hidden_columns([name])
+    *_, alternatives = str(error.value).partition("--hide")
+    assert f"column '{name}'" in str(error.value) and all(column in alternatives for column in GIVEN_AWAY_BY)
 
 
 def test_a_new_column_is_in_no_such_table_until_somebody_decides(
@@ -103,12 +107,12 @@ def test_a_new_column_is_in_no_such_table_until_somebody_decides(
 
 def test_all_formats_have_the_same_cells(result: Result) -> None:
     hidden = ["chip", "memory"]
-    found = json.loads(with_hidden("json", [result], hidden))
+    document = json.loads(with_hidden("json", [result], hidden))
     (row,) = csv.DictReader(io.StringIO(with_hidden("csv", [result], hidden)))
     header, _, cells, *rest = with_hidden("markdown", [result], hidden).splitlines()
-    assert found["hidden"] == hidden and found["rows"] == [row]
+    assert document["hidden"] == hidden and document["rows"] == [row]
     assert row["chip"] == row["memory"] == "*" and row["tokens/s/device"] == "71,395.2" and row["status"] == "invalid"
-    assert [each.strip() for each in header.strip("|").split("|")] == list(row) and cells.count("*") == 2 and not rest
+    assert [name.strip() for name in header.strip("|").split("|")] == list(row) and cells.count("*") == 2 and not rest
 
 
 def test_the_command_prints_and_writes_it(run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,4 +121,4 @@ def test_the_command_prints_and_writes_it(run: RunPaths, tmp_path: Path, capsys:
     (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]  # a run that is named twice counts once
     assert (row["chip"], row["memory"], row["tokens/s/device"]) == ("*", "*", "64.0")
     assert main(["report", str(run.root), "--hide", "speed"]) == 2
-    assert "unknown column 'speed'" in capsys.readouterr().err
+    assert "column 'speed'" in capsys.readouterr().err

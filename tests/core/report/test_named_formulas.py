@@ -29,9 +29,9 @@ from levelfield.specs.paths import RunPaths
 FORMULA = re.compile("|".join(map(re.escape, VERSIONS)))
 
 
-def unnamed(said: str) -> list[str]:
+def unnamed(output: str) -> list[str]:
     """Return the lines that have an MFU and no formula."""
-    return [line for line in said.splitlines() if "MFU" in line and not FORMULA.search(line)]
+    return [line for line in output.splitlines() if "MFU" in line and not FORMULA.search(line)]
 
 
 def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
@@ -47,34 +47,38 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     yield "repeats in Markdown", repeats.as_markdown([result, again], ["one plan"] * 2)
     for form in ("table", "markdown"):
         yield f"published, {form}", beside_published(form, [result], Registry())
-    found = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
-    yield "compare", as_text(compared_sheets(found))
+    comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
+    yield "compare", as_text(compared_sheets(comparison))
 
 
 def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
-    for where, said in outputs(run):
-        assert "MFU" in said and unnamed(said) == [], where
+    for where, output in outputs(run):
+        assert "MFU" in output and unnamed(output) == [], where
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pages_name_it_in_headings_links_and_sentences(language: str) -> None:
     for key in ("figure.mfu", "by.mfu", "how-roof"):
         assert "MFU" in text(language, key) and "palm" in text(language, key), key
-    said = text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
-    assert "palm" in said, "answer.mfu"
+    assert "palm" in text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
 
 
 def test_the_plan_names_it_in_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama3_8b", "--chip", "H100", "--devices", "8", "--top", "1"]) == 0
-    said = capsys.readouterr().out
-    (heading,) = [line for line in said.splitlines() if line.startswith("row ")]
-    assert heading.endswith("MFU, palm") and max(map(len, said.splitlines())) <= 80
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = [line for line in lines if line.startswith("row ")]
+    assert heading.endswith("MFU, palm") and max(map(len, lines)) <= 80
 
 
 def test_columns_of_other_reports_have_their_formula_below(run: RunPaths) -> None:
     result, plan = collect(run), read_plan(run)
     llama = plan.work.model.model_copy(update={"family": "llama"})
     other = plan.model_copy(update={"work": plan.work.model_copy(update={"model": llama})})
-    assert "\nMFU: by 6n, " in as_report("flagperf", runs_of([result], [other], Registry()))
-    said = as_report("oneflow", runs_of([result], [plan], Registry()))
-    assert "\nPercentage of theoretical peak FLOP/s: HFU by megatron-2021" in said
+    for foreign, used, column, formula in (
+        ("flagperf", other, "MFU", "6n"),
+        ("oneflow", plan, "Percentage of theoretical peak FLOP/s", "megatron-2021"),
+    ):
+        lines = as_report(foreign, runs_of([result], [used], Registry())).splitlines()
+        (note,) = [line.removeprefix(f"{column}: ") for line in lines if line.startswith(f"{column}: ")]
+        words = note.split()
+        assert words[words.index("by") + 1].rstrip(",.;") == formula, foreign

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden_files import golden
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.measure.series import over_repeats
@@ -38,22 +39,48 @@ def _repeat(first: Result, number: int, rate: float) -> Result:
 
 
 def test_the_interval_is_of_the_repeats_and_of_nothing_else(five: list[Result]) -> None:
-    (found,) = repeats.repeats_of(five, SAME)
-    interval = next(f.interval for f in found.figures if f.column.name == "tokens_per_second_per_device")
+    (group,) = repeats.repeats_of(five, SAME)
+    interval = next(f.interval for f in group.figures if f.column.name == "tokens_per_second_per_device")
     assert interval == over_repeats(RATES) and (interval.n, interval.median) == (5, 101.0)
     assert interval.low is not None and interval.high is not None and interval.low < 101.0 < interval.high
 
 
+def with_two_peaks(five: list[Result]) -> list[Result]:
+    """Return two repeats whose MFU refers to different measured peaks."""
+    peaks = {0.5: 0.3, 1.0: 0.15}
+    return [
+        result.model_copy(
+            update={
+                "utilisation": tuple(
+                    u.model_copy(update={"peak_tflops": peak, "value": value}) for u in result.utilisation
+                )
+            }
+        )
+        for result, (peak, value) in zip(five, peaks.items(), strict=False)
+    ]
+
+
+def invalid(result: Result) -> Result:
+    return result.model_copy(update={"status": Status(word="invalid", reasons=("x",))})
+
+
+def test_repeats_are_printed_as_they_were_read(five: list[Result]) -> None:
+    """Several repeats; one valid run; and two measured peaks, between which an MFU has no median."""
+    parts = []
+    for results in (five, [five[0], invalid(five[1])], with_two_peaks(five)):
+        lines, plans = repeats.as_lines(results, SAME[: len(results)]), SAME[: len(results)]
+        assert max(map(len, lines)) <= 80
+        parts += ["\n".join(lines), repeats.as_markdown(results, plans)]
+    text = "\n".join(parts)
+    assert text == golden("report/repeats.md", text)
+
+
 def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Result]) -> None:
     expected = over_repeats(RATES)
-    text, markdown = "\n".join(repeats.as_lines(five, SAME)), repeats.as_markdown(five, SAME)
-    shown = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
-    assert "5 repeats, 5 valid" in text and "5 repeats, 5 valid" in markdown
-    assert [line.split() for line in text.splitlines() if "tokens/s" in line] == [
-        ["tokens/s/device", "101.0", *shown.split()]
-    ]
-    assert f"| tokens/s/device | 101.0 | {shown} |" in markdown.splitlines()
-    assert "interval of 5 values: 95%, student-t about the mean" in text
+    ends = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
+    (line,) = [line for line in repeats.as_lines(five, SAME) if "tokens/s" in line]
+    (row,) = [row for row in repeats.as_markdown(five, SAME).splitlines() if "tokens/s" in row]
+    assert line.split() == row.replace("|", "").split() == ["tokens/s/device", "101.0", *ends.split()]
     *rows, last = json.loads(as_json(five, SAME))
     assert [row["repeat"] for row in rows] == [1, 2, 3, 4, 5]
     assert last["schema"] == "levelfield.repeats/1" and last["runs"] == [r.run_id for r in five]
@@ -61,31 +88,30 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
     assert (figure["median"], figure["low"], figure["high"], figure["unit"]) == (
         101.0, expected.low, expected.high, "1/s",
     )  # fmt: skip
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None:
     values = iter([0.4, 0.55])
     column = replace(repeats.FIGURE_COLUMNS["mfu_palm"], read=lambda result: next(values))
-    (found,) = repeats.repeats_of(five[:2], SAME[:2], (column,))
-    assert found.figures[0].interval.high == 1.0
+    (group,) = repeats.repeats_of(five[:2], SAME[:2], (column,))
+    assert group.figures[0].interval.high == 1.0
 
 
 def test_what_the_nodes_and_ranks_of_one_run_did_does_not_part_repeats(five: list[Result]) -> None:
-    nodes = (NodeResult.model_construct(node=0, name="a"),)
-    pace = RankPace.model_construct(waited=())
+    unknown = dict.fromkeys(("word", "detail", "kernel", "cores", "memory_bytes"))
+    nodes = (NodeResult.model_validate({"node": 0, "name": "a", "missing": (), "software": {}, **unknown}),)
+    pace = RankPace(steps=10, stragglers=())
     other = five[1].model_copy(update={"preflight": "6 TFLOP/s", "pace": pace, "machines": nodes})
-    (found,) = repeats.repeats_of([five[0], other], SAME[:2])
-    assert len(found.results) == 2
+    (group,) = repeats.repeats_of([five[0], other], SAME[:2])
+    assert len(group.results) == 2
 
 
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
-    invalid = five[1].model_copy(update={"status": Status(word="invalid", reasons=("x",))})
-    (found,) = repeats.repeats_of([five[0], invalid, *five[2:]], SAME)
-    assert (found.valid, len(found.results)) == (4, 5)
-    assert found.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
-    text = "\n".join(repeats.as_lines([five[0], invalid], SAME[:2]))
-    assert "no figure over repeats: 1 valid run(s), expected at least 2" in text
+    (group,) = repeats.repeats_of([five[0], invalid(five[1]), *five[2:]], SAME)
+    assert (group.valid, len(group.results)) == (4, 5)
+    assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
+    (alone,) = repeats.repeats_of([five[0], invalid(five[1])], SAME[:2])
+    assert (alone.valid, alone.figures) == (1, ())
 
 
 @pytest.mark.parametrize(
@@ -105,10 +131,9 @@ def test_a_value_that_is_not_finite_is_refused(five: list[Result]) -> None:
 def test_report_of_repeats_shows_them(run: RunPaths, five: list[Result], capsys: pytest.CaptureFixture[str]) -> None:
     other = run.root.with_name(run.root.name.replace("abcdef", "fedcba"))
     _copy(run, other)
-    assert main(["report", str(run.root), str(other), "--format", "markdown"]) == 0
-    assert "2 repeats, 2 valid" in capsys.readouterr().out
-    assert main(["report", str(run.root), str(other)]) == 0
-    assert "over repeats:" in capsys.readouterr().out
+    for form in ("markdown", "table"):
+        assert main(["report", str(run.root), str(other), "--format", form]) == 0
+        assert "2 repeats" in capsys.readouterr().out, form
 
 
 def _copy(run: RunPaths, other: Path) -> None:
@@ -118,8 +143,8 @@ def _copy(run: RunPaths, other: Path) -> None:
 
 def test_a_run_without_its_plan_at_hand_is_no_repeat(five: list[Result]) -> None:
     assert repeats.repeats_of(five[:2], [None, None]) == []
-    (found,) = repeats.repeats_of(five[:3], ["one plan", None, "one plan"])
-    assert [result.run_id for result in found.results] == ["run1", "run3"]
+    (group,) = repeats.repeats_of(five[:3], ["one plan", None, "one plan"])
+    assert [result.run_id for result in group.results] == ["run1", "run3"]
 
 
 @pytest.mark.parametrize("change", [{"threads": 7}, {"environment": {"ONEDNN_VERBOSE": "1"}}])
@@ -145,14 +170,9 @@ def test_runs_with_other_variables_of_the_shell_are_two_trainings(five: list[Res
 
 
 def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
-    used = tuple(u.model_copy(update={"peak_tflops": 0.5, "value": 0.3}) for u in five[0].utilisation)
-    first = five[0].model_copy(update={"utilisation": used})
-    twice = [u.model_copy(update={"peak_tflops": 1.0, "value": 0.15}) for u in used]
-    second = five[1].model_copy(update={"utilisation": tuple(twice)})
-    (found,) = repeats.repeats_of([first, second], SAME[:2])
-    assert "mfu_palm" not in {figure.column.name for figure in found.figures}
-    said = "\n".join(repeats.as_lines([first, second], SAME[:2]))
-    assert "MFU (palm): no median, as the runs refer to 2 different measured peaks" in said
+    first, second = with_two_peaks(five)
+    (group,) = repeats.repeats_of([first, second], SAME[:2])
+    assert "mfu_palm" not in {figure.column.name for figure in group.figures}
     (same,) = repeats.repeats_of([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
     assert "mfu_palm" in {figure.column.name for figure in same.figures}
 

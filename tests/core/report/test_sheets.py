@@ -27,9 +27,9 @@ def test_every_line_fits(rows: list[tuple[str, ...]], heading: str, notes: list[
 
 @given(st.lists(st.text("abc xyz", max_size=60), min_size=3, max_size=3))
 def test_wrapping_loses_nothing(cells: list[str]) -> None:
-    found = lines(Sheet("", ("a", "b", "c"), (tuple(cells),)))[1:]
+    texts = lines(Sheet("", ("a", "b", "c"), (tuple(cells),)))[1:]
     for letter in "abcxyz":
-        assert sum(line.count(letter) for line in found) == "".join(cells).count(letter)
+        assert sum(line.count(letter) for line in texts) == "".join(cells).count(letter)
 
 
 def test_columns_stand_below_their_headers() -> None:
@@ -42,8 +42,8 @@ def test_a_step_has_no_column_that_is_empty() -> None:
         time = {"mean": 9.0, **more.pop("time", {})}  # type: ignore[dict-item]
         overhead = {"plain_ms": time, "recorded_ms": time, "ratio": 0.0, "low": None, "high": None}
         of_run = {"run_id": "a", "framework": "torch", "profiler": "k", "device": "processor", "recorded_steps": 1}
-        own = {"step": time, "overhead": overhead, "parts": [{"part": "mlp", "time": time, **more}], "ranks": []}
-        step = StepParts.model_validate({**of_run, **own})
+        parts = [{"part": "mlp", "time": time, **more}]
+        step = StepParts.model_validate({**of_run, "step": time, "overhead": overhead, "parts": parts, "ranks": []})
         table = list(step_sheets(step))[1]
         return [list(table.header), *map(list, table.rows)]
 
@@ -68,14 +68,23 @@ def test_foreign_text_is_harmless(hostile: str) -> None:
 
 
 def test_markdown_is_a_heading_a_table_and_notes() -> None:
-    found = as_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
-    assert found.splitlines() == ["### Speed", "", "| side | ratio |", "|---|---|", "| A | 1.0 |", "", "a note"]
+    text = as_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
+    assert text.splitlines() == ["### Speed", "", "| side | ratio |", "|---|---|", "| A | 1.0 |", "", "a note"]
 
 
-def test_columns_to_the_left_and_to_the_right() -> None:
-    assert padded(("a", 12, "b"), (3, -4)) == "a      12  b" and padded(("a", ""), (3, 4), " ") == "a"
-    assert aligned([("a", "bb", "c"), ("aaa", "", "c")]) == ["a    bb  c", "aaa      c"]
-    assert labelled("long label", "text", 4) == "long label text" and labelled("", "text", 4) == "    text"
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (padded(("a", 12, "b"), (3, -4)), "a      12  b"),
+        (padded(("a", ""), (3, 4), " "), "a"),
+        ("\n".join(aligned([("a", "bb", "c"), ("aaa", "", "c")])), "a    bb  c\naaa      c"),
+        ("\n".join(aligned([("a", "1"), ("b", "22")], right=(1,))), "a   1\nb  22"),
+        (labelled("long label", "text", 4), "long label text"),
+        (labelled("", "text", 4), "    text"),
+    ],
+)
+def test_columns_to_the_left_and_to_the_right(row: str, text: str) -> None:
+    assert row == text
 
 
 # What is no table: a chart, and a line that is drawn over the one before.
@@ -85,11 +94,11 @@ BY_HAND = {"report/sheets.py", "nights/series_history.py", "cli/terminal.py"}
 def test_columns_are_padded_nowhere_else() -> None:
     folder = ROOT / "platform" / "levelfield"
     pads = re.compile(r"\.[lr]just\(|:[<>](?:\{|\d)")
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if pads.search(path.read_text())}
-    assert {name for name in found if not name.startswith("worker/")} == BY_HAND
+    padding = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if pads.search(path.read_text())}
+    assert {name for name in padding if not name.startswith("worker/")} == BY_HAND
 
 
 def test_a_column_without_a_word_takes_no_part_in_wrapping() -> None:
     """A table that is too wide, whose last column is empty in every row."""
-    found = lines(Sheet("", ("part", ""), (("x" * 30 + " " + "y" * 90, ""),)))
-    assert "".join(found).count("y") == 90
+    texts = lines(Sheet("", ("part", ""), (("x" * 30 + " " + "y" * 90, ""),)))
+    assert "".join(texts).count("y") == 90
