@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -40,22 +40,18 @@ def refuse_foreign(folder: Path, instead: str = WITHOUT) -> None:
     """
     if not os.path.lexists(folder) or is_own(folder):
         return
-    kind = _kind(folder)
-    if kind != "an empty folder":
-        raise UsageError(
-            f"{folder}: found {kind} that Levelfield did not make, expected none. It is left as it is: move it to "
-            f"another place, then start again. Or {instead}"
-        )
-
-
-def _kind(folder: Path) -> str:
     if folder.is_symlink():
-        return f"a link to {folder.readlink()}"
-    if not folder.is_dir():
-        return "a file"
-    if not any(folder.iterdir()):
-        return "an empty folder"
-    return "an environment" if (folder / "pyvenv.cfg").exists() else "a folder"
+        kind = f"a link to {folder.readlink()}"
+    elif not folder.is_dir():
+        kind = "a file"
+    elif any(folder.iterdir()):
+        kind = "an environment" if (folder / "pyvenv.cfg").exists() else "a folder"
+    else:
+        return
+    raise UsageError(
+        f"{folder}: found {kind} that Levelfield did not make, expected none. It is left as it is: move it to "
+        f"another place, then start again. Or {instead}"
+    )
 
 
 def cleared(folder: Path) -> None:
@@ -151,10 +147,18 @@ def hold(folder: Path) -> int | None:
 
 
 def user_of(folder: Path) -> str | None:
-    """Return who uses an environment, in words; None when nobody does as far as this user can see."""
+    """Return who uses an environment, in words; None when nobody does as far as this user can see.
+
+    A process uses it that was started by its Python, or that has loaded a library of it.
+    """
     real = Path(os.path.realpath(folder))
-    if process := next(_processes_from(real), None):
-        return f"process {process}"
+    python, library = os.fsencode(real / "bin") + b"/", b" " + os.fsencode(real) + b"/"
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile, or belongs to another user
+            if process.name != str(os.getpid()) and (
+                (process / "cmdline").read_bytes().startswith(python) or library in (process / "maps").read_bytes()
+            ):
+                return f"process {process.name}"
     with suppress(OSError):
         descriptor = os.open(real / "pyvenv.cfg", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -164,14 +168,3 @@ def user_of(folder: Path) -> str | None:
         finally:
             os.close(descriptor)
     return None
-
-
-def _processes_from(folder: Path) -> Iterator[int]:
-    """Yield the processes that were started by the environment's Python, or that have loaded a library of it."""
-    python, library = os.fsencode(folder / "bin") + b"/", b" " + os.fsencode(folder) + b"/"
-    for place in Path("/proc").glob("[0-9]*"):
-        if place.name == str(os.getpid()):
-            continue
-        with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            if (place / "cmdline").read_bytes().startswith(python) or library in (place / "maps").read_bytes():
-                yield int(place.name)

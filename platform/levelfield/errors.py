@@ -99,8 +99,10 @@ _OBJECTS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>[:,]? ?|HTTPS?Connection(P
 def connection_error(error: BaseException) -> str:
     """Return the reason why a request got no answer, in words of the network and not of the library that sent it."""
     chain = [error]
-    while cause := next((link for link in _causes(chain[-1]) if link not in chain), None):
-        chain.append(cause)
+    for link in chain:  # each library keeps the cause of an error in another place
+        candidates = (getattr(link, "reason", None), *link.args, link.__cause__, link.__context__)
+        causes = (c for c in candidates if isinstance(c, BaseException) and c not in chain)
+        chain += [cause] if (cause := next(causes, None)) else []
     names = {type(link).__name__ for link in chain}
     for meaning, types in _CONNECTION.items():
         if names & {*types}:
@@ -109,12 +111,6 @@ def connection_error(error: BaseException) -> str:
     system = next((link.strerror for link in chain if isinstance(link, OSError) and link.strerror), None)
     text = system or " ".join(_OBJECTS.sub("", str(error)).split())[:300]
     return text[:1].lower() + text[1:] if text else type(error).__name__
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return the errors that an error was made of: those of the libraries keep them in different places."""
-    candidates = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
-    return [candidate for candidate in candidates if isinstance(candidate, BaseException)]
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

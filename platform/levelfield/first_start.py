@@ -38,22 +38,9 @@ class Places:
     packages: tuple[str, ...]  # for the running Python, such as `a==1.0`
     digest: str  # of requirements.lock
 
-    @property
-    def link(self) -> Path:
-        return self.root / ".venv"
-
-    @property
-    def folder(self) -> Path:
-        return self.root / ".venvs" / f"levelfield-{self.digest[:12]}"
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several checkouts keep their environments in one folder: a user has made `.venvs` a link."""
-        return self.folder.parent.is_symlink()
-
-    @property
-    def lock(self) -> Path:
-        return self.folder.with_name("levelfield.lock") if self.is_shared else self.root / ".venv.lock"
+    link: Path
+    folder: Path  # of the environment
+    is_shared: bool  # several checkouts have their environments in one folder: a user has made `.venvs` a link
 
 
 def places_of(root: Path) -> Places:
@@ -65,7 +52,9 @@ def places_of(root: Path) -> Places:
         raise UsageError(
             f"{path}: {error.strerror}; the checkout is not complete. Get the file back: git checkout -- {path.name}"
         ) from None
-    return Places(root, tuple(_pinned(content.decode(errors="replace"))), hashlib.sha256(content).hexdigest())
+    packages, digest = tuple(_pinned(content.decode(errors="replace"))), hashlib.sha256(content).hexdigest()
+    folder = root / ".venvs" / f"levelfield-{digest[:12]}"
+    return Places(root, packages, digest, root / ".venv", folder, folder.parent.is_symlink())
 
 
 def _pinned(text: str) -> Iterator[str]:
@@ -171,7 +160,7 @@ def _made(places: Places, say: Say) -> Path:
     if not is_removed:  # the link of an environment of ours that a user has removed is replaced
         environment_folder.refuse_foreign(link)
     environment_folder.refuse_foreign(places.folder)
-    lock = places.lock
+    lock = places.folder.with_name("levelfield.lock") if places.is_shared else places.root / ".venv.lock"
     try:
         descriptor = environment_folder.opened_lock(lock)
     except OSError as error:
@@ -202,7 +191,8 @@ def _complete(places: Places, say: Say) -> Path:
     installer.end_left(places.link, say)  # earlier versions made it there
     if not places.link.is_symlink():
         _refuse_used(places.link)
-    if not _is_left_whole(places):
+    is_whole = _stamp(places.folder) == places.digest and not _why_not_started(places.folder)
+    if not is_whole or installer.lacking(places.folder, places.packages, with_files=True):
         _refuse_used(places.folder)
         _install(places, say)
     _switch(places)
@@ -221,13 +211,6 @@ def _refuse_used(folder: Path) -> None:
             f"{folder} has to be made again, and {user} uses it: its packages would change under it. Wait for its "
             f"end, then start again; or {WITHOUT}"
         )
-
-
-def _is_left_whole(places: Places) -> bool:
-    """Return whether an environment without a link to it has every file of every package."""
-    if _stamp(places.folder) != places.digest or _why_not_started(places.folder):
-        return False
-    return not installer.lacking(places.folder, places.packages, with_files=True)
 
 
 def _install(places: Places, say: Say) -> None:

@@ -126,13 +126,26 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
     source: the variables of pip's source; by default those of `sources`. All processes of the installer are
     ended when an error or an interrupt leaves this function.
     """
-    variables = {**_own_variables(), **(sources() if source is None else source), MARK: str(folder)}
+    left_out = {*_LEFT_OUT, *_OF_PYTHON}  # an installer would write elsewhere, or have other modules
+    variables = {key: value for key, value in os.environ.items() if key not in left_out}
+    variables |= {f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}
+    variables |= {**(sources() if source is None else source), MARK: str(folder)}
     if "pip" in argv:
         refuse_redirection(variables)
     process = None
     with _interrupted_by_signals():
         try:
-            process = _started(argv, variables)
+            process = subprocess.Popen(
+                argv,
+                env=variables,
+                cwd=_folder(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
             lines = _followed(process, say)
             process.wait()
         except BaseException:
@@ -145,34 +158,21 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
         raise RunFailed(failure(argv, process.returncode, lines, variables))
 
 
-def _own_variables() -> dict[str, str]:
-    """Return the user's variables without those by which an installer writes elsewhere, or has other modules."""
-    left_out = {*_LEFT_OUT, *_OF_PYTHON}
-    variables = {key: value for key, value in os.environ.items() if key not in left_out}
-    return {**variables, **{f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}}
-
-
 def refuse_redirection(variables: Mapping[str, str]) -> None:
     """Raises UsageError for a pip.conf that names another place to install to: no option takes it back."""
+    from configparser import Error, RawConfigParser  # only where something is installed
+
     for file in _settings_files(variables):
-        for section, key in _set_in(file):
-            if key in _PLACES:
+        settings = RawConfigParser()
+        with suppress(Error, OSError, ValueError):  # pip itself says what is wrong with it
+            settings.read(file, encoding="utf-8")
+        for section in filter(settings.has_section, ("global", "install")):  # for every command, and for `install`
+            keys = (name.lstrip("-").replace("_", "-") for name, value in settings.items(section) if value)
+            if key := next((key for key in keys if key in _PLACES), None):
                 raise UsageError(
                     f"{file}: found `{key}` in [{section}], with which pip would not install into the environment. "
                     "Remove it there, or set PIP_CONFIG_FILE=/dev/null for this start"
                 )
-
-
-def _set_in(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield section and key of what a pip.conf sets for every command and for `install`."""
-    from configparser import Error, RawConfigParser  # only where something is installed
-
-    settings = RawConfigParser()
-    with suppress(Error, OSError, ValueError):  # pip itself says what is wrong with it
-        settings.read(file, encoding="utf-8")
-    for section in ("global", "install"):
-        if settings.has_section(section):
-            yield from ((section, k.lstrip("-").replace("_", "-")) for k, value in settings.items(section) if value)
 
 
 def _settings_files(variables: Mapping[str, str]) -> Iterator[Path]:
@@ -216,20 +216,6 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _started(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv,
-        env=variables,
-        cwd=_folder(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-
-
 def _folder() -> str:
     """Return the folder in which installers run: this process's own, which may have been removed, and pip needs one."""
     try:
@@ -244,8 +230,13 @@ def lacking(folder: Path, requirements: Sequence[str], with_files: bool = False)
     with_files: also those of which a file is missing.
     """
     installed = _installed(folder)
+    if with_files:
+        for name, package in [*installed.items()]:
+            files = (file for file in package.files or () if file.suffix != ".pyc")
+            if not all(Path(str(file.locate())).exists() for file in files):
+                del installed[name]
     names = (match[1] for match in map(_NAME.match, requirements) if match)
-    return [name for name in names if not _is_there(installed.get(_normal(name)), with_files)]
+    return [name for name in names if _normal(name) not in installed]
 
 
 def refuse_processor_builds(folder: Path) -> None:
@@ -266,12 +257,6 @@ def _installed(folder: Path) -> dict[str, Distribution]:
 
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
     return {_normal(package.metadata["Name"] or ""): package for package in distributions(path=paths)} if paths else {}
-
-
-def _is_there(package: Distribution | None, with_files: bool) -> bool:
-    if package is None or not with_files:
-        return package is not None
-    return all(Path(str(file.locate())).exists() for file in package.files or () if file.suffix != ".pyc")
 
 
 def _normal(name: str) -> str:
@@ -336,19 +321,14 @@ def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
         return None
     cause = next((match[0].strip() for match in map(_CAUSE.search, unreachable) if match), None)
     what = "cannot be reached" if unreachable else f"gives no {lacking} for this system and Python"
+    index = "the one of `pip config list`, or else the one that pip has built in"
+    if (address := variables.get("PIP_INDEX_URL")) is not None:
+        index = re.sub(r"//[^/@]*@", "//", address) + " (PIP_INDEX_URL)"  # without a password
     return (
-        f"the package index {what}: {_index(variables)}{f' ({cause})' if cause else ''}. Set PIP_INDEX_URL to one that "
+        f"the package index {what}: {index}{f' ({cause})' if cause else ''}. Set PIP_INDEX_URL to one that "
         f"this machine reaches, behind a proxy HTTPS_PROXY, or without network {WHEELS} to a folder of wheels that "
         "`environment wheels fetch DIR` made on a machine with network"
     )
-
-
-def _index(variables: dict[str, str]) -> str:
-    """Return the index that pip is told to use, without a password."""
-    index = variables.get("PIP_INDEX_URL")
-    if index is None:
-        return "the one of `pip config list`, or else the one that pip has built in"
-    return re.sub(r"//[^/@]*@", "//", index) + " (PIP_INDEX_URL)"
 
 
 def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:

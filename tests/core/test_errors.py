@@ -26,48 +26,53 @@ def get(request: pytest.FixtureRequest) -> Get:
     params=[b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab", None], ids=["closed", "short", "silent"]
 )
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """The address of a server on this machine, and what has to be said about its answer."""
+    """The address of a server on this machine, and the expected words for its answer."""
     server, answer = socket.create_server(("127.0.0.1", 0)), request.param
-    held: list[socket.socket] = []
+    connections: list[socket.socket] = []
 
     def serve() -> None:
         while True:
             try:
-                held.append(server.accept()[0])
+                connections.append(server.accept()[0])
             except OSError:
                 return
             if answer is not None:
-                held[-1].recv(4096)
-                held[-1].sendall(answer)
-                held[-1].close()
+                connections[-1].recv(4096)
+                connections[-1].sendall(answer)
+                connections[-1].close()
 
     threading.Thread(target=serve, daemon=True).start()
-    said = "no answer in time" if answer is None else "broke before the answer was whole"
-    yield f"127.0.0.1:{server.getsockname()[1]}", said
+    yield (
+        f"127.0.0.1:{server.getsockname()[1]}",
+        "no answer in time" if answer is None else "broke before the answer was whole",
+    )
     server.shutdown(socket.SHUT_RDWR)
     server.close()
-    for each in held:
-        each.close()
+    for connection in connections:
+        connection.close()
 
 
-def said_of(get: Get, url: str) -> str:
+def reason(get: Get, url: str) -> str:
     with pytest.raises((urllib3.exceptions.HTTPError, OSError)) as raised:
         get(url)
-    said = connection_error(raised.value)
-    assert not any(word in said for word in ("Pool", "object at", "Max retries", "Error("))
-    return said
+    text = connection_error(raised.value)
+    assert not any(word in text for word in ("Pool", "object at", "Max retries", "Error("))
+    return text
 
 
-def test_what_a_server_does(get: Get, served: tuple[str, str]) -> None:
+def test_a_server_that_gives_no_whole_answer(get: Get, served: tuple[str, str]) -> None:
     address, expected = served
-    assert expected in said_of(get, f"http://{address}/")
+    assert expected in reason(get, f"http://{address}/")
 
 
 def test_a_server_that_is_not_there(get: Get) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert said_of(get, f"https://127.0.0.1:{port}/") == "connection refused"
-    assert said_of(get, "https://no-such-host.invalid/") == "its name does not resolve"
+    for url, text in (
+        (f"https://127.0.0.1:{port}/", "connection refused"),
+        ("https://no-such-host.invalid/", "its name does not resolve"),
+    ):
+        assert reason(get, url) == text
 
 
 def test_objects_of_a_library_are_left_out() -> None:

@@ -60,9 +60,9 @@ def test_git_tracks_no_environment() -> None:
 
 
 def test_nothing_under_models_shadows_a_framework() -> None:
-    found = list((ROOT / "models").rglob("*"))
-    assert [p for p in found if p.name == "__init__.py"] == []
-    assert [p for p in found if p.suffix == ".py" and p.stem in FRAMEWORKS | {"numpy", "levelfield"}] == []
+    paths = list((ROOT / "models").rglob("*"))
+    assert [p for p in paths if p.name == "__init__.py"] == []
+    assert [p for p in paths if p.suffix == ".py" and p.stem in FRAMEWORKS | {"numpy", "levelfield"}] == []
     assert [
         p for p in (ROOT / "models").rglob("*/") if p.parent.parent == ROOT / "models" and p.name in FRAMEWORKS
     ] == []
@@ -109,8 +109,8 @@ def test_the_platform_never_imports_a_framework() -> None:
 
 def modules_in(*folders: str) -> set[str]:
     """The names by which programs of these folders import files and folders of theirs."""
-    found = [path for name in folders for path in (ROOT / name).iterdir()]
-    return {path.stem for path in found if path.suffix == ".py" or (path.is_dir() and list(path.glob("*.py")))}
+    paths = [path for name in folders for path in (ROOT / name).iterdir()]
+    return {path.stem for path in paths if path.suffix == ".py" or (path.is_dir() and list(path.glob("*.py")))}
 
 
 def test_the_product_imports_nothing_of_tools_or_tests_and_tools_nothing_of_tests() -> None:
@@ -161,8 +161,8 @@ READS = re.compile(r"\.read_text\(|\.read_bytes\(|\bopen\(\"r|\.open\(\)")
 def test_files_of_others_are_opened_only_where_they_are_regular_ones() -> None:
     folder = ROOT / "platform" / "levelfield"
     rooms = {"node", "worker", "testing"}  # the first two read what their own run wrote; the third an author's folder
-    found = {path.relative_to(folder) for path in folder.rglob("*.py") if READS.search(path.read_text())}
-    assert {str(path) for path in found if path.parts[0] not in rooms} - OWN_FILES == set()
+    readers = {path.relative_to(folder) for path in folder.rglob("*.py") if READS.search(path.read_text())}
+    assert {str(path) for path in readers if path.parts[0] not in rooms} - OWN_FILES == set()
 
 
 def test_plugins_are_known_to_these_rules() -> None:

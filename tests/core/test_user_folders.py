@@ -25,7 +25,7 @@ FOLDERS = {
 
 
 @pytest.fixture(params=["", None])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home that the list of users names, where HOME is empty or not set."""
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "LEVELFIELD_STORE"):
         monkeypatch.delenv(name, raising=False)
@@ -34,49 +34,49 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
-def test_an_empty_home_is_none(own: Path) -> None:
+def test_an_empty_home_is_none(home: Path) -> None:
     places = [peaks_folder(), user_folders.own_cache(), stored_files(Path("/x"))[1], address_of(None).path]
-    assert all(own in place.parents for place in places if place)
-    assert default_url() == f"sqlite:///{own}/.local/share/levelfield/results.sqlite"
-    assert user_folders.expanded("~/x") == own / "x"
+    assert all(home in place.parents for place in places if place)
+    assert default_url() == f"sqlite:///{home}/.local/share/levelfield/results.sqlite"
+    assert user_folders.expanded("~/x") == home / "x"
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("value", ["", "relative/folder"])
 def test_an_empty_or_relative_variable_is_none(
-    own: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     variable, below = FOLDERS[name]
     monkeypatch.setenv(variable, value)
-    assert getattr(user_folders, name)() == own / below
+    assert getattr(user_folders, name)() == home / below
     monkeypatch.setenv(variable, "/given")
     assert getattr(user_folders, name)() == Path("/given")
 
 
-def test_a_user_without_a_home_is_told_and_has_no_settings(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_told_and_has_no_settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(user: int) -> None:
         raise KeyError(user)
 
-    monkeypatch.setattr(user_folders.pwd, "getpwuid", unknown)
-    with pytest.raises(UsageError, match=r"found no home folder of user \d+: set HOME"):
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UsageError, match=rf"user {os.getuid()}: set HOME"):
         peaks_folder()
     assert private_chips(None) is None
 
 
-def test_programs_that_are_started_get_no_empty_home(own: Path) -> None:
+def test_programs_that_are_started_get_no_empty_home(home: Path) -> None:
     user_folders.forget_empty_home()
     assert "HOME" not in os.environ
 
 
 def test_no_other_module_reads_these_variables() -> None:
     pattern = re.compile(r"Path\.home\(\)|environ.*(XDG_(CACHE|DATA|CONFIG)_HOME|\"HOME\")")
-    found = {
+    readers = {
         path.name
         for path in (ROOT / "platform/levelfield").rglob("*.py")
         if pattern.search(path.read_text()) and "testing" not in path.parts
     }
     # the other runs on a node: standard library alone
-    assert found == {"user_folders.py", "code_digest.py"}
+    assert readers == {"user_folders.py", "code_digest.py"}
 
 
 def test_a_user_whom_no_list_has_is_called_by_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

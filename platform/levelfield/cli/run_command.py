@@ -7,6 +7,7 @@ from pathlib import Path
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
+    Options,
     chips_option,
     free_options,
     json_option,
@@ -44,7 +45,22 @@ exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]"
-    what = parser.add_argument_group("what to run")
+    _work_options(parser.add_argument_group("what to run"))
+    derived = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
+    derived.add_argument("--steps", type=int, metavar="N", help="training steps")
+    derived.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
+    derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
+    derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
+    free = parser.add_argument_group("free choices (the case fixes everything else)")
+    free_options(free)
+    free.add_argument(
+        "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
+    )
+    _way_options(parser.add_argument_group("how to run it"))
+    _place_options(parser.add_argument_group("where it runs"))
+
+
+def _work_options(what: Options) -> None:
     what.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
     what.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
@@ -69,17 +85,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--data", metavar="PREFIX", help="a corpus, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
     )
-    derived = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
-    derived.add_argument("--steps", type=int, metavar="N", help="training steps")
-    derived.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
-    derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
-    derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
-    free = parser.add_argument_group("free choices (the case fixes everything else)")
-    free_options(free)
-    free.add_argument(
-        "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
-    )
-    how = parser.add_argument_group("how to run it")
+
+
+def _way_options(how: Options) -> None:
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(
         "--assume-hardware",
@@ -107,7 +115,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_option(how, " on stdout")
     quiet_option(how)
     recording_options(how)
-    where = parser.add_argument_group("where it runs")
+
+
+def _place_options(where: Options) -> None:
     runtime_option(where)
     site_options(where)
     where.add_argument(
