@@ -76,9 +76,8 @@ class CertificateMaker:
             f"{plan.tuning.layout} on {plan.world_size} device(s), about a minute (--no-certificate leaves it out)"
         )
         result = runner.run(plan, needed.vendor, self.runs, self.listener, platform.node(), reference)
-        return result if result.status.failure == "interrupted" else self._certificate(result, subject)
-
-    def _certificate(self, result: Result, subject: CertificateSubject) -> Certified:
+        if result.status.failure == "interrupted":
+            return result
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
             plan = read_plan(paths)

@@ -55,9 +55,19 @@ def keep(certificate: Certificate, paths: RunPaths) -> str | None:
 
     The run that needs it has it nevertheless.
     """
-    path = place(certificate.subject)
+    path, folder = place(certificate.subject), runs_place(certificate.subject)
     try:
-        _keep_run(paths, runs_place(certificate.subject))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        try:
+            for name, file in [*raw_paths(paths.root), (OUTCOME, paths.outcome)]:
+                copy = made / paths.root.name / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy, follow_symlinks=False)
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(certificate))
     except OSError as error:
@@ -72,16 +82,12 @@ def forget(subject: CertificateSubject) -> None:
 
 
 def place(subject: CertificateSubject) -> Path:
-    return own_cache() / "certificates" / f"{_key(subject)}.json"
+    return own_cache() / "certificates" / f"{short_digest(subject.fingerprint(), 24)}.json"
 
 
 def runs_place(subject: CertificateSubject) -> Path:
     """Return the folder with the run that certifies a subject."""
-    return own_cache() / "certificate-runs" / _key(subject)
-
-
-def _key(subject: CertificateSubject) -> str:
-    return short_digest(subject.fingerprint(), 24)
+    return own_cache() / "certificate-runs" / short_digest(subject.fingerprint(), 24)
 
 
 def _mismatch(certificate: Certificate) -> str | None:
@@ -99,18 +105,3 @@ def _mismatch(certificate: Certificate) -> str | None:
     if differ := [name for name in ours if ours[name] != theirs[name]]:
         return f"{', '.join(differ)} differ"
     return None
-
-
-def _keep_run(paths: RunPaths, folder: Path) -> None:
-    """Copy the sealed files of a run below `folder`, in the place of what was there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    try:
-        for name, path in [*raw_paths(paths.root), (OUTCOME, paths.outcome)]:
-            copy = made / paths.root.name / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy, follow_symlinks=False)
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

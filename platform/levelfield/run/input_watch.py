@@ -42,7 +42,12 @@ class InputWatch:
 
     def judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
-        changed = [path for path, content in self._written.items() if _content(path) != content]
+        changed = []
+        for path, content in self._written.items():
+            with suppress(OSError):
+                if read_regular(path) == content:
+                    continue
+            changed.append(path)
         for path in changed:
             write_atomically(path, self._written[path].decode())
         if not changed:
@@ -52,13 +57,6 @@ class InputWatch:
         if outcome.cause == "exited":
             return replace(outcome, cause="inputs-changed", evidence=text)
         return replace(outcome, warnings=(*outcome.warnings, text))
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return read_regular(path)
-    except OSError:
-        return None
 
 
 class CorpusWatch:

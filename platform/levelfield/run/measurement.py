@@ -60,11 +60,6 @@ def peaks_folder() -> Path:
     return own_cache() / "peaks"
 
 
-def _answer(printed: str) -> Any:
-    """Return the object of a probe's last line; libraries may print before it. Raises one of _NO_ANSWER."""
-    return json.loads(printed.splitlines()[-1])
-
-
 def keep_text(path: Path, text: str) -> None:
     """Keep what was measured. Without a place to keep it the next command measures again."""
     with suppress(OSError):
@@ -148,7 +143,8 @@ def measure_peaks(
             cores = str(int(runtime.output(plan, counting, {}, PEAK_LIMIT_SECONDS)))
         argv += ["--threads", cores]
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_LIMIT_SECONDS)
-        peaks = _peaks(_answer(printed), before, _counters(plan))
+        answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
+        peaks = _peaks(answer, before, _counters(plan))
     except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
         return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_limits(plan))
     refusals = _refusals(plan, peaks)
@@ -183,33 +179,24 @@ def _peaks(
 ) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
     now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), after["cores"] if after else None
-    beside = PeakMeasurement(at=now, other_cores=_cores_of_others(before, after), cores=cores)
-    rates = {dtype: float(fields["tflops"]) for dtype, fields in answer.items()}
-    return {
-        dtype: StoredPeak(best, beside.model_copy(update=_details(best, answer[dtype])))
-        for dtype, best in rates.items()
-        if math.isfinite(best) and best > 0
-    }
-
-
-def _cores_of_others(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float | None:
-    """Return the cores that other programs kept busy between two counts; None where that is not known."""
-    if not before or not after or before["own_seconds"] is None or after["own_seconds"] is None:
-        return None
-    nanoseconds, busy, ours = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
-    return max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
-
-
-def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
-    """Return what the probe measured beside the rate: the best less the median, how often it was timed, and the ratio
-    of two libraries' products; None for what a probe does not give."""
-    median, ratio, repeats = (answer.get(name) for name in ("median", "onednn_over_mkl", "repeats"))
-    is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
-    return {
-        "spread": 1 - median / best if isinstance(median, (int, float)) and 0 < median <= best else None,
-        "repeats": repeats if isinstance(repeats, int) and repeats >= 1 else None,
-        "onednn_over_mkl": ratio if is_ratio else None,
-    }
+    others = None  # cores that other programs kept busy meanwhile
+    if before and after and before["own_seconds"] is not None and after["own_seconds"] is not None:
+        nanoseconds, busy, ours = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
+        others = max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
+    beside, peaks = PeakMeasurement(at=now, other_cores=others, cores=cores), {}
+    for dtype, best in [(dtype, float(fields["tflops"])) for dtype, fields in answer.items()]:
+        if not (math.isfinite(best) and best > 0):
+            continue
+        # what the probe measured beside the rate; None for what it does not give
+        median, ratio, repeats = (answer[dtype].get(name) for name in ("median", "onednn_over_mkl", "repeats"))
+        is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
+        details = {
+            "spread": 1 - median / best if isinstance(median, (int, float)) and 0 < median <= best else None,
+            "repeats": repeats if isinstance(repeats, int) and repeats >= 1 else None,
+            "onednn_over_mkl": ratio if is_ratio else None,
+        }
+        peaks[dtype] = StoredPeak(best, beside.model_copy(update=details))
+    return peaks
 
 
 def _refusals(plan: Plan, peaks: dict[str, StoredPeak]) -> dict[str, str]:
@@ -277,21 +264,19 @@ def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
 
 def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
     """Return the stored rates that can be; none where the file is missing or damaged. An earlier version kept any."""
+    stored = {}
     try:
-        content = json.loads(read_regular(_peak_file(plan, machine)))
-        stored = {dtype: _stored_peak(fields) for dtype, fields in content.items()}
+        for dtype, fields in json.loads(read_regular(_peak_file(plan, machine))).items():
+            measurement = None  # of an earlier version
+            if "measurement" in fields:
+                measurement = PeakMeasurement.model_validate(fields["measurement"])
+                if datetime.fromisoformat(measurement.at).tzinfo is None:  # no time that can be compared
+                    return {}
+            stored[dtype] = StoredPeak(float(fields["tflops"]), measurement)
     except (OSError, *_NO_ANSWER):
         return {}
     limits = _host_limits(plan)
     return {dtype: peak for dtype, peak in stored.items() if 0 < peak.tflops <= limits.get(dtype, sys.float_info.max)}
-
-
-def _stored_peak(content: dict[str, Any]) -> StoredPeak:
-    """Return a stored peak. One of an earlier version has no measurement. Raises one of _NO_ANSWER when damaged."""
-    measurement = PeakMeasurement.model_validate(content["measurement"]) if "measurement" in content else None
-    if measurement and datetime.fromisoformat(measurement.at).tzinfo is None:
-        raise ValueError("the time of the measurement has no zone")
-    return StoredPeak(float(content["tflops"]), measurement)
 
 
 def _peak_file(plan: Plan, machine: str) -> Path:
@@ -344,31 +329,30 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
 def rates_from(printed: str) -> HostRates:
     """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
     try:
-        answer = _answer(printed)
+        answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
         content = {
             "schema": HostRates.schema_name(),
             "machine": platform.node(),
             "torch": answer["torch"],
             "cores": answer["cores"],
-            "shares": [_share(share) for share in answer["shares"]],
+            "shares": [
+                {
+                    "processes": share["processes"],
+                    "threads": share["threads"],
+                    "matmul_flops_per_second": share["matmul"],
+                    "triad_bytes_per_second": share["triad"],
+                    "copy_bytes_per_second": share["copy"],
+                    "per_operation_seconds": share["operation"],
+                    "collectives": {name: _fitted(name, times) for name, times in share["collectives"].items()},
+                }
+                for share in answer["shares"]
+            ],
         }
         return parse(HostRates, content, "the probe of this host")
     except DocumentError as error:
         raise RunFailed(str(error)) from None
     except _NO_ANSWER as error:
         raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
-
-
-def _share(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "processes": answer["processes"],
-        "threads": answer["threads"],
-        "matmul_flops_per_second": answer["matmul"],
-        "triad_bytes_per_second": answer["triad"],
-        "copy_bytes_per_second": answer["copy"],
-        "per_operation_seconds": answer["operation"],
-        "collectives": {name: _fitted(name, times) for name, times in answer["collectives"].items()},
-    }
 
 
 def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:

@@ -54,23 +54,19 @@ def watts_of(printed: str, host: str, is_alone: bool) -> float:
     Raises NodePowerError for everything else: several lines, no positive finite number, no line of the host.
     """
     lines = [line.split() for line in printed.splitlines() if line.strip()]
-    if len(lines) == 1 and len(lines[0]) == 1 and is_alone:
-        return _positive(lines[0][0])
     matches = [line[1] for line in lines if len(line) == 2 and line[0] == host]
+    if len(lines) == 1 and len(lines[0]) == 1 and is_alone:
+        matches = lines[0]
     if len(matches) != 1:
         expected = f"one line '{host} WATTS'" + (" or one number" if is_alone else "")
         first = f", the first {' '.join(lines[0])[:40]!r}" if lines else ""
         raise NodePowerError(f"the site's command printed {len(lines)} line(s){first}; expected {expected}")
-    return _positive(matches[0])
-
-
-def _positive(word: str) -> float:
     try:
-        watts = float(word)
+        watts = float(matches[0])
     except ValueError:
         watts = math.nan
     if not (math.isfinite(watts) and watts > 0):
-        raise NodePowerError(f"the site's command printed {word[:20]!r}, expected a positive number of watts")
+        raise NodePowerError(f"the site's command printed {matches[0][:20]!r}, expected a positive number of watts")
     return watts
 
 

@@ -142,7 +142,11 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
     """Write the outcome and return the result. Raises RunFailed for a full disk; `evidence collect` continues later."""
     try:
         directory.write_status(paths, "collecting", "running")
-        _keep_outcome(paths, outcome)
+        try:
+            directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+        except KeyboardInterrupt:  # comes once (`interrupted_once`), maybe while a long log is read for the seal
+            directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+            raise
         paths.outcome_of_full_disk.unlink(missing_ok=True)
     except OSError as error:
         with suppress(OSError):
@@ -159,19 +163,6 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
             f"the run has ended and its raw files are kept, without a result: {reason}. Mend that, then run "
             f"`evidence collect {paths.root}`"
         ) from None
-
-
-def _keep_outcome(paths: RunPaths, outcome: Outcome) -> None:
-    """Write the outcome with the seal over the raw files, in one step.
-
-    An interrupt of the user's comes once (`interrupted_once`). It may fall into the reading of a long log, and the
-    outcome is kept nevertheless.
-    """
-    try:
-        directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
-    except KeyboardInterrupt:
-        directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
-        raise
 
 
 def finish(paths: RunPaths) -> Result:

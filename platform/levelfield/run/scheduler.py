@@ -46,8 +46,21 @@ class CertificateAttempt:
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
     """Return all work in the order of the command line, cases first. Raises UsageError without any."""
     work = [Entry(text, request) for text in cases]
-    for name in suites:
-        work += _suite_entries(registry, name, request)
+    for name in suites:  # the name of a suite that is shipped, or its file
+        path = Path(name)
+        is_file = path.suffix in (".yaml", ".yml", ".json")
+        suite = registry.files.document(Suite, path) if is_file else registry.suite(name)
+        work += [
+            Entry(
+                entry.case,
+                request,
+                scale=entry.scale,
+                suggestion=Suggestion(entry.set, f"suite {path.stem}"),
+                hardware=entry.hardware or suite.hardware,
+                suite=EntryUsed(suite=path.stem, name=entry.label, group=entry.group, note=entry.note),
+            )
+            for entry in suite.entries
+        ]
     if not work:
         raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`show` shows the names)")
     return work
@@ -58,7 +71,12 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
     made: list[Job] = []
     for entry in work:
         try:
-            made += _jobs_or_refusals(registry, entry, corpus)
+            try:
+                made += _repeated_jobs(registry, entry, corpus)
+            except NotHere as error:  # a suite's entry that cannot run here gives runs that record the reason
+                if entry.suite is None:
+                    raise
+                made += _repeated_jobs(registry, entry, corpus, refusal=str(error))
         except UsageError as error:
             if entry.suite is None:
                 raise
@@ -129,16 +147,6 @@ def _with_used(plan: Plan, change: dict[str, str | None]) -> Plan:
     return plan if used is None else plan.model_copy(update={"certificate": used.model_copy(update=change)})
 
 
-def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | None) -> list[Job]:
-    """Return the entry's runs. A suite's entry that cannot run here gives runs that record the reason."""
-    try:
-        return _repeated_jobs(registry, entry, corpus)
-    except NotHere as error:
-        if entry.suite is None:
-            raise
-        return _repeated_jobs(registry, entry, corpus, refusal=str(error))
-
-
 def _repeated_jobs(
     registry: Registry, entry: Entry, corpus: CorpusFacts | None, refusal: str | None = None
 ) -> list[Job]:
@@ -151,21 +159,3 @@ def _repeated_jobs(
     plan = plan.model_copy(update={"certificate": certificate_used(registry, plan)})
     plans = [plan.model_copy(update={"run_id": i, "repeat": n}) for i, n in zip(run_ids, repeats, strict=True)]
     return [Job(plan, selection.adapter, entry) for plan in plans]
-
-
-def _suite_entries(registry: Registry, name: str, request: UserRequest) -> list[Entry]:
-    """Return the entries of a suite. name: of one that is shipped, or its file."""
-    path = Path(name)
-    is_file = path.suffix in (".yaml", ".yml", ".json")
-    suite = registry.files.document(Suite, path) if is_file else registry.suite(name)
-    return [
-        Entry(
-            entry.case,
-            request,
-            scale=entry.scale,
-            suggestion=Suggestion(entry.set, f"suite {path.stem}"),
-            hardware=entry.hardware or suite.hardware,
-            suite=EntryUsed(suite=path.stem, name=entry.label, group=entry.group, note=entry.note),
-        )
-        for entry in suite.entries
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -69,8 +69,12 @@ def find_run(runs: Path, name: str) -> RunPaths:
             )
     refuse_any("run", name)
     plans = sorted(runs.glob("*/plan.json"))
-    if name == "latest" and (latest := _latest(plans)):
-        return latest
+    if name == "latest" and plans:
+        from levelfield.specs.record import first_future_date
+
+        now = first_future_date().timestamp() * 1e9
+        written = {plan: plan.stat().st_mtime_ns for plan in plans}
+        return RunPaths(max(written, key=lambda plan: (written[plan] < now, written[plan], plan)).parent.resolve())
     matching = [
         plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
     ]
@@ -81,15 +85,6 @@ def find_run(runs: Path, name: str) -> RunPaths:
         newest = [plan.parent.name for plan in plans[-20:]]
         raise UnknownName("run", name, newest, hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths(matching[0].resolve())
-
-
-def _latest(plans: Sequence[Path]) -> RunPaths | None:
-    from levelfield.specs.record import first_future_date
-
-    now = first_future_date().timestamp() * 1e9
-    written = {plan: plan.stat().st_mtime_ns for plan in plans}
-    newest = max(written, key=lambda plan: (written[plan] < now, written[plan], plan), default=None)
-    return RunPaths(newest.parent.resolve()) if newest else None
 
 
 def read_plan(paths: RunPaths) -> Plan:

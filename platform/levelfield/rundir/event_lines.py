@@ -81,13 +81,9 @@ def count(value: Any) -> int:
 
 def strict_json(content: bytes | str) -> Any:
     """Return the value of a JSON text. Raises ValueError, with what was found, for what is refused."""
-    try:
-        return plain_json(content) if isinstance(content, bytes) else _checked(content)
-    except ValueError:
-        return _checked(content)  # it says what was found, and takes what only looks like something refused
-
-
-def _checked(content: bytes | str) -> Any:
+    if isinstance(content, bytes):
+        with suppress(ValueError):  # what follows says what was found, and takes what only looks like something refused
+            return plain_json(content)
     try:
         value = json.loads(
             content,
@@ -98,7 +94,11 @@ def _checked(content: bytes | str) -> Any:
         )
     except RecursionError:
         raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
-    if _levels(value) > PLAIN_LEVELS:
+    level, layer = 0, [value]
+    while layer := [item for item in layer if isinstance(item, (dict, list))]:
+        level += 1
+        layer = [inner for item in layer for inner in (item.values() if isinstance(item, dict) else item)]
+    if level > PLAIN_LEVELS:
         raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
     return value
 
@@ -115,18 +115,12 @@ def strict_lines(content: bytes) -> None:
             if line.strip():
                 strict_json(line)
         except ValueError as error:
-            if _is_json(line):
-                raise ValueError(f"line {number}: {error}") from None
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    return True
+            try:
+                with suppress(RecursionError):
+                    json.loads(line)
+            except ValueError:  # no JSON at all
+                continue
+            raise ValueError(f"line {number}: {error}") from None
 
 
 def _finite(text: str) -> float:
@@ -135,14 +129,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"found {text[:40]}, expected a finite number")
     return value
-
-
-def _levels(value: Any) -> int:
-    level, layer = 0, [value]
-    while layer := [item for item in layer if isinstance(item, (dict, list))]:
-        level += 1
-        layer = [inner for item in layer for inner in (item.values() if isinstance(item, dict) else item)]
-    return level
 
 
 def measured_events(path: Path) -> MeasuredEvents:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,22 +50,27 @@ class Follower:
         """
         before, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
         for name, size in event_file_sizes(self._events).items():
-            if size != self._offsets.get(name, 0):  # else nothing was written since
-                path = self._events / name
-                for event in self._new_events(path):
-                    self._take(event, path)
+            offset, path = self._offsets.get(name, 0), self._events / name
+            if size == offset:  # nothing was written since
+                continue
+            with open_regular(path) as file:
+                file.seek(offset)
+                lines, newline, _ = file.read(_MOST_AT_ONCE).rpartition(b"\n")
+            if newline:
+                self._offsets[name] = offset + len(lines) + 1
+                for line in lines.split(b"\n"):
+                    with suppress(ValueError):
+                        self._take(event_of(line), path)
         self._looked_ns = looking_ns
-        return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
-
-    def _new_events(self, path: Path) -> Iterator[Event]:
-        with open_regular(path) as file:
-            file.seek(self._offsets.get(path.name, 0))
-            lines, newline, _ = file.read(_MOST_AT_ONCE).rpartition(b"\n")
-        if newline:
-            self._offsets[path.name] = self._offsets.get(path.name, 0) + len(lines) + 1
-            for line in lines.split(b"\n"):
-                with suppress(ValueError):
-                    yield event_of(line)
+        training, ends, finished = self._plan.work.training, self._ends, []
+        for step in sorted(step for step in ends if step > max(before, 0)):
+            first, rate, left = max(0, step - _RECENT), None, None
+            if first in ends and step > first and ends[step] > ends[first]:
+                seconds = (ends[step] - ends[first]) / 1e9 / (step - first)
+                rate = training.tokens_per_step / seconds / self._plan.world_size
+                left = seconds * (training.steps - step)
+            finished.append(Progress(step, training.steps, self._losses.get(step), rate, self._memory, left))
+        return finished
 
     def _take(self, event: Event, path: Path) -> None:
         """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
@@ -86,14 +90,6 @@ class Follower:
             for name in ("process_peak_bytes", "reserved_peak_bytes"):
                 if peak := (event.get("memory") or {}).get(name):
                     self._memory = max(self._memory or 0, whole(peak))
-
-    def _progress(self, step: int) -> Progress:
-        training, first, rate, left = self._plan.work.training, max(0, step - _RECENT), None, None
-        if first in self._ends and step > first and self._ends[step] > self._ends[first]:
-            seconds = (self._ends[step] - self._ends[first]) / 1e9 / (step - first)
-            rate = training.tokens_per_step / seconds / self._plan.world_size
-            left = seconds * (training.steps - step)
-        return Progress(step, training.steps, self._losses.get(step), rate, self._memory, left)
 
 
 def event_file_sizes(events: Path) -> dict[str, int]:

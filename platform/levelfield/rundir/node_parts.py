@@ -83,14 +83,11 @@ def _part(
 ) -> NodePart:
     ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
     records = tuple(record for rank in ranks for record in steps.get(rank, ()))
-    return NodePart(name, ranks, records, ends, read, _indices(plan, name, read))
-
-
-def _indices(plan: Plan, name: str | None, read: NodeTelemetry | None) -> tuple[str, ...]:
-    """Return the devices of a machine. A host that is divided into shares is one device."""
-    hardware = plan.hardware
-    if hardware.device_indices:
-        return tuple(map(str, hardware.device_indices))
-    if name is not None and not hardware.is_host:
-        return tuple(map(str, range(hardware.devices_per_node)))
-    return tuple(sorted({reading.device for reading in read.readings})) if read and read.readings else ("0",)
+    indices: tuple[str, ...] = ("0",)  # a host that is divided into shares is one device
+    if plan.hardware.device_indices:
+        indices = tuple(map(str, plan.hardware.device_indices))
+    elif name is not None and not plan.hardware.is_host:
+        indices = tuple(map(str, range(plan.hardware.devices_per_node)))
+    elif read and read.readings:
+        indices = tuple(sorted({reading.device for reading in read.readings}))
+    return NodePart(name, ranks, records, ends, read, indices)

@@ -6,16 +6,14 @@ Each line keeps its times, which are of the node's clock, and the load of the no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
-from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.readings import plausible_samples, printer
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
-from levelfield.rundir.event_lines import Event, event_or_none, mapping, sequence
+from levelfield.rundir.event_lines import event_or_none, mapping, sequence
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -43,16 +41,13 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         except OSError:
             continue  # raw_files finds no facts of this node either
         adapter = replayed(vendor, answers_of(mapping(mapping(facts).get("tools")).values()))
-        if adapter is not None:
-            write_json(paths.node_software(node), _versions(adapter))
-
-
-def _versions(adapter: Vendor) -> dict[str, str]:
-    """Return the versions without the kernel, which is that of the machine where the adapter runs."""
-    try:
-        return {name: text for name, text in adapter.software().items() if name != "kernel"}
-    except Exception as error:  # an adapter may raise anything
-        return {"error": f"{type(error).__name__}: {error}"}
+        if adapter is None:
+            continue
+        try:  # without the kernel, which is that of the machine where the adapter runs
+            versions = {name: text for name, text in adapter.software().items() if name != "kernel"}
+        except Exception as error:  # an adapter may raise anything
+            versions = {"error": f"{type(error).__name__}: {error}"}
+        write_json(paths.node_software(node), versions)
 
 
 def _tool_numbers(paths: RunPaths, node: int, vendor: Vendor) -> dict[int, int]:
@@ -75,44 +70,29 @@ def _tool_numbers(paths: RunPaths, node: int, vendor: Vendor) -> dict[int, int]:
 
 def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, int]) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
-    answers = answers_of(())
+    answers, hardware = answers_of(()), plan.hardware
+    memory, indices = hardware.memory_bytes_per_device, hardware.device_indices
+    if hardware.is_host and not indices:  # a host that is divided into shares is one device with the node's memory
+        memory, indices = None, (0,)
     devices = {
-        device.index: replace(device, index=numbers.get(device.index, device.index)) for device in _devices(plan)
+        index: Device(numbers.get(index, index), hardware.chip.name, hardware.description, memory)
+        for index in indices or range(hardware.devices_per_node)
     }
-
-    def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
-        return answers(argv, timeout_seconds)  # of one line at a time
-
-    adapter = replayed(vendor, ask)  # lives through all lines of a node: it has counters
+    plan_numbers = {device.index: number for number, device in devices.items()}
+    # The adapter lives through all lines of a node: it has counters. The answers are those of one line at a time.
+    adapter = replayed(vendor, lambda argv, timeout_seconds: answers(argv, timeout_seconds))
     for line in recorded.split(b"\n")[:-1]:
         event = event_or_none(line)
         if event is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
         answers = answers_of(sequence(event.get("outputs")))
+        readings: dict[str, object] = {"samples": []}  # of a line without outputs, written before a tool was run
+        if adapter is None:
+            readings["error"] = NOT_REPLAYABLE
+        elif event.get("outputs"):
+            readings = plausible_samples(adapter, list(devices.values()))
+            samples = sequence(readings["samples"])
+            readings["samples"] = [{**s, "index": plan_numbers.get(s["index"], s["index"])} for s in samples]
         times = {name: event[name] for name in _COPIED if event.get(name) is not None}
-        yield json.dumps({**times, **_samples(adapter, devices, event)}) + "\n"
-
-
-def _samples(adapter: Vendor | None, devices: Mapping[int, Device], line: Event) -> dict[str, object]:
-    """Return the samples; none for a line without outputs, which the node wrote before it ran a tool.
-
-    devices: the devices as the tool counts them, by the plan's numbers, which the samples have.
-    """
-    if adapter is None:
-        return {"samples": [], "error": NOT_REPLAYABLE}
-    if not line.get("outputs"):
-        return {"samples": []}
-    read = plausible_samples(adapter, list(devices.values()))
-    numbers = {device.index: number for number, device in devices.items()}
-    samples = [{**s, "index": numbers.get(s["index"], s["index"])} for s in sequence(read["samples"])]
-    return {**read, "samples": samples}
-
-
-def _devices(plan: Plan) -> list[Device]:
-    """Return the devices of a node. A host that is divided into shares is one, and its memory is the node's own."""
-    hardware = plan.hardware
-    if hardware.is_host and not hardware.device_indices:
-        return [Device(0, hardware.chip.name, hardware.description, None)]
-    indices = hardware.device_indices or range(hardware.devices_per_node)
-    return [Device(i, hardware.chip.name, hardware.description, hardware.memory_bytes_per_device) for i in indices]
+        yield json.dumps({**times, **readings}) + "\n"

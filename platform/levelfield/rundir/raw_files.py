@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +116,15 @@ def read_raw(paths: RunPaths) -> RawRecords:
     # of two ends of one node the first one counts
     node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
-        steps=tuple(_records(pairs, "step", _step, broken)),
-        weights=tuple(chain.from_iterable(_records(pairs, "weights", _weights, broken))),
-        gradients=tuple(chain.from_iterable(_records(pairs, "gradients", _gradients, broken))),
-        final=tuple(chain.from_iterable(_records(pairs, "final_weights", _final_weights, broken))),
-        experts=tuple(chain.from_iterable(_records(pairs, "experts", _experts, broken))),
+        steps=tuple(_records(pairs, "step", broken)),
+        weights=tuple(_records(pairs, "weights", broken)),
+        gradients=tuple(_records(pairs, "gradients", broken)),
+        final=tuple(_records(pairs, "final_weights", broken)),
+        experts=tuple(_records(pairs, "experts", broken)),
         follows=follows,
-        compared=tuple(_records(choices, "compared", _compared, broken, ".choices")),
-        chosen=tuple(_records(choices, "chosen", _chosen, broken, ".choices")),
-        begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
+        compared=tuple(_records(choices, "compared", broken, ".choices")),
+        chosen=tuple(_records(choices, "chosen", broken, ".choices")),
+        begins=dict(_records(pairs, "begin", broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         pretended={rank: str(e.get("chip")) for rank, e in pairs if e.get("event") == "pretended"},
@@ -156,15 +155,47 @@ def _event_files(paths: RunPaths, broken: list[str], kind: str = "") -> list[tup
     return sorted(files)
 
 
-def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str], file: str = "") -> Iterator[Any]:
+def _records(pairs: list[tuple[int, Event]], kind: str, broken: list[str], file: str = "") -> Iterator[Any]:
+    """Return the records of all events of a kind. A damaged event gives none, and a sentence in `broken`."""
     for rank, event in pairs:
         if event.get("event") != kind:
             continue
         try:
-            yield build(rank, event)
+            yield from [_step(rank, event)] if kind == "step" else _event_records(rank, event)
         except DAMAGED as error:
             an = "an" if kind == "experts" else "a"
             broken.append(f"rank{rank}{file}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
+
+
+def _event_records(rank: int, event: Event) -> list[Any]:
+    """Return the records of an event that is no step. Raises one of DAMAGED."""
+    match event["event"]:
+        case "begin":
+            return [(rank, whole(event["end_ns"]))]
+        case "weights":
+            return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
+        case "final_weights":
+            return [
+                FinalSlice(*_slice(rank, *where), (number(square), *map(number, projections)))
+                for *where, (square, *projections) in event["parameters"]
+            ]
+        case "gradients":
+            return [
+                GradientShare(rank, whole(event["step"]), name, number(square))
+                for name, square in event["squares"].items()
+            ]
+        case "experts":
+            return [
+                ExpertShare(rank, count(event["step"]), _layer(layer), tuple(map(count, tokens)))
+                for layer, tokens in event["tokens"].items()
+            ]
+        case "compared":
+            step, layer, choices, changed = (count(event[name]) for name in ("step", "layer", "choices", "changed"))
+            distances = number(event["margin"]), number(event["gates"])
+            return [ComparedChoices(rank, step, layer, choices, changed, *distances)]
+        case "chosen":
+            return [ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))]
+    return []
 
 
 def _step(rank: int, event: Event) -> StepRecord:
@@ -186,41 +217,8 @@ def _step(rank: int, event: Event) -> StepRecord:
     )
 
 
-def _weights(rank: int, event: Event) -> list[WeightSlice]:
-    return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
-
-
-def _final_weights(rank: int, event: Event) -> list[FinalSlice]:
-    return [
-        FinalSlice(*_slice(rank, *where), (number(square), *map(number, projections)))
-        for *where, (square, *projections) in event["parameters"]
-    ]
-
-
 def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tuple[int, ...], Slices]:
     return rank, name.strip(), tuple(map(whole, shape)), tuple((whole(a), whole(b)) for a, b in slices)
-
-
-def _gradients(rank: int, event: Event) -> list[GradientShare]:
-    return [
-        GradientShare(rank, whole(event["step"]), name, number(square)) for name, square in event["squares"].items()
-    ]
-
-
-def _experts(rank: int, event: Event) -> list[ExpertShare]:
-    return [
-        ExpertShare(rank, count(event["step"]), _layer(layer), tuple(map(count, tokens)))
-        for layer, tokens in event["tokens"].items()
-    ]
-
-
-def _compared(rank: int, event: Event) -> ComparedChoices:
-    step, layer, choices, changed = (count(event[name]) for name in ("step", "layer", "choices", "changed"))
-    return ComparedChoices(rank, step, layer, choices, changed, number(event["margin"]), number(event["gates"]))
-
-
-def _chosen(rank: int, event: Event) -> ChosenExperts:
-    return ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))
 
 
 def _layer(text: str) -> int:
@@ -246,14 +244,14 @@ def _outcome(path: Path) -> Event:
     content = document(path) or {}
     if not isinstance(content.get("cause"), str):
         return {}
-    ends, evidence = filter(_is_end, sequence(content.get("ends"))), content.get("evidence")
-    return {**content, "ends": [*ends], "evidence": None if evidence is None else str(evidence)}
-
-
-def _is_end(end: Any) -> bool:
-    if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
-        return False
-    return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
+    ends = [
+        end
+        for end in sequence(content.get("ends"))
+        if isinstance(mapping(end).get("rank"), int)
+        and all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
+    ]
+    evidence = content.get("evidence")
+    return {**content, "ends": ends, "evidence": None if evidence is None else str(evidence)}
 
 
 def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:

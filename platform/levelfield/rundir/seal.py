@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,13 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
     if _may_still_write(outcome):
         return outcome
     raw = digests(paths)
-    every = {**_documents(paths, raw), OUTCOME: outcome}
-    facts = {f"{name}{FACTS}": facts_digest(content, VERSION) for name, content in every.items()}
+    documents = {
+        name: content
+        for name, path in raw_paths(paths.root)
+        if raw.get(name) and name.endswith((".json", ".jsonl")) and (content := _content(name, path)) is not None
+    }
+    documents[OUTCOME] = outcome
+    facts = {f"{name}{FACTS}": facts_digest(content, VERSION) for name, content in documents.items()}
     files = _present(raw, outcome) | facts
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
@@ -93,23 +99,16 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    raw = digests(paths)
+    raw, root = digests(paths), paths.root.absolute()
     finding = finding_of(document(paths.outcome), raw)
-    if finding.word == "tampered" and _is_unpacked(paths, raw):
-        return finding.model_copy(update={"reason": f"{finding.reason}. {_UNPACKED}"})
-    return finding
-
-
-def _is_unpacked(paths: RunPaths, raw: Mapping[str, str | None]) -> bool:
-    """Return whether the run lies in an unpacked bundle, and its raw files are those that the manifest lists."""
-    root = paths.root.absolute()
-    try:
+    if finding.word != "tampered":
+        return finding
+    with suppress(LevelfieldError):  # without a manifest this is no unpacked bundle
         entry = load(Manifest, root.parent.parent / MANIFEST).runs.get(root.name)
-    except LevelfieldError:
-        return False
-    files = entry.files if entry else {}
-    present = {**raw, OUTCOME: _file_digest(paths.outcome)}
-    return all(name in files and digest == files[name].stored for name, digest in present.items())
+        files, present = entry.files if entry else {}, {**raw, OUTCOME: _file_digest(paths.outcome)}
+        if all(name in files and digest == files[name].stored for name, digest in present.items()):
+            return finding.model_copy(update={"reason": f"{finding.reason}. {_UNPACKED}"})
+    return finding
 
 
 def finding_of(
@@ -127,7 +126,13 @@ def finding_of(
     if outcome is None:
         return _unsealed("outcome.json is missing or unreadable", present)
     if KEY not in outcome:
-        return _unsealed(_unsealed_reason(outcome), present)
+        if _may_still_write(outcome):
+            return _unsealed("a rank did not end and may still write, so the run was not sealed", present)
+        if outcome.get("cause") == "storage":
+            reason = "the run directory could not be written when the run ended, so the run was not sealed"
+            return _unsealed(reason, present)
+        reason = "outcome.json has no seal: the run is of an earlier version, or its seal was removed"
+        return _unsealed(reason, present)
     stored = stored_seal(outcome)
     if stored is None:
         return tampered("the seal in outcome.json is damaged", present)
@@ -219,14 +224,6 @@ def _may_still_write(outcome: Event) -> bool:
     return any(mapping(end).get("process") is not None for end in sequence(outcome.get("ends")))
 
 
-def _unsealed_reason(outcome: Event) -> str:
-    if _may_still_write(outcome):
-        return "a rank did not end and may still write, so the run was not sealed"
-    if outcome.get("cause") == "storage":
-        return "the run directory could not be written when the run ended, so the run was not sealed"
-    return "outcome.json has no seal: the run is of an earlier version, or its seal was removed"
-
-
 def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
     """Return every raw file of a run directory but outcome.json, by its path, in order. Links are not followed."""
     for name in FILES:
@@ -236,7 +233,12 @@ def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
         if (root / folder).is_symlink():
             yield folder, root / folder
         elif (root / folder).is_dir():
-            yield from _below(root, folder, ending)
+            below = []  # and the links to folders, which nothing else may hide behind
+            for place, folders, names in os.walk(root / folder):
+                below += [Path(place, name) for name in names if name.endswith(ending)]
+                below += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
+            for path in sorted(below):  # named as JSON can hold it: bytes that are not UTF-8 are written out
+                yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
 def opened(path: Path) -> int | None:
@@ -249,16 +251,6 @@ def opened(path: Path) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
-
-
-def _below(root: Path, folder: str, ending: str) -> Iterator[tuple[str, Path]]:
-    """Return the files below a folder, and the links to folders, which nothing else may hide behind."""
-    paths = []
-    for place, folders, names in os.walk(root / folder):
-        paths += [Path(place, name) for name in names if name.endswith(ending)]
-        paths += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-    for path in sorted(paths):  # named as JSON can hold it: bytes that are not UTF-8 are written out
-        yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
 def digests(paths: RunPaths) -> dict[str, str | None]:
@@ -277,16 +269,6 @@ def _file_digest(path: Path) -> str | None:
             digest.update(part)
             size = max(size, file.tell())
     return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
-
-
-def _documents(paths: RunPaths, raw: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the content of every regular file that is JSON, by its name."""
-    contents = {
-        name: _content(name, path)
-        for name, path in raw_paths(paths.root)
-        if raw.get(name) and name.endswith((".json", ".jsonl"))
-    }
-    return {name: content for name, content in contents.items() if content is not None}
 
 
 def document_of(name: str, content: bytes) -> Any:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, sequence, whole
 from levelfield.specs.paths import RunPaths
 
-T = TypeVar("T")
 _NODE_FILE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
 _COPIED = 0.5  # of the lines of a file
@@ -41,12 +41,17 @@ class NodeTelemetry:
 
 def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, ...]:
     """Return the telemetry by machine; nothing for a machine without a file. Damaged lines are added to `broken`."""
-    files = _node_files(paths, broken)
+    files = []
+    for path in sorted(paths.telemetry_folder.glob("*")):
+        if match := _NODE_FILE.fullmatch(path.name):
+            files.append((int(match[1]), path))
+        elif not path.name.endswith(_RAW):
+            broken.append(f"telemetry/{path.name}: not the telemetry of a node")
     if not files:
         return (_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
     if paths.telemetry.exists():
         broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
-    telemetry = tuple(_telemetry(node, path, broken) for node, path in files)
+    telemetry = tuple(_telemetry(node, path, broken) for node, path in sorted(files))
     broken += _copies(telemetry)
     return telemetry
 
@@ -64,43 +69,47 @@ def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTr
     """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
     name, lines, traces = paths.node_power.name, dict[int, list[Event]](), {}
     for line in read_lines(paths.node_power, broken):
-        for node in _built(lambda answer: [whole(answer["node"])], "an answer", line, broken, name):
-            lines.setdefault(node, []).append(line)
+        with _reported(f"{name}: an answer", broken):
+            lines.setdefault(whole(line["node"]), []).append(line)
     for node, answers in sorted(lines.items()):
-        readings = tuple(reading for line in answers for reading in _built(_power, "an answer", line, broken, name))
+        readings: list[PowerReading] = []
+        for line in (answer for answer in answers if "watts" in answer):
+            with _reported(f"{name}: an answer", broken):
+                stamp, period = line.get("stamp"), number_or_none(line.get("period_seconds"))
+                times = whole(line["time_ns"]), whole(line["wall_ns"])
+                text = None if stamp is None else str(stamp)
+                readings.append(PowerReading(*times, number(line["watts"]), text, period))
         texts = {key: str(line[key]) for line in answers for key in ("source", "error") if key in line}
-        traces[node] = NodePowerTrace(readings, texts.get("source"), texts.get("error"))
+        traces[node] = NodePowerTrace(tuple(readings), texts.get("source"), texts.get("error"))
     return traces
-
-
-def _power(line: Event) -> list[PowerReading]:
-    if "watts" not in line:
-        return []
-    stamp, period = line.get("stamp"), number_or_none(line.get("period_seconds"))
-    times = whole(line["time_ns"]), whole(line["wall_ns"])
-    return [PowerReading(*times, number(line["watts"]), None if stamp is None else str(stamp), period)]
-
-
-def _node_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
-    files = []
-    for path in sorted(paths.telemetry_folder.glob("*")):
-        if match := _NODE_FILE.fullmatch(path.name):
-            files.append((int(match[1]), path))
-        elif not path.name.endswith(_RAW):
-            broken.append(f"telemetry/{path.name}: not the telemetry of a node")
-    return sorted(files)
 
 
 def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
     name = path.name if node is None else f"{path.parent.name}/{path.name}"
     lines = list(read_lines(path, broken, name))
-    return NodeTelemetry(
-        node,
-        tuple(r for line in lines for r in _built(_readings, "a reading", line, broken, name)),
-        tuple(r for line in lines for r in _built(_host_reading, "a reading of the host", line, broken, name)),
-        tuple(pair for line in lines for pair in _built(_wall_clock, "a time of day", line, broken, name)),
-        _reasons(lines),
-    )
+    readings: list[Reading] = []
+    for line in lines:
+        with _reported(f"{name}: a reading", broken):
+            readings += _readings(line)
+    host_readings: list[HostReading] = []
+    for line in lines:
+        with _reported(f"{name}: a reading of the host", broken):
+            if (host := line.get("host")) is not None:
+                ours, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
+                times = whole(host["time_ns"]), number(host["busy_seconds"]), ours
+                host_readings.append(HostReading(*times, whole(host["cores"]), is_before))
+    wall_clock: list[tuple[int, int]] = []
+    for line in lines:
+        with _reported(f"{name}: a time of day", broken):
+            if line.get("wall_ns") is not None:
+                wall_clock.append((whole(line["time_ns"]), whole(line["wall_ns"])))
+    reasons: dict[str, str] = {}
+    for line in lines:
+        for sample in sequence(line.get("samples")):
+            reasons |= {str(name): str(text) for name, text in mapping(mapping(sample).get("reasons")).items()}
+        if "error" in line:
+            reasons["tool"] = str(line["error"])
+    return NodeTelemetry(node, tuple(readings), tuple(host_readings), tuple(wall_clock), reasons)
 
 
 def _copies(telemetry: Iterable[NodeTelemetry]) -> Iterator[str]:
@@ -132,13 +141,13 @@ def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterat
         yield event
 
 
-def _built(build: Callable[[Event], Sequence[T]], what: str, line: Event, broken: list[str], name: str) -> Sequence[T]:
-    """Return what is built from a line; nothing, and a sentence in `broken`, for a damaged one."""
+@contextmanager
+def _reported(part: str, broken: list[str]) -> Iterator[None]:
+    """End the block where a part of a line is damaged, and add a sentence to `broken`."""
     try:
-        return build(line)
+        yield
     except DAMAGED as error:
-        broken.append(f"{name}: {what} is damaged: {type(error).__name__} {error}")
-        return ()
+        broken.append(f"{part} is damaged: {type(error).__name__} {error}")
 
 
 def _readings(line: Event) -> list[Reading]:
@@ -159,18 +168,6 @@ def _readings(line: Event) -> list[Reading]:
     ]
 
 
-def _host_reading(line: Event) -> list[HostReading]:
-    if (host := line.get("host")) is None:
-        return []
-    own_seconds, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
-    times = whole(host["time_ns"]), number(host["busy_seconds"]), own_seconds
-    return [HostReading(*times, whole(host["cores"]), is_before)]
-
-
-def _wall_clock(line: Event) -> list[tuple[int, int]]:
-    return [] if line.get("wall_ns") is None else [(whole(line["time_ns"]), whole(line["wall_ns"]))]
-
-
 def number_or_none(value: Any) -> float | None:
     """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
     return None if value is None else number(value)
@@ -184,13 +181,3 @@ def number(value: Any) -> float:
 
 def whole_or_none(value: Any) -> int | None:
     return None if value is None else whole(value)
-
-
-def _reasons(lines: list[Event]) -> dict[str, str]:
-    reasons: dict[str, str] = {}
-    for line in lines:
-        for sample in sequence(line.get("samples")):
-            reasons |= {str(name): str(text) for name, text in mapping(mapping(sample).get("reasons")).items()}
-        if "error" in line:
-            reasons["tool"] = str(line["error"])
-    return reasons

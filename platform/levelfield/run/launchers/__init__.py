@@ -122,22 +122,19 @@ def _remote(name: str, code: str | None) -> RemoteLauncher:
     from importlib.metadata import entry_points
 
     if code is not None:
-        return _loaded(Path(code))
+        path = Path(code)
+        spec = importlib.util.spec_from_file_location(f"levelfield_launcher_{path.parent.name}", path)
+        module: Any = importlib.util.module_from_spec(spec) if spec else None
+        try:
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+            return getattr(module, OWN_CLASS)()  # type: ignore[no-any-return]
+        except Exception as error:  # a site's file may raise anything
+            raise UsageError(
+                f"{path}: {type(error).__name__}: {error}; expected a class {OWN_CLASS}, as docs/writing-a-launcher.md "
+                "says"
+            ) from None
     if name in LAUNCHERS:
         return _part(LAUNCHERS[name].launcher)()  # type: ignore[no-any-return]
     for point in entry_points(group=GROUP, name=name):
         return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")
-
-
-def _loaded(path: Path) -> RemoteLauncher:
-    """Return the launcher of a file. Raises UsageError where the file has none."""
-    spec = importlib.util.spec_from_file_location(f"levelfield_launcher_{path.parent.name}", path)
-    module: Any = importlib.util.module_from_spec(spec) if spec else None
-    try:
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-        return getattr(module, OWN_CLASS)()  # type: ignore[no-any-return]
-    except Exception as error:  # a site's file may raise anything
-        raise UsageError(
-            f"{path}: {type(error).__name__}: {error}; expected a class {OWN_CLASS}, as docs/writing-a-launcher.md says"
-        ) from None

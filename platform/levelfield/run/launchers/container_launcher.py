@@ -152,7 +152,8 @@ def _write_work(request: Request) -> None:
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
     while any([_is_running(container) for container in running.values()]):  # a list: every container is reloaded
         watch()
-        if any(_failed(container) for container in running.values()):
+        states = [container.attrs["State"] for container in running.values()]
+        if any(not state["Running"] and state["ExitCode"] != 0 for state in states):
             break
         if evidence := liveness.hang(_alive(request)):
             return _stopped(request, running, "hang", evidence)
@@ -179,11 +180,6 @@ def _alive(request: Request) -> list[int]:
 def _is_running(container: Container) -> bool:
     container.reload()
     return bool(container.attrs["State"]["Running"])
-
-
-def _failed(container: Container) -> bool:
-    state = container.attrs["State"]
-    return not state["Running"] and state["ExitCode"] != 0
 
 
 def _stopped(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:

@@ -49,22 +49,20 @@ class Liveness:
         if waited <= limit:
             return None
         what = "step" if self._started else "first step"
-        return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s){self._group_missing(sizes)}"
-
-    def _has(self, names: Iterable[str], *marks: bytes) -> bool:
-        contents = (read_regular(self._events / name, MOST_BYTES) for name in names)
-        return any(mark in content for content in contents for mark in marks)
-
-    def _group_missing(self, names: Iterable[str]) -> str:
-        """Return where the ranks of several nodes sought each other, if none recorded what follows on their group."""
-        nodes = self._request.nodes
-        if self._started or len(nodes) < 2 or self._has(names, b'"event":"weights"', b'"name":"joined"'):
-            return ""
+        hang, nodes = f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)", self._request.nodes
+        if self._started or len(nodes) < 2 or self._has(sizes, b'"event":"weights"', b'"name":"joined"'):
+            return hang
+        # none of several nodes recorded what follows on their group: where the ranks sought each other
         variables = nodes[0].processes[0].environment
         parts = (variables.get("MASTER_ADDR", ""), f"port {variables.get('MASTER_PORT', '')}")
         place = ", ".join(part for part in parts if part and "{" not in part)  # Slurm's nodes fill in the address
         first = nodes[0].name or "node0"
-        return f"; no process group came up: every rank was given {place} of the first node, {first}" if place else ""
+        group = f"; no process group came up: every rank was given {place} of the first node, {first}" if place else ""
+        return hang + group
+
+    def _has(self, names: Iterable[str], *marks: bytes) -> bool:
+        contents = (read_regular(self._events / name, MOST_BYTES) for name in names)
+        return any(mark in content for content in contents for mark in marks)
 
 
 class NodePulse:

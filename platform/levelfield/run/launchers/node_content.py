@@ -6,14 +6,13 @@ import io
 import mmap
 import tarfile
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import levelfield
 from levelfield import installer
-from levelfield.contracts.execution import NodeSource, NodeWork, ProcessWork, Request
+from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, sources
 from levelfield.plan.environment import STAMP
@@ -43,6 +42,11 @@ def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeS
 def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, code: str | None) -> dict[str, Any]:
     """Return what one node is given, without secrets. paths: as the node sees them. code: the expected digest."""
     launch, hardware, made = launch_of(plan), plan.hardware, plan.environment.folder
+    # without the variables that look like secrets: the node's part adds them
+    public = [
+        (process, {name: value for name, value in process.environment.items() if not is_secret(name, value)})
+        for process in node.processes
+    ]
     # by what a node finds its devices' NUMA domains; no rank is bound to those of shares of a host
     binding = None if hardware.is_host or launch.site.bind == "none" else {"pci_vendor": launch.pci_vendor}
     return {
@@ -54,7 +58,7 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
         "root": str(paths.root),
         "port": rendezvous_port(plan.run_id, launch.site.ports),
         "first_node": request.nodes[0].address,
-        "processes": [_public(process) for process in node.processes],
+        "processes": [asdict(replace(process, environment=ours)) for process, ours in public],
         "events_dir": request.events_dir,
         "limits": {
             "start_seconds": request.start_seconds,
@@ -88,12 +92,6 @@ def secret_values(request: Request) -> dict[str, str]:
     """Return the ranks' variables that look like secrets, for a launcher that sends them. No submission has them."""
     ranks = (process.environment for node in request.nodes for process in node.processes)
     return {name: value for rank in ranks for name, value in rank.items() if is_secret(name, value)}
-
-
-def _public(process: ProcessWork) -> Mapping[str, Any]:
-    """Return a rank without the variables that look like secrets: the node's part adds them."""
-    public = {name: value for name, value in process.environment.items() if not is_secret(name, value)}
-    return asdict(replace(process, environment=public))
 
 
 def code_archive(implementation: Path) -> bytes:

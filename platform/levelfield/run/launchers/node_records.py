@@ -14,6 +14,7 @@ from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import event_or_none
 from levelfield.rundir.raw_files import clipped
 
+_RECORD = "nodes/node{}.record.jsonl"  # by the node's rank
 FULL_BYTES = 2**20  # a disk with less left is full
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
 MOST_RESENT, FEWEST_RESENT = 0.01, 20  # of TCP's segments; a sound network of a cluster is below a thousandth
@@ -44,8 +45,24 @@ class LastRecord:
 
 def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord]:
     """Return the last record of each node. names: of the hosts by node rank, as the engine knows them."""
-    root = Path(request.events_dir).parent
-    return [_last_record(root, node, names) for node in request.nodes]
+    root, records = Path(request.events_dir).parent, []
+    for node in request.nodes:
+        rank = node.node_rank
+        last = last_fields(root, rank) or {}
+        hostname = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
+        files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
+        absent = [name for name, file in files.items() if not (root / file).is_file()]
+        record = LastRecord(
+            node_rank=rank,
+            name=str(hostname or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
+            cause=str(last["cause"]) if last else None,
+            evidence=f"{last['evidence']}{disk_remark(last)}" if last.get("evidence") else None,
+            disk=disk_remark(last),
+            ends=node_ranks_ends(node, last.get("ends", ())),
+            missing=(*([] if last else ["last record"]), *absent),
+        )
+        records.append(record)
+    return records
 
 
 class OpenNodes:
@@ -58,7 +75,7 @@ class OpenNodes:
     def left(self) -> list[NodeWork]:
         """Return them by the records as they are now."""
         for node in list(self._nodes):
-            state = file_state(self._root / _record_name(node.node_rank))
+            state = file_state(self._root / _RECORD.format(node.node_rank))
             if self._states.get(node.node_rank) != state:
                 self._states[node.node_rank] = state
                 if last_fields(self._root, node.node_rank) is not None:
@@ -126,7 +143,7 @@ def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
 
     root: of the run. Another machine wrote the record.
     """
-    for line in reversed(_text(root / _record_name(node_rank)).splitlines()):
+    for line in reversed(_text(root / _RECORD.format(node_rank)).splitlines()):
         event = event_or_none(line) or {}
         if event.get("event") == "ended" and "cause" in event:
             return event
@@ -137,27 +154,6 @@ def disk_remark(last: Mapping[str, Any]) -> str:
     """Return a remark where the node's disk was full at its end."""
     free = last.get("disk_free_bytes")
     return f"; {DISK_IS_FULL} ({free} bytes free)" if isinstance(free, int) and free < FULL_BYTES else ""
-
-
-def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
-    rank = node.node_rank
-    last = last_fields(root, rank) or {}
-    hostname = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
-    files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
-    absent = [name for name, file in files.items() if not (root / file).is_file()]
-    return LastRecord(
-        node_rank=rank,
-        name=str(hostname or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
-        cause=str(last["cause"]) if last else None,
-        evidence=f"{last['evidence']}{disk_remark(last)}" if last.get("evidence") else None,
-        disk=disk_remark(last),
-        ends=node_ranks_ends(node, last.get("ends", ())),
-        missing=(*([] if last else ["last record"]), *absent),
-    )
-
-
-def _record_name(node_rank: int) -> str:
-    return f"nodes/node{node_rank}.record.jsonl"
 
 
 def _text(path: Path) -> str:

@@ -103,8 +103,11 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     installer.end_left(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)
     reason = "the requirements changed" if (folder / STAMP).exists() else "first use"
-    requirements = ", ".join(dict.fromkeys(map(_short, plan.requirements)))
-    say(f"making {folder.parent.name}/{folder.name} ({reason}): {requirements}")
+    names = []
+    for requirement in plan.requirements:  # one with a condition by its name: its line for this Python has the version
+        plain, _, condition = requirement.partition(";")
+        names.append(re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain)
+    say(f"making {folder.parent.name}/{folder.name} ({reason}): {', '.join(dict.fromkeys(names))}")
     environment_folder.cleared(folder)
     started = time.monotonic()
     create, install = installer.making(plan.made_with or sys.executable, folder)
@@ -130,9 +133,3 @@ def _run(argv: list[str], folder: Path, say: Say, source: dict[str, str] | None 
         installer.run(argv, folder, say, source)
     except RunFailed as error:
         raise RunFailed(f"the environment cannot be made: {error}") from None
-
-
-def _short(requirement: str) -> str:
-    """Return the requirement; one with a condition by its name, as its line for this Python has the version."""
-    plain, _, condition = requirement.partition(";")
-    return re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain

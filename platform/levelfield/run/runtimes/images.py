@@ -56,15 +56,32 @@ class Built:
 
 def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     """Return the image, and build it if it is missing. Raises RunFailed with the last lines of the engine."""
-    image = container.image
-    base_id = _base_id(client, image, container.offline, say)
+    from docker.errors import DockerException
+
+    image, reference = container.image, container.image.base.reference
+    base_id = _id(client, reference)
+    if base_id is None and container.offline:
+        raise RunFailed(
+            f"--offline, and the image {reference} is not on this engine. Load it there, or name "
+            "another with --base-image"
+        )
+    if base_id is None:
+        say(f"fetching the image {reference}")
+        try:
+            client.images.pull(reference)
+        except DockerException as error:
+            raise RunFailed(
+                f"the image {reference} cannot be fetched: {first_line(error)}. Load it onto the "
+                "engine, or name another with --base-image"
+            ) from None
+        base_id = str(client.images.get(reference).id)
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     with _locked(log):  # if two runs need it, only one builds it
         if image_id := _id(client, tag):
             return Built(tag, image_id, base_id, log, fresh=False)
-        say(f"building {tag} on {image.base.reference}; its log is {log}")
+        say(f"building {tag} on {reference}; its log is {log}")
         _build(client, image, wheels, tag, log, say)
         return Built(tag, str(_id(client, tag)), base_id, log, fresh=True)
 
@@ -83,28 +100,6 @@ def _id(client: DockerClient, reference: str) -> str | None:
         return str(client.images.get(reference).id)
     except ImageNotFound:
         return None
-
-
-def _base_id(client: DockerClient, image: ImagePlan, offline: bool, say: Say) -> str:
-    from docker.errors import DockerException
-
-    reference = image.base.reference
-    if (image_id := _id(client, reference)) is not None:
-        return image_id
-    if offline:
-        raise RunFailed(
-            f"--offline, and the image {reference} is not on this engine. Load it there, or name "
-            "another with --base-image"
-        )
-    say(f"fetching the image {reference}")
-    try:
-        client.images.pull(reference)
-    except DockerException as error:
-        raise RunFailed(
-            f"the image {reference} cannot be fetched: {first_line(error)}. Load it onto the "
-            "engine, or name another with --base-image"
-        ) from None
-    return str(client.images.get(reference).id)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from levelfield.errors import UsageError
@@ -15,6 +15,7 @@ from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PARTS = ("configmaps", "secrets", "services")
+_KUEUE = "kueue.x-k8s.io"  # the group of its API, which the cluster prefers in some version
 
 
 def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -51,7 +52,10 @@ def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         path = f"{namespace}/serviceaccounts/{account}"
         yield _exists(api, "service account", path, account, "kubernetes.service_account")
     if site.queue:
-        path = f"/apis/{_kueue_version(api)}/namespaces/{site.namespace}/localqueues/{site.queue}"
+        preferred = None
+        with suppress(ClusterRefusal):
+            preferred = (api.get(f"/apis/{_KUEUE}").get("preferredVersion") or {}).get("groupVersion")
+        path = f"/apis/{preferred or f'{_KUEUE}/v1beta1'}/namespaces/{site.namespace}/localqueues/{site.queue}"
         yield _exists(api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them")
     if site.claim:
         claim = _object(
@@ -98,16 +102,6 @@ def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     for right in refused:
         do = f"your cluster's administrator must allow it: a Role with {right} in {site.namespace}"
         yield missing("rights", f"you may not {right} in {site.namespace}", do)
-
-
-def _kueue_version(api: ClusterApi) -> str:
-    """Return the group and the version of Kueue's API that the cluster prefers."""
-    group = "kueue.x-k8s.io"
-    try:
-        preferred = (api.get(f"/apis/{group}").get("preferredVersion") or {}).get("groupVersion")
-    except ClusterRefusal:
-        preferred = None
-    return str(preferred or f"{group}/v1beta1")
 
 
 def _object(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:

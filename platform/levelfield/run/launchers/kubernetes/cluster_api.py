@@ -56,8 +56,15 @@ class ClusterApi:
                 f"{sys.executable} -m pip install '{PACKAGE}'"
             ) from None
         settings = client.Configuration()
+        path = os.environ.get("KUBECONFIG") or str(home_folder() / ".kube" / "config")
         try:
-            _load(config, settings, context)
+            if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(path).exists():
+                # without a kubeconfig: the account of the pod that this process runs in
+                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            else:
+                config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=path, context=context, client_configuration=settings
+                )
         except (config.ConfigException, OSError, ValueError) as error:
             place = f"context {context}" if context else "the current context"
             reason = " ".join(str(error).split()).rstrip(".")
@@ -148,18 +155,14 @@ class ClusterApi:
             raise ClusterSilence(connection_error(error)) from None
         except Exception as error:  # the client's own errors: of certificates, and of what a plugin for tokens raises
             raise ClusterSilence(f"{type(error).__name__}: {connection_error(error)}") from None
-        if answer.status >= 400:
-            raise ClusterRefusal(answer.status, _message(answer))
-        return answer
-
-
-def _load(config: Any, settings: Any, context: str | None) -> None:
-    """Read the user's kubeconfig, or without one the account of the pod that this process runs in."""
-    path = os.environ.get("KUBECONFIG") or str(home_folder() / ".kube" / "config")
-    if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(path).exists():
-        config.load_incluster_config(client_configuration=settings)
-    else:
-        config.load_kube_config(config_file=path, context=context, client_configuration=settings)
+        if answer.status < 400:
+            return answer
+        text = answer.data.decode(errors="replace")
+        try:  # the message of the API's Status object, else the first of the text
+            message = " ".join(str(json.loads(text)["message"]).split())[:500]
+        except (ValueError, KeyError, TypeError):
+            message = " ".join(text.split())[:200] or str(answer.reason)
+        raise ClusterRefusal(answer.status, message)
 
 
 def collection_of(document: Mapping[str, Any]) -> str:
@@ -171,12 +174,3 @@ def collection_of(document: Mapping[str, Any]) -> str:
 
 def path_of(document: Mapping[str, Any]) -> str:
     return f"{collection_of(document)}/{document['metadata']['name']}"
-
-
-def _message(answer: Any) -> str:
-    """Return the message of an error: that of the API's Status object, else the first of the text."""
-    text = answer.data.decode(errors="replace")
-    try:
-        return " ".join(str(json.loads(text)["message"]).split())[:500]
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:200] or str(answer.reason)

@@ -94,7 +94,18 @@ def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any
 def _job(run: JobManifest) -> Fields:
     """Return an Indexed Job: one pod for each node, all at once, none started again."""
     annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
-    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": _pod_spec(run)}
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if run.site.host_network else {}
+    pod = {  # of one node; all pods of a run are alike
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "subdomain": run.name,
+        **network,
+        **_placing(run),
+        "containers": [_container(run)],
+        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
+    }
+    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": pod}
     spec = {
         "completionMode": "Indexed",
         "completions": run.nodes,
@@ -109,23 +120,6 @@ def _job(run: JobManifest) -> Fields:
     if run.site.queue:
         job["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
     return job
-
-
-# ---- the pod of one node; all pods of a run are alike
-
-
-def _pod_spec(run: JobManifest) -> Fields:
-    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if run.site.host_network else {}
-    return {
-        "restartPolicy": "Never",
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "subdomain": run.name,
-        **network,
-        **_placing(run),
-        "containers": [_container(run)],
-        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
-    }
 
 
 def _placing(run: JobManifest) -> Fields:
@@ -155,7 +149,12 @@ def _container(run: JobManifest) -> Fields:
     limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
     secret = f"{run.name}-secrets"
-    container: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": _arguments(run)}
+    # of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX, and without a shared volume
+    # the files of the run come through the pod's log.
+    arguments = [f"{PACKAGE}/{START}", "--code", f"{PACKAGE}/{ARCHIVE}", "--folder", LOCAL]
+    arguments += ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id)]
+    arguments += ["--stream"] if site.claim is None else []
+    container: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": arguments}
     if run.secrets:
         sources = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
         container["env"] = [{"name": name, "valueFrom": source} for name, source in sources]
@@ -167,16 +166,6 @@ def _container(run: JobManifest) -> Fields:
     if site.restricted:
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return container
-
-
-def _arguments(run: JobManifest) -> list[str]:
-    """Return the arguments of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX.
-
-    Without a shared volume the files of the run come through the pod's log.
-    """
-    code = ["--code", f"{PACKAGE}/{ARCHIVE}", "--folder", LOCAL]
-    work = ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id)]
-    return [f"{PACKAGE}/{START}", *code, *work, *(["--stream"] if run.site.claim is None else [])]
 
 
 def _storage(run: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:

@@ -87,8 +87,12 @@ class ClusterRun:
         while True:
             watch()
             states = self._pods.states()
-            self._follow(states)
-            self._tell(self._progress(states))
+            for node, state in states.items():  # receive the files of each node whose pod has started
+                if self._streams and node not in self._logs and state.phase != "pending":
+                    ranks = [work.rank for work in self._request.nodes[node].processes]
+                    self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
+                    self._logs[node].start()
+            self._tell_progress(states)
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
                 wait_for(self._logs_are_complete, GONE_SECONDS)
                 watch()
@@ -157,29 +161,17 @@ class ClusterRun:
             return None
         return self._liveness.hang([])  # each node watches its ranks' heartbeats itself
 
-    def _follow(self, states: dict[int, PodState]) -> None:
-        """Begin to receive the files of each node whose pod has started."""
-        for node, state in states.items():
-            if self._streams and node not in self._logs and state.phase != "pending":
-                ranks = [work.rank for work in self._request.nodes[node].processes]
-                log = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
-                self._logs[node] = log
-                log.start()
-
     def _logs_are_complete(self) -> bool:
         return all(log.is_complete or log.fault for log in self._logs.values())
 
-    def _progress(self, states: dict[int, PodState]) -> list[str]:
-        """Return what the run waits for, for the terminal: each reason once, with the number of its pods."""
-        if self._pods.silence:
-            return [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
+    def _tell_progress(self, states: dict[int, PodState]) -> None:
+        """Say what the run waits for: each reason once, with the number of its pods, until it changes."""
+        nodes = len(self._request.nodes)
         waiting = [state.says for state in states.values() if state.phase == "pending"]
-        absent = len(self._request.nodes) - len(states)
-        waiting += [self._complaint or "waits for its queue or its controller: no pod yet"] * absent
-        return [f"{count} of {len(self._request.nodes)} pods: {says}" for says, count in Counter(waiting).items()]
-
-    def _tell(self, sentences: list[str]) -> None:
-        """Say each sentence once, until it changes."""
+        waiting += [self._complaint or "waits for its queue or its controller: no pod yet"] * (nodes - len(states))
+        sentences = [f"{count} of {nodes} pods: {says}" for says, count in Counter(waiting).items()]
+        if self._pods.silence:
+            sentences = [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
         for sentence in sentences:
             if sentence not in self._sentences:
                 self._say(f"kubernetes: {printable(one_line(sentence))}")
@@ -300,12 +292,19 @@ class ClusterJob:
     def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
         """Return why the main object ended or was removed, by its own conditions; None where it is well, or unknown."""
         try:
-            return _job_failure(api.get(path_of(self.main)))
+            job = api.get(path_of(self.main))
         except ClusterRefusal as error:
             what = f"{self.main['kind']} {self.name}"
             return ("cancelled", f"{what} was deleted by somebody else") if error.status == 404 else None
         except ClusterSilence:
             return None
+        if (job.get("metadata") or {}).get("deletionTimestamp"):
+            return "cancelled", f"{job.get('kind', 'the job')} was deleted by somebody else"
+        for condition in (job.get("status") or {}).get("conditions") or []:
+            if condition.get("type") in ("Failed", "FailureTarget") and condition.get("status") == "True":
+                line = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+                return ("time-limit" if "DeadlineExceeded" in line else "rank-failed"), one_line(line)[:300]
+        return None
 
     def complaint(self, api: ClusterApi) -> str | None:
         """Return the newest warning about the Job, which makes the pods; None without one, or without the right."""
@@ -325,17 +324,6 @@ class ClusterJob:
             return bool((api.get(path_of(self.main)).get("spec") or {}).get("suspend"))
         except (ClusterSilence, ClusterRefusal):
             return False
-
-
-def _job_failure(job: Fields) -> tuple[Cause, str] | None:
-    """Return the cause and the cluster's line of a Job that failed; None for any other."""
-    if (job.get("metadata") or {}).get("deletionTimestamp"):
-        return "cancelled", f"{job.get('kind', 'the job')} was deleted by somebody else"
-    for condition in (job.get("status") or {}).get("conditions") or []:
-        if condition.get("type") in ("Failed", "FailureTarget") and condition.get("status") == "True":
-            line = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
-            return ("time-limit" if "DeadlineExceeded" in line else "rank-failed"), one_line(line)[:300]
-    return None
 
 
 def _delete(api: ClusterApi, path: str) -> str | None:

@@ -33,11 +33,10 @@ class _Dumper(yaml.SafeDumper):
     """Writes a text of several lines as it is, between the keys."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+_STR = "tag:yaml.org,2002:str"
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(_STR, text, style="|" if "\n" in text else None)
+)
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,12 @@ class KubernetesLauncher:
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
         image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
-        inside = _paths_inside(plan, paths)
+        inside = paths if site.claim else RunPaths(Path(LOCAL) / "run")  # as the pods see the run
         request = request_for_nodes(plan, inside, self.name, runtime)
         first = first_pod(plan.run_id)
         nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in request.nodes)
-        works = {f"node{node.node_rank}.json": _work(plan, paths, request, node) for node in request.nodes}
+        is_shared = inside.root == paths.root
+        works = {f"node{node.node_rank}.json": _work(plan, inside, is_shared, request, node) for node in request.nodes}
         documents = objects_of(_manifest(plan, image, works))
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
@@ -132,19 +132,13 @@ def _checked_image(plan: Plan, paths: RunPaths) -> str:
     return image
 
 
-def _paths_inside(plan: Plan, paths: RunPaths) -> RunPaths:
-    """Return the run's paths as the pods see them: on the shared claim the same, else in a folder of the pod."""
-    return paths if launch_of(plan).site.kubernetes.claim else RunPaths(Path(LOCAL) / "run")
-
-
-def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
+def _work(plan: Plan, inside: RunPaths, is_shared: bool, request: Request, node: NodeWork) -> str:
     """Return one node's JSON. The kubelet gives the devices to one pod only, so no lock of the node is taken."""
-    inside = _paths_inside(plan, paths)
     content: dict[str, Any] = node_content(plan, inside, request, node, plan.implementation.rests_on)
     folder = CODE / "models" / Path(plan.implementation.folder).name
     content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
     content["locks"] = []
-    if inside.root != paths.root:
+    if not is_shared:
         content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
     return json.dumps(content)
 

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +109,7 @@ class PodWatch:
         """Read all pods. Return the version from which a watch goes on."""
         answer = self._api.get(self._path, labelSelector=self._label)
         pods = [pod for pod in answer.get("items") or [] if isinstance(pod, Mapping)]
-        present = {_name(pod) for pod in pods}
+        present = {str(_object(pod, "metadata").get("name")) for pod in pods}
         for state in self.states().values():
             if state.pod not in present:
                 self._remove(state)
@@ -132,22 +133,19 @@ class PodWatch:
             kind, pod = change.get("type"), change.get("object")
             if not isinstance(kind, str) or not isinstance(pod, dict) or kind == "ERROR":
                 return None  # among others 410: the version is too old
-            self._change(kind, pod)
+            if kind in ("ADDED", "MODIFIED", "DELETED"):
+                with self._lock:
+                    change_names = self._left.discard if kind == "DELETED" else self._left.add
+                    change_names(str(_object(pod, "metadata").get("name")))
+                if state := pod_state(pod):
+                    self._store(state)
+                    if kind == "DELETED":
+                        self._remove(state)
             self.silence = None
             version = str((pod.get("metadata") or {}).get("resourceVersion", version))
         if time.monotonic() - begin < RETRY_SECONDS:
             self._ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
-
-    def _change(self, kind: str, pod: Fields) -> None:
-        if kind not in ("ADDED", "MODIFIED", "DELETED"):
-            return
-        with self._lock:
-            (self._left.discard if kind == "DELETED" else self._left.add)(_name(pod))
-        if state := pod_state(pod):
-            self._store(state)
-            if kind == "DELETED":
-                self._remove(state)
 
     def _remove(self, state: PodState) -> None:
         if state.phase != "ended":
@@ -187,7 +185,7 @@ def pod_state(pod: Fields) -> PodState | None:
     rank = str(_object(metadata, "annotations").get(INDEX, _object(metadata, "labels").get(INDEX, "")))
     if not rank.isdecimal() or len(rank) >= 7:
         return None
-    state = PodState(int(rank), _name(pod), "pending", "waits for its node", machine=machine)
+    state = PodState(int(rank), str(metadata.get("name")), "pending", "waits for its node", machine=machine)
     if disruption := _disruption(status):
         (word, cause), says = disruption
         return replace(state, phase="ended", says=says, word=word, cause=cause)
@@ -228,10 +226,6 @@ def _ended(state: PodState, end: Fields) -> PodState:
     if is_out:
         word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
     return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
-
-
-def _name(pod: Fields) -> str:
-    return str(_object(pod, "metadata").get("name"))
 
 
 def _line(fields: Fields) -> str:
@@ -310,16 +304,13 @@ class PodLog:
                     if file.tell() < MOST_OTHER_BYTES:
                         file.write(line[:MOST_OTHER_BYTES] + b"\n")
             return
-        if self._repeats and self._came_before(line):
-            return
+        if self._repeats:
+            # the receiver names what is wrong with a frame
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                frame = json.loads(line)
+                offset = self._stream.received.get(frame.get("file"))
+                # a part of a file that is received, or a beat, came before
+                if (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset):
+                    return
         self._repeats = False
         self._stream.receive(line + b"\n")
-
-    def _came_before(self, line: bytes) -> bool:
-        """Return whether a frame of a repeated log came before: a part of a file that is received, or a beat."""
-        try:
-            frame = json.loads(line)
-            offset = self._stream.received.get(frame.get("file"))
-            return (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return False  # the receiver names the fault

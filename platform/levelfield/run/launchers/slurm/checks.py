@@ -69,11 +69,14 @@ def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
     answer = _output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
     partitions = [dict(word.partition("=")[::2] for word in line.split()) for line in (answer or "").splitlines()]
     names = (slurm.partition or "").split(",")
-    limits = {
-        fields["PartitionName"]: _limit_minutes(fields.get("MaxTime", ""))
-        for fields in partitions
-        if fields.get("PartitionName") in names or (not slurm.partition and fields.get("Default") == "YES")
-    }
+    limits: dict[str, float | None] = {}  # None: UNLIMITED
+    for fields in partitions:
+        if fields.get("PartitionName") in names or (not slurm.partition and fields.get("Default") == "YES"):
+            limit = None  # such as 1-12:00:00
+            if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", fields.get("MaxTime", "")):
+                days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+                limit = (days * 24 + hours) * 60 + minutes + seconds / 60
+            limits[fields["PartitionName"]] = limit
     if slurm.minutes is None or not limits:
         return
     if any(limit is None or slurm.minutes <= limit for limit in limits.values()):
@@ -83,15 +86,6 @@ def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
     says, do = f"slurm.minutes is {slurm.minutes}, and the partition allows: {table}", "lower it, or name another one"
     # a qos may raise the partition's limit
     yield unknown("minutes", says, do) if slurm.qos else missing("minutes", says, do)
-
-
-def _limit_minutes(limit: str) -> float | None:
-    """Return a limit such as 1-12:00:00 in minutes; None for UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return (days * 24 + hours) * 60 + minutes + seconds / 60
 
 
 def _test_submission(slurm: SlurmSite) -> SiteFinding:
@@ -127,9 +121,13 @@ def _job(site: Site) -> Iterator[SiteFinding]:
         shared = Path(file.name)
         file.write(shared.name + "\n")  # which the node is to see
         file.flush()
-        python = site.python or "python3"
+        python, loading = site.python or "python3", ""
+        if site.modules:  # as a run loads them. `said` is empty, or why it failed
+            load = shlex.join(("module", "load", *site.modules))
+            loading = "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
+            loading += f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
         version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
-        script = f'hostname; {_loading(site.modules)}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
+        script = f'hostname; {loading}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
         local = (site.slurm.local_folder or "").replace("{user}", user_name())
         if local or site.interface:
             script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
@@ -145,17 +143,6 @@ def _job(site: Site) -> Iterator[SiteFinding]:
         yield from _site_keys(site, lines, local)
     else:
         yield unknown("node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`")
-
-
-def _loading(modules: tuple[str, ...]) -> str:
-    """Return shell words that load the modules as a run does. They set `said`: empty, or why it failed."""
-    if not modules:
-        return ""
-    load = shlex.join(("module", "load", *modules))
-    return (
-        "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
-        f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
-    )
 
 
 def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[SiteFinding]:

@@ -82,9 +82,13 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
     match = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
-    if done.returncode or match is None:
-        raise SubmissionError(_refusal(done.stderr or done.stdout))
-    return SlurmJob(match[1], match[2])
+    if match and not done.returncode:
+        return SlurmJob(match[1], match[2])
+    complaint = (done.stderr or done.stdout).splitlines()
+    lines = [re.sub(r"^(sbatch: )?(error: )?", "", line).strip() for line in complaint]
+    text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch printed no job number"
+    advice = next((what for words, what in _ADVICE.items() if words in text.lower()), None)
+    raise SubmissionError(f"sbatch: {text}" + (f". {advice}" if advice else ""))
 
 
 # Slurm's words, and what to do about them.
@@ -99,14 +103,6 @@ _ADVICE = {
     "reservation": "`scontrol show reservation` lists them; check slurm.reservation",
     "unable to contact slurm controller": "the controller does not answer; `scontrol ping` shows when it does",
 }
-
-
-def _refusal(complaint: str) -> str:
-    """Return Slurm's complaint in one line, and what to do about it."""
-    lines = [re.sub(r"^(sbatch: )?(error: )?", "", line).strip() for line in complaint.splitlines()]
-    text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch printed no job number"
-    advice = next((what for words, what in _ADVICE.items() if words in text.lower()), None)
-    return f"sbatch: {text}" + (f". {advice}" if advice else "")
 
 
 def state_of(job: SlurmJob) -> JobState:

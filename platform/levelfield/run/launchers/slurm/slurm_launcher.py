@@ -90,9 +90,10 @@ class SlurmLauncher:
         files = {SCRIPT: job_script(plan, paths)}
         for node in request.nodes:
             content = node_content(plan, paths, request, node, plan.implementation.rests_on)
-            content["expected"] |= _places(plan)
-            if staged := staged_folder(plan):
-                digest = plan.environment.digest
+            staged, folder, digest = staged_folder(plan), plan.environment.folder, plan.environment.digest
+            content["expected"]["folder"] = _absolute(plan.implementation.folder)
+            content["expected"]["stamp"] = str((staged or Path(folder)) / STAMP) if folder else None
+            if staged:
                 content["stage"] = {"archive": str(_archive(plan)), "folder": str(staged), "digest": digest}
             files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
@@ -109,8 +110,10 @@ class SlurmLauncher:
         if isinstance(job, Outcome):
             return job
         job_watch = JobWatch(request, job, watch, self.say)
+        submitted_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record = {"schema": SCHEMA, "engine": "slurm", "job": job.number, "cluster": job.cluster}
         try:
-            _record(root_of(request), job)
+            write_json(root_of(request) / "nodes" / "engine.json", {**record, "submitted": submitted_at})
         except OSError as error:  # without a record no later command would end the job
             return job_watch.stopped(("launch-error", f"{_unwritten(error)}; Slurm job {job.number} was cancelled"))
         except KeyboardInterrupt:
@@ -174,14 +177,11 @@ def _archive(plan: Plan) -> Path:
 def _pack(archive: Path) -> None:
     """Write an environment's folder into one file: a file server gives that in one stream. Raises NodesNotReady."""
     part, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
-
-    def without_stamp(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if member.name == f"./{STAMP}" or member.name.startswith("./staged-") else member
-
+    stamp = f"./{STAMP}"
     try:
         with tarfile.open(part, "w") as content:
-            content.add(folder, ".", filter=without_stamp)
-            content.add(folder / STAMP, f"./{STAMP}")  # the last one: an archive that was cut has none
+            content.add(folder, ".", filter=lambda m: None if m.name == stamp or m.name.startswith("./staged-") else m)
+            content.add(folder / STAMP, stamp)  # the last one: an archive that was cut has none
         part.replace(archive)
     except OSError as error:
         reason = f"{error.filename or archive}: {error.strerror}; leave slurm.local_folder out, or free some space"
@@ -238,20 +238,6 @@ def job_of(request: Request) -> SlurmJob | None:
     return find(request.submissions[0].name)
 
 
-def _record(root: Path, job: SlurmJob) -> None:
-    """Write which job it is, before anything else: `--attach` finds it there."""
-    submitted = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    content = {"schema": SCHEMA, "engine": "slurm", "job": job.number, "cluster": job.cluster, "submitted": submitted}
-    write_json(root / "nodes" / "engine.json", content)
-
-
-def _places(plan: Plan) -> dict[str, str | None]:
-    """Return the places of what a node's digests are compared with."""
-    folder = plan.environment.folder
-    stamp = str((staged_folder(plan) or Path(folder)) / STAMP) if folder else None
-    return {"folder": _absolute(plan.implementation.folder), "stamp": stamp}
-
-
 def _absolute(path: str) -> str:
     """Return a path that holds in any folder. A name without a folder is looked up on the node."""
     return str(Path(path).absolute()) if "/" in path else path
@@ -267,8 +253,15 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
 
     Slurm starts it on the first node. It resolves that node's address, and srun starts the node's part on each.
     """
-    _refuse_paths(plan, paths)
     site, nodes, log = launch_of(plan).site, plan.hardware.nodes, paths.logs / "job.log"
+    if site.shared and not paths.root.resolve().is_relative_to(Path(site.shared).resolve()):
+        raise UsageError(
+            f"--runs: found {paths.root.parent}, expected a folder below {site.shared}, which every node sees "
+            "(`shared` in the site's file)"
+        )
+    for path in _folders(plan, paths):
+        if not _PLAIN.fullmatch(path):
+            raise UsageError(f"folder {path!r}: found a character that Slurm changes, expected letters, digits, _.+=@-")
     options = (
         *(f"--job-name={job_name(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
         *("--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}", "--open-mode=append"),
@@ -347,32 +340,14 @@ def _container(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
     folders = ",".join(f"{folder}:{folder}" for folder in _folders(plan, paths))
     if slurm.container == "pyxis":
         return (f"--container-image={slurm.image}", f"--container-mounts={folders}", "--no-container-mount-home")
-    return ("apptainer", "exec", "--no-home", *_devices(plan), f"--bind={folders}", slurm.image)
-
-
-def _devices(plan: Plan) -> Iterator[str]:
-    """Return apptainer's options that bring the driver's libraries; the devices' files are those of the node."""
+    # apptainer's options that bring the driver's libraries; the devices' files are those of the node
     options = plan.container.options if plan.container else None
-    if options and options.request_driver == "nvidia":
-        yield "--nv"
-    if options and AMD in options.device_nodes:
-        yield "--rocm"
+    nvidia = ("--nv",) if options and options.request_driver == "nvidia" else ()
+    amd = ("--rocm",) if options and AMD in options.device_nodes else ()
+    return ("apptainer", "exec", "--no-home", *nvidia, *amd, f"--bind={folders}", slurm.image)
 
 
 def _folders(plan: Plan, paths: RunPaths) -> list[str]:
     """Return the folders of the host that the training needs, in a container at the same path."""
     corpus = [str(Path(plan.corpus.prefix).absolute().parent)] if plan.corpus.prefix else []
     return [str(paths.root), str(checkout()), *corpus]
-
-
-def _refuse_paths(plan: Plan, paths: RunPaths) -> None:
-    """Raises UsageError for a run's folder that the nodes do not see, or whose name sbatch would change."""
-    shared = launch_of(plan).site.shared
-    if shared and not paths.root.resolve().is_relative_to(Path(shared).resolve()):
-        raise UsageError(
-            f"--runs: found {paths.root.parent}, expected a folder below {shared}, which every node sees (`shared` in "
-            "the site's file)"
-        )
-    for path in _folders(plan, paths):
-        if not _PLAIN.fullmatch(path):
-            raise UsageError(f"folder {path!r}: found a character that Slurm changes, expected letters, digits, _.+=@-")

@@ -79,7 +79,12 @@ def outcome_of(
     request: Request, job: SlurmJob, state: JobState, intent: Intent | None, lost: Mapping[str, str] | None = None
 ) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did. lost: nodes that were seen so."""
-    records = _attributed(last_records(request, state.nodes), bool(intent) or state.word in _ENGINE_CAUSES)
+    records: Sequence[LastRecord] = last_records(request, state.nodes)
+    signalled = [by_engine(record, signal.SIGTERM) for record in records]
+    if intent or state.word in _ENGINE_CAUSES:  # the whole job was ended, from whatever side
+        records = [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
+    elif {record.cause for record in signalled} - {"stopped", "exited"}:
+        records = signalled  # after the failure of one node, Slurm sends SIGTERM to the processes of the others
     lost = lost or (_down(state) if state.word in NODE_FAILED else {})
     cause, evidence = intent or _cause(request, job, state, records, lost)
     if cause in ("launch-error", "interrupted") and all(record.cause is None for record in records):
@@ -92,17 +97,6 @@ def outcome_of(
     if state.word == "OUT_OF_MEMORY":
         return replace(outcome, oom_kills=1, oom_evidence=f"Slurm job {job.number}: OUT_OF_MEMORY")
     return outcome
-
-
-def _attributed(records: Sequence[LastRecord], was_ended: bool) -> Sequence[LastRecord]:
-    """Return the records with what Slurm's own signals did. was_ended: the whole job was, from whatever side.
-
-    After the failure of one node, Slurm sends SIGTERM to the processes of the others.
-    """
-    if was_ended:
-        return [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
-    signalled = [by_engine(record, signal.SIGTERM) for record in records]
-    return signalled if {record.cause for record in signalled} - {"stopped", "exited"} else records
 
 
 def _down(state: JobState) -> dict[str, str]:
@@ -260,18 +254,15 @@ class JobWatch:
         nodes = self._open.left()
         if not nodes:
             return None
-        if silent := self._pulse.silent(nodes):
-            return "node-lost", self._lost(silent)
-        evidence = self._liveness.hang([])
-        return ("hang", evidence) if evidence else None
-
-    def _lost(self, silent: dict[int, float]) -> str:
-        """Return what is known about nodes that give no sign."""
+        silent = self._pulse.silent(nodes)
+        if not silent:
+            evidence = self._liveness.hang([])
+            return ("hang", evidence) if evidence else None
         records = [r for r in last_records(self._request, self._state.nodes) if r.node_rank in silent]
         words = node_states([record.name for record in records])
-        nodes = (f"{r.name} (Slurm shows it as {words[r.name]})" if r.name in words else r.name for r in records)
+        names = (f"{r.name} (Slurm shows it as {words[r.name]})" if r.name in words else r.name for r in records)
         limit = self._request.heartbeat_seconds
-        return f"no sign of {', '.join(nodes)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
+        return "node-lost", f"no sign of {', '.join(names)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
 
     def stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""

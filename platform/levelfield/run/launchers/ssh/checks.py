@@ -137,13 +137,16 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         return [missing(host.name, reason, f"mend that; `{command}` shows more")]
     if noise:
         return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
+    index = ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, str(answer.get('index')))[:200]}")
+    if not isinstance(answer.get("index"), str):
+        says, do = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
+        index = unknown(host.name, says, do)
     return [
-        *_python(host, answer),
-        *(_site_python(host, site.python, answer) if site.python is not None else ()),
+        *_pythons(host, site.python, answer),
         *interface_findings(host.name, host.interface or site.interface, answer),
         folder_finding(host.name, folder, "ssh.folder", answer),
         _clock(host, answer, begin, time.time()),
-        _index(host, answer),
+        index,
     ]
 
 
@@ -152,23 +155,20 @@ def _failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
     return explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
 
 
-def _python(host: Host, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
+def _pythons(host: Host, python: str | None, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
+    """Yield whether the host's Python serves, and the site's one for all nodes, with which no environment is made."""
     version = str(answer.get("python"))[:20]
     if answer.get("old"):
         yield missing(host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host")
-        return
-    yield ok(host.name, f"reached, Python {version}")
-    if not answer.get("venv"):
-        do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the framework"
-        yield missing(host.name, "its Python makes no environments", do)
-
-
-def _site_python(host: Host, python: str, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
-    """Yield whether the host has the site's Python of all nodes. No environment is made then."""
-    version, reason = (printable_text(str(answer.get(key)), 200) for key in ("given", "given_why"))
-    if answer.get("given"):
-        yield ok(host.name, f"the site's `python` is Python {version}")
     else:
+        yield ok(host.name, f"reached, Python {version}")
+        if not answer.get("venv"):
+            do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the "
+            yield missing(host.name, "its Python makes no environments", f"{do}framework")
+    version, reason = (printable_text(str(answer.get(key)), 200) for key in ("given", "given_why"))
+    if python is not None and answer.get("given"):
+        yield ok(host.name, f"the site's `python` is Python {version}")
+    elif python is not None:
         do = "correct `python` in the site's file, or bring that interpreter to the host"
         says = f"the site's `python`, {python}, does not serve: {reason}, expected Python 3.8 or newer"
         yield missing(host.name, says, do)
@@ -180,13 +180,6 @@ def _clock(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> S
     if not apart <= MOST_SECONDS_APART:
         return unknown(host.name, f"its clock is {apart:.0f} s off; runs do not need it", "start its time service")
     return ok(host.name, f"its clock is at most {apart + end - begin:.0f} s off")
-
-
-def _index(host: Host, answer: Mapping[str, Any]) -> SiteFinding:
-    index = answer.get("index")
-    if not isinstance(index, str):
-        return unknown(host.name, "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here")
-    return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")
 
 
 def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:

@@ -114,14 +114,10 @@ class NodeRun:
         cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
         if cause == "cancelled" and self.is_stopped:
             return "exited", self._end("stopped", None)
-        return cause, self._end(word, self._evidence(last))
-
-    def _evidence(self, last: Mapping[str, Any]) -> str | None:
-        failed = first_failure(self.ends())
-        if last.get("cause") == "rank-failed" and failed:
-            return f"{self.name}: {evidence_of(failed)}{disk_remark(last)}"
+        if last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
+            return cause, self._end(word, f"{self.name}: {evidence_of(failed)}{disk_remark(last)}")
         evidence = last.get("evidence")
-        return f"{self.name}: {printable_text(str(evidence), 500)}" if evidence else None
+        return cause, self._end(word, f"{self.name}: {printable_text(str(evidence), 500)}" if evidence else None)
 
     def _end(self, word: NodeWord, detail: str | None) -> NodeEnd:
         return NodeEnd(self.work.node_rank, self.name, word, detail)

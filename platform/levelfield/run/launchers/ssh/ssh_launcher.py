@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import (
     NodeEnd,
     NodeSource,
-    NodeWork,
     Outcome,
     ProcessEnd,
     Request,
@@ -55,22 +54,42 @@ class SshLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One command of ssh for each host, with the node's work for its standard input. Pure."""
-        request = request_for_nodes(plan, paths, self.name, runtime)
-        return replace(request, submissions=tuple(_submission(plan, request, node) for node in request.nodes))
+        request, submissions = request_for_nodes(plan, paths, self.name, runtime), []
+        for node in request.nodes:
+            places = places_of(plan, node.node_rank)
+            node_request = replace(request, events_dir=str(places.run.events))
+            content = node_content(moved(plan, places), places.run, node_request, node, plan.implementation.rests_on)
+            content["recorded_steps"] = plan.explain_steps
+            content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
+            words = [places.agent, "run", "-", "--stream"]  # the node's part, on the node or in a container of it
+            if plan.runtime == "docker":
+                command = container_command(plan, places, [places.python, *words])
+            else:
+                command = [places.host.python, *words]
+            argv = ssh_argv(launch_of(plan), places.host, command)
+            submissions.append(Submission(places.host.name, argv, stdin=json.dumps(content) + "\n"))
+        return replace(request, submissions=tuple(submissions))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all nodes and wait. No process is left on a node that can be reached, and none here."""
         root = Path(request.events_dir).parent
         nodes: list[NodeRun] = []
         try:
-            _write_work(root, request)
+            (root / "nodes").mkdir(exist_ok=True)
+            for work, sent in zip(request.nodes, request.submissions, strict=True):  # their work, without secrets
+                content = json.loads(sent.stdin or "{}")
+                write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             more = soft + FILES_OF_A_NODE * len(request.nodes)
             limit = more if hard == resource.RLIM_INFINITY else min(more, hard)
             if soft != resource.RLIM_INFINITY and limit > soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            clock = WatchedTime(time.monotonic)
-            for work, connection in zip(request.nodes, _connections(request), strict=True):
+            clock, secrets = WatchedTime(time.monotonic), secret_values(request)
+            for work, sent in zip(request.nodes, request.submissions, strict=True):
+                text = sent.stdin or "{}"
+                connection = Connection(sent.name, sent.argv)
+                text = json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text
+                connection.send(text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
             return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
@@ -79,40 +98,6 @@ class SshLauncher:
         finally:
             for node in nodes:
                 node.connection.end()
-
-
-def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
-    """Return the command of the node's part, on the node or in a container of it, with the node's work."""
-    places = places_of(plan, node.node_rank)
-    node_request = replace(request, events_dir=str(places.run.events))
-    content = node_content(moved(plan, places), places.run, node_request, node, plan.implementation.rests_on)
-    content["recorded_steps"] = plan.explain_steps
-    content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
-    words = [places.agent, "run", "-", "--stream"]
-    if plan.runtime == "docker":
-        command = container_command(plan, places, [places.python, *words])
-    else:
-        command = [places.host.python, *words]
-    argv = ssh_argv(launch_of(plan), places.host, command)
-    return Submission(places.host.name, argv, stdin=json.dumps(content) + "\n")
-
-
-def _write_work(root: Path, request: Request) -> None:
-    """Keep each node's work, without secrets. Raises OSError."""
-    (root / "nodes").mkdir(exist_ok=True)
-    for node, sent in zip(request.nodes, request.submissions, strict=True):
-        content = json.loads(sent.stdin or "{}")
-        write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
-
-
-def _connections(request: Request) -> Iterator[Connection]:
-    """Start all nodes' parts, and yield the connection to each. Raises OSError."""
-    secrets = secret_values(request)
-    for sent in request.submissions:
-        text = sent.stdin or "{}"
-        connection = Connection(sent.name, sent.argv)
-        connection.send((json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text).encode())
-        yield connection
 
 
 def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:

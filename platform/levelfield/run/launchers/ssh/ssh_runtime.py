@@ -156,8 +156,9 @@ class NodeEngine:
 
     def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
+        words = [self._client, "image", "inspect", "--format", "{{json .Id}}", self._image]
         try:
-            done = completed(self._argv("image", "inspect", "--format", "{{json .Id}}", self._image), QUESTION_SECONDS)
+            done = completed(ssh_argv(self._launch, self._host, words), QUESTION_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._failed(f"its container engine gave no answer in {QUESTION_SECONDS:g} s") from None
         except subprocess.SubprocessError as error:
@@ -177,7 +178,7 @@ class NodeEngine:
 
     def _load(self, parts: Iterable[bytes], say: Say) -> str:
         """Send an archive. Return the engine's complaint, empty after success."""
-        argv, sent = self._argv("load", "--quiet"), 0
+        argv, sent = ssh_argv(self._launch, self._host, [self._client, "load", "--quiet"]), 0
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
             assert process.stdin is not None and process.stderr is not None
@@ -195,9 +196,6 @@ class NodeEngine:
                 raise
             complaint = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
         return f": {complaint or f'exit code {process.returncode}'}" if process.returncode else ""
-
-    def _argv(self, *words: str) -> tuple[str, ...]:
-        return ssh_argv(self._launch, self._host, [self._client, *words])
 
     def _failed(self, what: str) -> NodesNotReady:
         reason = f"{self._host.name}: {what}"
