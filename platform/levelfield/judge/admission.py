@@ -9,7 +9,6 @@ them without end: four rows widened the limit of the gradients 23 times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -105,10 +104,6 @@ class WidenedLimit(NamedTuple):
     first: float  # the first calibration's limit
     limit: float
 
-    @property
-    def times(self) -> float:
-        return self.limit / self.first
-
 
 def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
     """Raise GateFailed where the row of a run moves a limit beyond the ceiling.
@@ -118,11 +113,18 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
     first = first_calibration(before)
     if first is None:
         return
-    widened = list(_widened(limits_from(first), limits_from(before), limits_from(after)))
+    widened, sides = list[WidenedLimit](), [limits_from(first), limits_from(before), limits_from(after)]
+    for layer, name in _FIELDS.items():
+        earliest, present, limits = (_limit_places(getattr(side, name)) for side in sides)
+        for place, limit in limits.items() if earliest else ():
+            at_first = _at_place(earliest, place)
+            if not limit <= max(_at_place(present, place) * _ROUNDING, at_first * WIDEST[layer]):
+                widened.append(WidenedLimit(layer, place, at_first, limit))
     if widened:
-        worst = max(widened, key=lambda limit: limit.times)
+        worst = max(widened, key=lambda moved: moved.limit / moved.first)
+        times = worst.limit / worst.first
         raise GateFailed(
-            f"{run_id} would widen the limit of {before.name} for {worst.layer} to {worst.times:.1f} times that of "
+            f"{run_id} would widen the limit of {before.name} for {worst.layer} to {times:.1f} times that of "
             f"its first {FEW} rows ({worst.first:.1e} to {worst.limit:.1e}{_at(worst.place)}), expected at most "
             f"{WIDEST[worst.layer]:g} times. Each row may hold against the limits of its day and all of them together "
             f"not. {OVERRIDE}"
@@ -149,16 +151,6 @@ def first_calibration(reference: Reference) -> Reference | None:
         if len(rows_that_count(earliest)) >= FEW:
             return earliest
     return None
-
-
-def _widened(first: AlignmentLimits, before: AlignmentLimits, after: AlignmentLimits) -> Iterator[WidenedLimit]:
-    """Yield each limit of `after` that is beyond its ceiling. first: the limits of the first calibration."""
-    for layer, name in _FIELDS.items():
-        earliest, present, limits = (_limit_places(getattr(side, name)) for side in (first, before, after))
-        for place, limit in limits.items() if earliest else ():
-            at_first = _at_place(earliest, place)
-            if not limit <= max(_at_place(present, place) * _ROUNDING, at_first * WIDEST[layer]):
-                yield WidenedLimit(layer, place, at_first, limit)
 
 
 def _limit_places(limit: Limit | None) -> Places:

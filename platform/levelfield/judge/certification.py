@@ -31,7 +31,12 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
     verdict, software = result.alignment, software_of(paths)
     if verdict.verdict != "aligned":
         raise GateFailed(f"its run {result.run_id} is {verdict.verdict}: {verdict.reason}")
-    if difference := other_training(subject, plan) or _other_reference(subject, paths):
+    difference = other_training(subject, plan)
+    if difference is None:
+        reference = load(Reference, paths.reference)
+        if (reference.identity.work, reference.fingerprint()) != (subject.work, subject.reference):
+            difference = f"it was compared with another reference than the plan names, {reference.name}"
+    if difference:
         raise GateFailed(f"its run {result.run_id} certifies nothing: {difference}")
     if software is None:
         raise GateFailed(f"its run {result.run_id} certifies nothing: its packages are not known")
@@ -148,14 +153,6 @@ def _mismatch(certificate: Certificate, software: str | None, plan: Plan, framew
         what = "the packages, the vendor's software, inherited variables or code from elsewhere"
         return f"{what} have changed since it was made"
     return None
-
-
-def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None:
-    """Return why the reference of the certificate's run is not the one of the subject; None where it is."""
-    reference = load(Reference, paths.reference)
-    if (reference.identity.work, reference.fingerprint()) == (subject.work, subject.reference):
-        return None
-    return f"it was compared with another reference than the plan names, {reference.name}"
 
 
 def _digests_elsewhere(outcome: Event) -> list[str]:

@@ -6,23 +6,16 @@ Every figure comes from `levelfield.measure`; this module has no formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
-from levelfield.judge.status import judge, missing_warnings, name_warnings, node_results
-from levelfield.judge.verdict import (
-    Redaction,
-    seal_warnings,
-    training_verdict,
-    under_seal,
-    under_status,
-    unless_tampered,
-)
+from levelfield.judge.status import judge, missing_warnings, node_results
+from levelfield.judge.verdict import Redaction, training_verdict, under_seal, under_status, unless_tampered
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.raw_facts import StepRecord, curve_of
@@ -39,15 +32,16 @@ from levelfield.measure.throughput import (
     step_times,
     window,
 )
-from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
+from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import Event, mapping
-from levelfield.rundir.node_parts import node_parts
+from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords, origin_of, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import load, sha256_of
+from levelfield.specs.bundle import SealFinding
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import PreflightReport
@@ -57,10 +51,13 @@ from levelfield.specs.result import (
     FUSED_KERNELS,
     KERNELS,
     AttentionKernelFound,
+    Energy,
     ExpertLoad,
     Fp8LibraryFound,
     FusedKernel,
     Loss,
+    Memory,
+    NodeResult,
     RankPace,
     Result,
     Status,
@@ -93,55 +90,29 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     parts = node_parts(plan, raw)
     around, why_disturbed = disturbance(plan, raw, parts)
     ended = disturbed(judge(plan, raw, paths), why_disturbed)
-    throughput, why_none = _throughput(plan, raw, ended)
-    peaks, used_energy = memory(plan, parts, ended), energy(plan, parts, raw.node_power, throughput, why_none)
-    status = under_seal(unless_implausible(ended, plan, parts, throughput, peaks, used_energy), seal)
+    measured = _measured(plan, raw, parts, ended)
+    status = under_seal(unless_implausible(ended, plan, parts, *measured), seal)
     if status.word != ended.word:
-        throughput, why_none = _throughput(plan, raw, status)
-        peaks, used_energy = memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, why_none)
-    (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
+        measured = _measured(plan, raw, parts, status)
+    throughput, peaks, used_energy = measured
     versions = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
     identity, version = _identity(plan, raw), next(versions, plan.implementation.version)
-    recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(training_verdict(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
-    chosen = {name: who for name, origin in plan.origins.items() if (who := chosen_by(origin))}
     verdict = under_status(with_certificate(alignment, plan, certificate), status)
-    model, length = plan.work.model, plan.work.training.sequence_length
+    recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
+    (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
     return Result(
-        run_id=plan.run_id,
-        case=plan.case,
-        scale=plan.scale,
-        framework=plan.implementation.framework,
+        **_planned_fields(plan),
         framework_version=version,
-        vendor=plan.hardware.vendor,
-        chip=plan.hardware.chip.name,
-        device_is=plan.hardware.chip.device_is,
-        nodes=plan.hardware.nodes,
-        devices=plan.world_size,
-        precision=plan.work.training.precision,
-        layout=plan.tuning.layout,
-        micro_batch=plan.tuning.micro_batch,
-        virtual_pipeline=plan.tuning.virtual_pipeline,
-        accumulation=plan.accumulation,
-        recompute=plan.tuning.recompute,
-        recompute_layers=plan.tuning.recompute_layers,
         repeated=recompute,
-        compile=plan.tuning.compile,
         compile_seconds=compile_seconds(raw.steps),
-        graph=plan.tuning.graph,
-        tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
         kernels=fused_kernels(raw.frameworks),
         fp8_library=fp8_library(raw.frameworks),
-        parameters=plan.parameters,
-        active_parameters=parameters(model, length).active if model.experts is not None else None,
-        repeat=plan.repeat,
         status=status,
         steps_done=raw.steps_done,
-        steps_planned=plan.work.training.steps,
-        window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
         to_loss=_to_loss(plan, raw, reference, verdict.verdict),
@@ -154,35 +125,95 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         other_use=others,
         disturbance=around,
         identity=identity,
-        work_but_precision=plan.work.digest_but_precision,
         alignment=verdict,
         certificate=certificate,
-        deviations=plan.deviations,
-        entry=plan.entry,
-        runtime=plan.runtime,
-        warnings=(
-            *plan.notices,
-            *raw.warnings,
-            *name_warnings(plan, raw),
-            *other_warnings,
-            *(
-                f"the training inherited {name}={raw.inherited[name]}: code that the plan does not name"
-                for name in ("LD_PRELOAD", "LD_AUDIT")
-                if raw.inherited.get(name)
-            ),
-            *warning_elsewhere(raw.outcome),
-            *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
-            *seal_warnings(status, seal),
-        ),
-        allowed=plan.container.allowed if plan.container else (),
+        warnings=(*plan.notices, *raw.warnings, *_warnings(plan, raw, other_warnings, nodes, status, seal)),
         inherited=raw.inherited,
         preflight=_preflight(paths),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
-        predicted_rate=plan.predicted[0].tokens_per_second if plan.predicted else None,
         pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,
     )
+
+
+def _measured(
+    plan: Plan, raw: RawRecords, parts: Sequence[NodePart], status: Status
+) -> tuple[Throughput | None, Memory, Energy]:
+    """Return the window's throughput, memory and energy. Only a run whose rules hold has a throughput."""
+    first, last = plan.work.window.first_step, plan.work.window.last_step
+    throughput, why_none = None, f"the run is {status.word}"
+    if status.has_figures:
+        try:
+            times = step_times(raw.steps, first, last)
+            begin = raw.begins.get(clock_rank(raw.steps, first, last))
+            throughput, why_none = window(times, begin, first, last, plan.world_size), ""
+        except WindowError as error:
+            why_none = str(error)
+    return throughput, memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, why_none)
+
+
+def _planned_fields(plan: Plan) -> dict[str, Any]:
+    """Return the fields of a result that its plan alone gives."""
+    work, chip, tuning = plan.work, plan.hardware.chip, plan.tuning
+    chosen = {name: who for name, origin in plan.origins.items() if (who := chosen_by(origin))}
+    has_experts = work.model.experts is not None
+    return {
+        "run_id": plan.run_id,
+        "case": plan.case,
+        "scale": plan.scale,
+        "framework": plan.implementation.framework,
+        "vendor": plan.hardware.vendor,
+        "chip": chip.name,
+        "device_is": chip.device_is,
+        "nodes": plan.hardware.nodes,
+        "devices": plan.world_size,
+        "precision": work.training.precision,
+        "layout": tuning.layout,
+        "micro_batch": tuning.micro_batch,
+        "virtual_pipeline": tuning.virtual_pipeline,
+        "accumulation": plan.accumulation,
+        "recompute": tuning.recompute,
+        "recompute_layers": tuning.recompute_layers,
+        "compile": tuning.compile,
+        "graph": tuning.graph,
+        "tuning": TuningFound(word="peak" if chosen else "base", chosen=chosen),
+        "parameters": plan.parameters,
+        "active_parameters": parameters(work.model, work.training.sequence_length).active if has_experts else None,
+        "repeat": plan.repeat,
+        "steps_planned": work.training.steps,
+        "window": (work.window.first_step, work.window.last_step),
+        "work_but_precision": work.digest_but_precision,
+        "deviations": plan.deviations,
+        "entry": plan.entry,
+        "runtime": plan.runtime,
+        "allowed": plan.container.allowed if plan.container else (),
+        "predicted_rate": plan.predicted[0].tokens_per_second if plan.predicted else None,
+    }
+
+
+def _warnings(
+    plan: Plan,
+    raw: RawRecords,
+    other_warnings: tuple[str, ...],
+    nodes: Sequence[NodeResult],
+    status: Status,
+    seal: SealFinding,
+) -> Iterator[str]:
+    """Yield what a reader has to know beside the status. other_warnings: of other programs on the machines."""
+    planned = plan.implementation.framework
+    names = {str(event["name"]) for event in raw.frameworks.values() if event.get("name")} - {planned}
+    if names:  # its folder is a copy, or the label is wrong
+        yield f"the training reports the framework {', '.join(sorted(names))}; this run is called {planned}"
+    yield from other_warnings
+    for name in ("LD_PRELOAD", "LD_AUDIT"):
+        if raw.inherited.get(name):
+            yield f"the training inherited {name}={raw.inherited[name]}: code that the plan does not name"
+    yield from warning_elsewhere(raw.outcome)
+    if status.word != "not-run":  # else no evidence was to arrive
+        yield from missing_warnings(nodes)
+    if seal.word == "tampered" and status.word != "tampered":
+        yield f"the run is tampered: {seal.reason}"
 
 
 def _preflight(paths: RunPaths) -> str | None:
@@ -193,25 +224,16 @@ def _preflight(paths: RunPaths) -> str | None:
         return "preflight.json is damaged"
 
 
-def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[Throughput | None, str]:
-    """Return the window's throughput, or None and the reason. Only a run whose rules hold has a throughput."""
-    if not status.has_figures:
-        return None, f"the run is {status.word}"
-    first, last = plan.work.window.first_step, plan.work.window.last_step
-    try:
-        times = step_times(raw.steps, first, last)
-        begin = raw.begins.get(clock_rank(raw.steps, first, last))
-        return window(times, begin, first, last, plan.world_size), ""
-    except WindowError as error:
-        return None, str(error)
-
-
 def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
-    rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
+    rate, precision, used = throughput.tokens_per_second_per_device, plan.work.training.precision, plan.peak
+    published: dict[PeakDtype, Peak] = dict(plan.hardware.chip.peaks)
+    if precision not in published and used.tflops is not None:
+        published[precision] = Peak(tflops=used.tflops, source=used.source)  # measured
+    peaks = peak_range(precision, published)
     counting = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
     layout, chunks, first = plan.tuning.layout, plan.tuning.virtual_pipeline, plan.tuning.recompute_layers
     layers = None if first is None else repeated_layers(model.layers, layout.pipeline, chunks, first)
@@ -219,15 +241,6 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
         *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
         *(hfu(f, model, length, rate, peaks, recompute, layers) for f in counting),
     )
-
-
-def _peaks(plan: Plan) -> PeakRange:
-    """Return the published peaks, with the plan's measured peak where none of this dtype is published."""
-    peaks: dict[PeakDtype, Peak] = dict(plan.hardware.chip.peaks)
-    used, precision = plan.peak, plan.work.training.precision
-    if precision not in peaks and used.tflops is not None:
-        peaks[precision] = Peak(tflops=used.tflops, source=used.source)
-    return peak_range(precision, peaks)
 
 
 def _loss(plan: Plan, raw: RawRecords) -> Loss:

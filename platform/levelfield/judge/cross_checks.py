@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
@@ -61,10 +61,16 @@ def cross_checked(
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
     """Hold each machine's events against its telemetry, which has the same clock, and both against provenance."""
-    started = _moment((provenance or {}).get("time"))
-    if started is None:
+    started = None
+    try:
+        started = datetime.fromisoformat((provenance or {})["time"]).timestamp()
+    except DAMAGED:
         yield "provenance.json has no time of the start"
-    elif (stamp := _STAMP.match(plan.run_id)) and not _stamp_seconds(stamp[1]) <= started + LATE_SECONDS:
+    stamp, made = _STAMP.match(plan.run_id), float("-inf")
+    if stamp:
+        with suppress(ValueError):  # a stamp that is no date
+            made = datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+    if stamp and started is not None and not made <= started + LATE_SECONDS:
         yield Contradiction("provenance.json: time", _day(started), f"the run id was made at {stamp[1]}")
     for part in node_parts(plan, raw):
         yield from _clock(part, raw)
@@ -137,7 +143,13 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
     if job is None:
         yield "there is no job.json, so the plan is not held against what the training was given"
         return
-    expected, job = map(_without_folders, (job_of(plan, RunPaths(Path("/"))), job))
+    sides = []
+    for content in (job_of(plan, RunPaths(Path("/"))), job):
+        corpus = content.get("corpus")
+        if isinstance(corpus, dict):
+            corpus = {key: value for key, value in corpus.items() if key != "prefix"}
+        sides.append({**{key: value for key, value in content.items() if key not in _FOLDERS}, "corpus": corpus})
+    expected, job = sides
     followed = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
     if plan.choices and plan.choices.follows != (digest_of(str(followed)) if followed else None):
         yield Contradiction("job.json: choices", "others", f"the plan has those of {clipped(plan.choices.follows, 80)}")
@@ -147,15 +159,8 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
             yield Contradiction(f"job.json: {key}", clipped(job[key], 80), planned)
 
 
-def _without_folders(job: Event) -> Event:
-    corpus = job.get("corpus")
-    if isinstance(corpus, dict):
-        corpus = {key: value for key, value in corpus.items() if key != "prefix"}
-    return {**{key: value for key, value in job.items() if key not in _FOLDERS}, "corpus": corpus}
-
-
-def _used_peak(plan: Plan) -> Iterator[Contradiction]:
-    """Hold the peak of MFU against the plan's own chip, and against what its processors cannot exceed."""
+def _peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
+    """Hold the peak of MFU against the plan's own chip and what it cannot exceed, and that chip against vendor.yaml."""
     chip, used = plan.hardware.chip, plan.peak
     peak = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
     if peak is not None and peak.tflops != used.tflops:
@@ -165,11 +170,6 @@ def _used_peak(plan: Plan) -> Iterator[Contradiction]:
     limit = used.limit_tflops if plan.hardware.is_host else chip_limit(plan.work.training.precision, chip.peaks)
     if used.tflops is not None and limit is not None and not used.tflops <= limit:
         yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"{chip.name} has at most {limit:.4g}")
-
-
-def _peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
-    yield from _used_peak(plan)
-    chip = plan.hardware.chip
     if plan.hardware.overlay is not None:
         yield f"{', '.join(plan.hardware.overlay.fields)} of {chip.name} come from a private file and are not checked"
         return
@@ -187,21 +187,6 @@ def _peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
             stated = f"{theirs.tflops:g}" if theirs else "none"
             published = f"{ours.tflops:g} TFLOP/s in vendor.yaml" if ours else "no peak in vendor.yaml"
             yield Contradiction(f"plan.json: hardware.chip.peaks.{dtype}", stated, published)
-
-
-def _moment(text: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except DAMAGED:
-        return None
-
-
-def _stamp_seconds(stamp: str) -> float:
-    """Return the time of a run id's stamp; minus infinity for one that is no date."""
-    try:
-        return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return float("-inf")
 
 
 def _day(seconds: float) -> str:

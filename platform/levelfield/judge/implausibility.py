@@ -13,7 +13,7 @@ from levelfield.measure.device_use import in_use
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_peaks
 from levelfield.measure.other_use import used_seconds
-from levelfield.measure.raw_facts import StepRecord, by_rank, coverage, too_little
+from levelfield.measure.raw_facts import by_rank, coverage, too_little
 from levelfield.measure.utilisation import chip_limit, core_limit
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
@@ -51,8 +51,15 @@ def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[s
     """Hold each known figure against the states of the rank that needs most, as the planner counts them."""
     states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
     ranks, on_host = by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
-    peaks = {name: {f"rank {r}": _peak(steps, kind) for r, steps in ranks.items()} for name, kind in _REPORTED.items()}
-    figures = {name: _fullest(places) for name, places in peaks.items() if (name == "process peak") == on_host}
+    peaks, figures = dict[str, dict[str, float | None]](), dict[str, float | None]()
+    for name, kind in _REPORTED.items():
+        # a step without a peak hides nothing: each step needs the states
+        sizes = {rank: [step.memory.get(kind) for step in steps] for rank, steps in ranks.items()}
+        largest = {rank: max((size for size in row if size is not None), default=None) for rank, row in sizes.items()}
+        peaks[name] = {f"rank {rank}": peak for rank, peak in largest.items()}
+        if (name == "process peak") == on_host:  # unknown where one rank has none: it may be the fullest
+            reported = [peak for peak in largest.values() if peak is not None]
+            figures[name] = max(reported) if reported and len(reported) == len(largest) else None
     if not on_host:
         figures["device-used peak"] = memory.device_used_peak.value
         peaks["device-used peak"] = {place: used for part in parts for place, used in _used(plan, part)}
@@ -67,17 +74,6 @@ def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
         readings = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
         if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in readings), *window_ns)):
             yield f"device {part.device(index)}", used
-
-
-def _peak(steps: Sequence[StepRecord], kind: str) -> float | None:
-    """Return the largest peak that a rank reported. A step without one hides nothing: each step needs the states."""
-    return max((size for record in steps if (size := record.memory.get(kind)) is not None), default=None)
-
-
-def _fullest(peaks: Mapping[str, float | None]) -> float | None:
-    """Return the largest peak of all ranks; None where one has none, which may be the largest."""
-    sizes = [peak for peak in peaks.values() if peak is not None]
-    return max(sizes) if sizes and len(sizes) == len(peaks) else None
 
 
 def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:

@@ -28,6 +28,15 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     nodes = {name: figures for name, figures in peaks.items() if name is not None}
     measured = memories.over_nodes(nodes) if nodes else peaks[None]
     why_none = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
+    stages, headline = None, measured.process if plan.hardware.is_host else measured.used
+    if headline.peak_bytes is not None:
+        rank_peaks: list[int | None] = []
+        for part in sorted(parts, key=lambda part: part.ranks.start):
+            if plan.hardware.is_host:
+                rank_peaks += memories.process_peaks(part.steps)
+            else:
+                rank_peaks += memories.used_peaks(part.read.readings, part.indices)
+        stages = memories.stage_peaks(rank_peaks, plan.tuning.layout.pipeline, plan.world_size)
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
         allocated_peak=_figure(measured.allocated.peak_bytes, "B", measured.allocated.reason),
@@ -36,21 +45,8 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
         expectation=against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none),
-        stage_peaks=_stage_peaks(plan, parts, measured),
+        stage_peaks=stages,
     )
-
-
-def _stage_peaks(plan: Plan, parts: Sequence[NodePart], measured: memories.MemoryPeaks) -> tuple[int, ...] | None:
-    """Return the headline figure of each pipeline stage; None where that of the run is unknown."""
-    if (measured.process if plan.hardware.is_host else measured.used).peak_bytes is None:
-        return None
-    peaks: list[int | None] = []  # of every rank, in order
-    for part in sorted(parts, key=lambda part: part.ranks.start):
-        if plan.hardware.is_host:
-            peaks += memories.process_peaks(part.steps)
-        else:
-            peaks += memories.used_peaks(part.read.readings, part.indices)
-    return memories.stage_peaks(peaks, plan.tuning.layout.pipeline, plan.world_size)
 
 
 def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
@@ -189,8 +185,7 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
     """
     if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
         return None, ()  # a run of an earlier version, or one that did not start
-    before = [_host_before(part) for part in parts]
-    during = [_host_in_window(plan, part) for part in parts]
+    before, during = zip(*(_host_uses(plan, part) for part in parts), strict=True)
     devices, warnings = list[DeviceUse](), list[str]()
     for part, earlier, later in zip(parts, before, during, strict=True):
         readings = {reading.device: reading for reading in part.read.readings if reading.before}
@@ -230,20 +225,19 @@ def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> 
     return use, f"{unread}: {figure.reason}" if is_silent else None
 
 
-def _host_before(part: NodePart) -> HostUse:
-    readings = [reading for reading in part.read.host if reading.before]
-    if len(readings) < 2:
-        reason = part.silence_reason or "there are no two readings from before the training"
-        return HostUse(None, readings[0].cores if readings else None, reason)
-    return host_use(readings, readings[0].time_ns, readings[-1].time_ns)
-
-
-def _host_in_window(plan: Plan, part: NodePart) -> HostUse:
+def _host_uses(plan: Plan, part: NodePart) -> tuple[HostUse, HostUse]:
+    """Return the use of a machine's processors before the training and in the window."""
     host, window_ns = part.read.host, part.window_ns(plan.work.window)
+    earlier = [reading for reading in host if reading.before]
+    if len(earlier) < 2:
+        reason = part.silence_reason or "there are no two readings from before the training"
+        before = HostUse(None, earlier[0].cores if earlier else None, reason)
+    else:
+        before = host_use(earlier, earlier[0].time_ns, earlier[-1].time_ns)
     if part.silence_reason or window_ns is None:
         reason = part.silence_reason or "the run ended before its window"
-        return HostUse(None, host[-1].cores if host else None, reason)
-    return host_use(host, *window_ns)
+        return before, HostUse(None, host[-1].cores if host else None, reason)
+    return before, host_use(host, *window_ns)
 
 
 def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:

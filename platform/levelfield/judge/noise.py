@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from levelfield.measure.alignment import AlignmentLimits, Limit
+from levelfield.measure.alignment import AlignmentLimits
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
 from levelfield.measure.weights import KEY_BIAS
@@ -19,20 +19,19 @@ _AS_LARGE = 1.0  # relative to the value itself
 
 
 def limits_from(reference: Reference) -> AlignmentLimits:
-    """Return the tolerance limits that the reference's rows give. The source names rows, kinds and overrides."""
+    """Return the tolerance limits that the reference's rows give. The source names rows, kinds and overrides.
+
+    A key's bias has no limit for its final weights where rows differ by as much as its value.
+    """
     forced = sum(row.why is not None for row in reference.noise)
     note = f", {forced} of them recorded with --replace" if forced else ""
     rows = [noise_of(row, reference) for row in counted_rows(reference)]
     limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
-    return replace(limits, weights=_without_key_bias(limits.weights), routing=choice_limits(reference))
-
-
-def _without_key_bias(weights: Limit | None) -> Limit | None:
-    """Return the limits of final weights, with none for a key's bias where rows differ by as much as its value."""
-    if weights is None or isinstance(weights, (int, float)):
-        return weights
-    free = {p for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS and limit >= _AS_LARGE}
-    return {**weights, **dict.fromkeys(free, NO_LIMIT)}
+    weights = limits.weights
+    if weights is not None and not isinstance(weights, (int, float)):
+        biases = {p: limit for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS}
+        weights = {**weights, **{p: NO_LIMIT for p, limit in biases.items() if limit >= _AS_LARGE}}
+    return replace(limits, weights=weights, routing=choice_limits(reference))
 
 
 def choice_limits(reference: Reference) -> ChoiceLimits | None:

@@ -63,8 +63,11 @@ _MOST_NODES = 3  # in a line of evidence
 def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status with reasons and evidence. It is `valid` only when every rule holds."""
     cause = raw.outcome.get("cause")
-    if cause is None:
-        return _without_outcome(raw)
+    if cause is None and not raw.steps:
+        return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
+    if cause is None:  # the platform was killed, or its disk was full
+        reason = "the platform ended before it could say how the run did"
+        return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
     if unkillable := [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]:
         cause_reason = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
         sentences = [
@@ -91,21 +94,18 @@ def _evidence(raw: RawRecords) -> str:
     return "; ".join(filter(None, (launcher, nodes, done)))
 
 
-def _without_outcome(raw: RawRecords) -> Status:
-    """Return the status of a run without an outcome: the platform was killed, or its disk was full."""
-    if not raw.steps:
-        return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
-    reason = "the platform ended before it could say how the run did"
-    return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
-
-
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     chips = ", ".join(sorted(set(raw.pretended.values())))
     reasons = [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
-    reasons += [f"framework: {r}" for r in _version_reasons(raw)]
+    versions = {rank: event.get("version") for rank, event in sorted(raw.frameworks.items())}
+    first = next(iter(versions.values()), None)
+    if other := [rank for rank, version in versions.items() if version != first]:
+        reasons.append(f"framework: ranks 0 and {other[0]} report versions {first} and {versions[other[0]]}")
     reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
-    reasons += [f"clock: {r}" for r in _node_clock_reasons(plan, raw)]
+    window = plan.work.window
+    windows = {part.name: times for part in node_parts(plan, raw) if part.name and (times := part.window_ns(window))}
+    reasons += [f"clock: {r}" for r in node_clock_reasons(windows, window.last_step - window.first_step + 1)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work, plan.window_steps)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
@@ -124,21 +124,6 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None
     return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
-
-
-def _version_reasons(raw: RawRecords) -> list[str]:
-    """Return where ranks had different versions of the framework."""
-    versions = {rank: event.get("version") for rank, event in sorted(raw.frameworks.items())}
-    first = next(iter(versions.values()), None)
-    return [f"ranks 0 and {rank} report versions {first} and {of}" for rank, of in versions.items() if of != first][:1]
-
-
-def name_warnings(plan: Plan, raw: RawRecords) -> Iterator[str]:
-    """Yield that the training reported another name than its folder has: a copy, or a wrong label."""
-    planned = plan.implementation.framework
-    names = {str(event["name"]) for event in raw.frameworks.values() if event.get("name")} - {planned}
-    if names:
-        yield f"the training reports the framework {', '.join(sorted(names))}; this run is called {planned}"
 
 
 def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
@@ -164,15 +149,6 @@ def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     ]
 
 
-def _node_clock_reasons(plan: Plan, raw: RawRecords) -> list[str]:
-    window, windows = plan.work.window, dict[str, tuple[int, int]]()
-    for part in node_parts(plan, raw):
-        window_ns = part.window_ns(window)
-        if part.name is not None and window_ns is not None:
-            windows[part.name] = window_ns
-    return node_clock_reasons(windows, window.last_step - window.first_step + 1)
-
-
 def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log.
 
@@ -184,7 +160,8 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     if end and end["signal"] != signal.SIGABRT:
         return _killed(end, plan, raw)
     likely, rank = min(((_follows(error), rank) for rank, error in raw.errors.items()), default=(_FOLLOWS, None))
-    silent = _silent(raw)
+    failed = [end for end in raw.outcome.get("ends", ()) if end.get("exit_code") and not end.get("stopped_by_us")]
+    silent = next((end for end in failed if end["rank"] not in raw.errors), None)  # it recorded no error
     if end and likely == _FOLLOWS and not silent:
         return _killed(end, plan, raw)
     if rank is None or (likely == _FOLLOWS and silent):
@@ -217,12 +194,6 @@ def _follows(error: Mapping[str, Any]) -> int:
     return _FOLLOWS if _LOST_PEER.search(str(error.get("message"))) else 1
 
 
-def _silent(raw: RawRecords) -> Mapping[str, Any] | None:
-    """Return the end of the first rank that ended with an error and recorded none."""
-    ends = (end for end in raw.outcome.get("ends", ()) if end.get("exit_code") and not end.get("stopped_by_us"))
-    return next((end for end in ends if end["rank"] not in raw.errors), None)
-
-
 def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
     """Return what to do about what an import lacks: a library of the system, its own module, or a package."""
     if failure != "environment":
@@ -239,17 +210,13 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
         )
     if code.folder in message:
         return (*advice, f"correct the file of {code.framework} that the message names")
-    if module and not any(package.startswith(module[1]) for package in _packages(plan)):
+    built = (text for step in plan.environment.builds for text in step.packages)
+    packages = [text.lower().replace("-", "_") for text in (*plan.environment.requirements, *built)]
+    if module and not any(package.startswith(module[1]) for package in packages):  # a package may have a longer name
         advice.append(f"if {module[1]} is a module of {code.framework} itself, put it back: {code.folder} lacks it")
     if folder := plan.environment.folder:
         advice.append(f"if {folder} has lost a package, remove that folder: the next run makes it again")
     return tuple(advice)
-
-
-def _packages(plan: Plan) -> Iterator[str]:
-    """Yield what the environment was made of, in the spelling of modules: a package may have a longer name."""
-    built = (text for step in plan.environment.builds for text in step.packages)
-    return (text.lower().replace("-", "_") for text in (*plan.environment.requirements, *built))
 
 
 def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
@@ -292,34 +259,34 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
     """Return one entry for each node; none for a run on the platform's machine alone."""
     if not raw.node_ends and (parts[0].name is None or not raw.node_facts):
         return ()
-    silent = {part.name for part in parts if part.silence_reason}
-    return tuple(_node(raw, node, f"node{node}" in silent) for node in range(plan.hardware.nodes))
-
-
-def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
-    facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
-    missing = list(filter(None, map(clipped, sequence(end.get("missing")))))
-    missing += [what for what, lacks in (("facts", not facts), ("telemetry", is_silent)) if lacks]
-    return NodeResult(
-        node=node,
-        name=_stated_name(raw, node),
-        word=clipped(end.get("word")),
-        detail=clipped(end.get("detail")),
-        missing=tuple(dict.fromkeys(missing)),
-        kernel=clipped(facts.get("kernel")),
-        software=clipped_texts(raw.node_software.get(node)),
-        cores=_count(facts, "usable_cores"),
-        memory_bytes=_count(facts, "memory_bytes"),
-    )
+    silent, results = {part.name for part in parts if part.silence_reason}, list[NodeResult]()
+    for node in range(plan.hardware.nodes):
+        facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
+        missing = list(filter(None, map(clipped, sequence(end.get("missing")))))
+        missing += [what for what, lacks in (("facts", not facts), ("telemetry", f"node{node}" in silent)) if lacks]
+        counts = {
+            key: count
+            for key in ("usable_cores", "memory_bytes")
+            if isinstance(count := facts.get(key), int) and not isinstance(count, bool) and 0 < count < 2**63
+        }
+        results.append(
+            NodeResult(
+                node=node,
+                name=_stated_name(raw, node),
+                word=clipped(end.get("word")),
+                detail=clipped(end.get("detail")),
+                missing=tuple(dict.fromkeys(missing)),
+                kernel=clipped(facts.get("kernel")),
+                software=clipped_texts(raw.node_software.get(node)),
+                cores=counts.get("usable_cores"),
+                memory_bytes=counts.get("memory_bytes"),
+            )
+        )
+    return tuple(results)
 
 
 def _stated_name(raw: RawRecords, node: int) -> str | None:
     return clipped(raw.node_ends.get(node, {}).get("name")) or clipped(raw.node_facts.get(node, {}).get("hostname"))
-
-
-def _count(facts: Mapping[str, Any], name: str) -> int | None:
-    count = facts.get(name)
-    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**63 else None
 
 
 def missing_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:

@@ -44,30 +44,24 @@ def training_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference:
 def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
     """Return why no layer shows that the run computed in its precision; None where one does.
 
-    A run in fp32 shows it by its losses. A run of an older version did not record what is looked at.
+    A run in fp32 shows it by its losses, one in fp8 by its first gradients. A run of an older version did not record
+    what is looked at.
     """
     if not plan.window_gradients:
         return None
     precision = plan.work.training.precision
     start = f"no layer differs, and none shows that it computes in {precision}"
-    if precision == "fp8":
-        reason = _not_fp8(training, reference)
-    else:
-        reason = None if reference.window else "its reference has no gradient norms of the window; promote it again"
-    return f"{start}: {reason}" if reason else None
-
-
-def _not_fp8(training: rules.TrainingCurve, reference: Reference) -> str | None:
-    """Return why nothing shows that the training computed in fp8; None where its first gradients show it."""
+    if precision != "fp8":
+        reason = "its reference has no gradient norms of the window; promote it again"
+        return None if reference.window else f"{start}: {reason}"
     step = min(reference.gradients)
     if not reference.in_bf16:
-        return "its reference has no gradients of the same training in bf16 to differ from"
+        return f"{start}: its reference has no gradients of the same training in bf16 to differ from"
     part = rules.part_of_the_way(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
     if part >= HALF_WAY:
         return None
-    return (
-        f"its gradients of step {step} lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
-    )
+    way = f"lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
+    return f"{start}: its gradients of step {step} {way}"
 
 
 def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
@@ -146,13 +140,6 @@ def under_seal(status: Status, seal: SealFinding) -> Status:
     if status.word != "valid" or seal.word == "sealed":
         return status
     return Status(word=seal.word, reasons=(seal.reason or seal.word,))
-
-
-def seal_warnings(status: Status, seal: SealFinding) -> tuple[str, ...]:
-    """Return a warning for a run whose word is another one and whose files were changed."""
-    if seal.word != "tampered" or status.word == "tampered":
-        return ()
-    return (f"the run is tampered: {seal.reason}",)
 
 
 def unless_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
