@@ -107,7 +107,7 @@ def _chosen_by(job: SimpleNamespace, inputs: Any) -> list[tuple[int, list[int]]]
 
 def _write_telemetry(paths: RunPaths, plan: Plan) -> None:
     seconds = plan.work.training.steps * STEP_NS // SECOND_NS + 1
-    sample = {"power_watts": WATTS, "memory_used_bytes": USED_BYTES, "energy_joules": None, "reasons": {}}
+    sample: Event = {"power_watts": WATTS, "memory_used_bytes": USED_BYTES, "energy_joules": None, "reasons": {}}
     lines = [
         {"time_ns": BEGIN_NS + second * SECOND_NS, "samples": [{"index": i, **sample} for i in range(plan.world_size)]}
         for second in range(seconds)
@@ -149,6 +149,11 @@ def change_lines(path: Path, change: Callable[[Event], Any]) -> None:
         return lines
 
     edit(path, apply)
+
+
+def insert_event(run: RunPaths, rank: int, event: Event) -> None:
+    """Put an event of a rank behind its first three: framework, weights and begin."""
+    edit(run.events / f"rank{rank}.jsonl", lambda events: [*events[:3], event, *events[3:]])
 
 
 def report_framework(run: RunPaths, *ranks: int, **values: Any) -> None:

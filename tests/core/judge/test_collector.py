@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
-from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_text
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
@@ -27,6 +27,7 @@ from recorded_runs import (
     report_framework,
     seal_again,
 )
+from report_rows import report_rows, terminal_rows
 
 WINDOW_SECONDS, WINDOW_TOKENS = 5.0, 640  # steps 3 to 12 of half a second and 64 tokens each
 
@@ -41,11 +42,11 @@ def palm(result: Result) -> Utilisation:
 
 
 def test_throughput_is_tokens_over_the_windows_wall_time(run: RunPaths) -> None:
-    found = collect(run).throughput
-    assert found is not None
-    assert (found.wall_seconds, found.tokens_per_second) == (WINDOW_SECONDS, WINDOW_TOKENS / WINDOW_SECONDS)
-    assert found.tokens_per_second_per_device == 64
-    step = found.step_seconds
+    throughput = collect(run).throughput
+    assert throughput is not None
+    assert (throughput.wall_seconds, throughput.tokens_per_second) == (WINDOW_SECONDS, WINDOW_TOKENS / WINDOW_SECONDS)
+    assert throughput.tokens_per_second_per_device == 64
+    step = throughput.step_seconds
     assert (step.steps, step.median, step.minimum, step.maximum, step.spread) == (10, 0.5, 0.5, 0.5, 0.0)
 
 
@@ -62,16 +63,16 @@ def test_memory_is_of_the_worst_and_says_why_it_is_not_there(run: RunPaths) -> N
     assert memory.device_used_peak.value == USED_BYTES and memory.capacity_bytes == 8 * 2**30
     assert memory.allocated_peak.value == 2**31
     assert memory.process_peak.value == 2**30 + 1
-    assert (
-        memory.reserved_peak.value is None and memory.reserved_peak.reason == "the framework gave no figure for rank 0"
-    )
+    assert memory.reserved_peak.value is None
+    assert "rank 0" in (memory.reserved_peak.reason or "")
 
 
-def test_mfu_is_against_the_measured_peak_and_says_so(run: RunPaths) -> None:
-    found = palm(collect(run))
-    assert found.peak_tflops == 2.0 and found.peak_source == "measured: a probe of the tests"
-    assert found.flops_per_token is not None
-    assert found.value == pytest.approx(64 * found.flops_per_token / 2e12)
+def test_mfu_is_against_the_measured_peak_and_names_its_source(run: RunPaths) -> None:
+    mfu, peak = palm(collect(run)), read_plan(run).peak
+    assert (mfu.peak_tflops, mfu.peak_source) == (peak.tflops, peak.source)
+    assert mfu.peak_tflops == 2.0
+    assert mfu.flops_per_token is not None
+    assert mfu.value == pytest.approx(64 * mfu.flops_per_token / 2e12)
 
 
 def test_stored_references_have_every_field_of_the_identity(registry: Registry) -> None:
@@ -89,21 +90,19 @@ def test_identity_says_what_was_trained(run: RunPaths) -> None:
 
 
 def test_a_run_is_base_until_somebody_chose_a_field(run: RunPaths) -> None:
-    found = collect(run).tuning
-    assert found and found.word == "peak" and found.chosen == {"micro_batch": "vendor", "threads": "vendor"}
+    peak = collect(run).tuning
+    assert peak == TuningFound(word="peak", chosen={"micro_batch": "vendor", "threads": "vendor"})
     plan = read_plan(run)
     assert plan.origins["layout"].startswith("default") and plan.origins["recompute"] == "case tiny"
     defaults = {**plan.origins, "micro_batch": "case tiny", "threads": "default: 2 usable cores over 2 process(es)"}
     change_plan(run, origins=defaults)
     base = collect(run)
-    assert base.tuning and (base.tuning.word, base.tuning.chosen) == ("base", {})
-    assert "tuning   base" in result_lines(base) and "| tuning | base |" in run_report(base, read_plan(run))
-    both = as_text([base, collect_peak(base)])
-    assert "  base\n" in both and "  peak: layout (command line)\n" in both
-
-
-def collect_peak(base: Result) -> Result:
-    return base.model_copy(update={"tuning": TuningFound(word="peak", chosen={"layout": "command line"})})
+    assert base.tuning == TuningFound(word="base", chosen={})
+    assert (terminal_rows(base)["tuning"], report_rows(run, base)["tuning"]) == ("base", ["base"])
+    tuned = base.model_copy(update={"tuning": TuningFound(word="peak", chosen={"layout": "command line"})})
+    columns = [re.split("  +", line)[-1] for line in as_text([base, tuned]).splitlines()]
+    assert "base" in columns
+    assert any(column.startswith("peak: layout") for column in columns)
 
 
 def test_the_loss_has_its_floor_beside_it(run: RunPaths) -> None:
@@ -144,7 +143,7 @@ def test_an_edited_result_changes_nothing(run: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "words"),
     [
         (lambda s: s.update(power_watts=None, reasons={"power_watts": "not supported"}), "(not supported)"),
         (lambda s: s.update(power_watts=WATTS * 1000), "no chip's power: units differ"),
@@ -152,27 +151,27 @@ def test_an_edited_result_changes_nothing(run: RunPaths) -> None:
     ],
 )
 def test_energy_that_cannot_be_known_is_null_with_the_reason(
-    run: RunPaths, change: Callable[[Event], object], says: str
+    run: RunPaths, change: Callable[[Event], object], words: str
 ) -> None:
     readings(run, change)
-    found = collect(run)
-    assert found.status.word == "valid" and found.energy.joules.value is None
-    assert says in (found.energy.joules.reason or "")
+    result = collect(run)
+    assert result.status.word == "valid" and result.energy.joules.value is None
+    assert words in (result.energy.joules.reason or "")
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "words"),
     [
         (lambda s: s.update(memory_used_bytes=None), "the vendor's tool gave no figure for device 0"),
         (lambda s: s.update(memory_used_bytes=USED_BYTES * 1024), "units or device differ"),
     ],
 )
 def test_memory_that_cannot_be_right_is_null_with_the_reason(
-    run: RunPaths, change: Callable[[Event], object], says: str
+    run: RunPaths, change: Callable[[Event], object], words: str
 ) -> None:
     readings(run, change)
     figure = collect(run).memory.device_used_peak
-    assert figure.value is None and says in (figure.reason or "")
+    assert figure.value is None and words in (figure.reason or "")
 
 
 def dies_after(run: RunPaths, seconds: int) -> None:
@@ -191,7 +190,9 @@ def test_a_tool_that_died_before_the_window_leaves_no_old_peak(run: RunPaths) ->
     dies_after(run, 1)
     figure = collect(run).memory.device_used_peak
     assert figure.value is None
-    assert figure.reason == "device 0: readings cover 0% of the window, at least 95% is needed (acme-smi hangs)"
+    reason = figure.reason or ""
+    assert reason.startswith("device 0: ")
+    assert [word for word in ("cover 0%", "95%", "(acme-smi hangs)") if word not in reason] == [], reason
     assert collect(run).energy.joules.value is None
 
 
@@ -203,24 +204,25 @@ def test_a_tool_that_died_after_the_window_costs_nothing(run: RunPaths) -> None:
 @pytest.mark.parametrize("watts", [0.0, 0.5, 4.9])
 def test_less_power_than_an_accelerator_draws_is_no_energy(run: RunPaths, watts: float) -> None:
     readings(run, lambda s: s.update(power_watts=watts))
-    found = collect(run).energy
-    assert found.joules.value is None and "no chip's power: units differ" in (found.joules.reason or "")
+    joules = collect(run).energy.joules
+    assert joules.value is None
+    assert f"{watts:g} W" in (joules.reason or "")
 
 
 def test_without_telemetry_the_figures_of_the_tool_are_null(run: RunPaths) -> None:
     run.telemetry.unlink()
     seal_again(run)
-    found = collect(run)
-    assert found.status.word == "valid" and found.throughput is not None
-    assert found.memory.device_used_peak.value is None and found.energy.joules.value is None
-    assert found.memory.device_used_peak.reason and found.energy.joules.reason
+    result = collect(run)
+    assert result.status.word == "valid" and result.throughput is not None
+    assert result.memory.device_used_peak.value is None and result.energy.joules.value is None
+    assert result.memory.device_used_peak.reason and result.energy.joules.reason
 
 
 def test_a_speed_above_the_peak_is_no_utilisation(run: RunPaths) -> None:
     # as if nanoseconds had been written as hundreds of femtoseconds
     change_all_steps(run, lambda event: event.update(end_ns=7_000_000_000_000 + event["step"] * 50))
-    found = palm(collect(run))
-    assert found.value is None and found.reason is not None and "above" in found.reason
+    mfu = palm(collect(run))
+    assert mfu.value is None and mfu.reason is not None and "above" in mfu.reason
 
 
 # -- what others use
@@ -247,12 +249,13 @@ def test_a_run_without_a_record_of_others_has_none(run: RunPaths) -> None:
 
 def test_other_programs_on_the_host_are_a_figure_and_above_the_limit_a_warning(run: RunPaths) -> None:
     with_host(run, 0.5)
-    found = collect(run)
-    assert found.status.word == "valid" and found.other_use is not None
-    assert found.other_use.host_in_window.value == pytest.approx(0.5)
-    assert found.other_use.host_before.value == pytest.approx(0.5) and found.other_use.host_cores == 2
-    (said,) = (w for w in found.warnings if "programs" in w)
-    assert said.startswith("other programs used 0.50 of 2 cores in the window (limit: 0.2); run again")
+    result = collect(run)
+    assert result.status.word == "valid" and result.other_use is not None
+    assert result.other_use.host_in_window.value == pytest.approx(0.5)
+    assert result.other_use.host_before.value == pytest.approx(0.5) and result.other_use.host_cores == 2
+    (warning,) = (w for w in result.warnings if "programs" in w)
+    assert "0.50 of 2" in warning
+    assert "(limit: 0.2)" in warning
 
 
 def test_an_idle_host_gives_no_warning(run: RunPaths) -> None:
@@ -260,54 +263,59 @@ def test_an_idle_host_gives_no_warning(run: RunPaths) -> None:
     assert [w for w in collect(run).warnings if "programs" in w] == []
 
 
-def test_of_a_run_that_ended_early_the_load_before_it_is_told(run: RunPaths) -> None:
+def test_the_load_before_a_run_that_ended_early_is_a_warning(run: RunPaths) -> None:
     with_host(run, 0.5)
     break_off(run, 2)
-    found = collect(run)
-    assert found.other_use is not None and found.other_use.host_in_window.reason == "the run ended before its window"
-    assert [w for w in found.warnings if "0.50 of 2 cores before the training" in w]
+    result = collect(run)
+    assert result.other_use is not None and result.other_use.host_in_window.value is None
+    assert any("0.50 of 2" in w and "before the" in w for w in result.warnings), result.warnings
 
 
 def test_a_device_that_others_use_is_named(run: RunPaths) -> None:
     with_host(run, 0.0)
-    found = collect(run)  # the recorded devices hold three of eight GiB
-    assert found.other_use is not None and [d.in_use for d in found.other_use.devices] == [True, True]
-    assert found.warnings[0].startswith("others use device 0: 3.0 GiB of 8.0 GiB, unknown load before the training")
+    result = collect(run)  # the recorded devices hold three of eight GiB
+    assert result.other_use is not None and [d.in_use for d in result.other_use.devices] == [True, True]
+    assert "device 0: " in result.warnings[0]
+    assert "3.0 GiB of" in result.warnings[0] and "8.0 GiB," in result.warnings[0]
     readings(run, lambda s: s.update(memory_used_bytes=2**29, utilisation=0.0))
     assert collect(run).warnings == ()
 
 
 def test_a_device_without_any_value_before_the_training_is_named(run: RunPaths) -> None:
     with_host(run, 0.0)
+    reason = "device 1 is gone"
 
     def lose(sample: Event) -> None:
         if sample["index"] == 1:
-            sample.update(memory_used_bytes=None, power_watts=None, reasons={"memory_used_bytes": "device 1 is gone"})
+            sample.update(memory_used_bytes=None, power_watts=None, reasons={"memory_used_bytes": reason})
         else:
             sample.update(memory_used_bytes=2**29)
 
     readings(run, lose)
-    found = collect(run)
-    assert found.warnings == ("device 1 could not be read before the training: device 1 is gone",)
-    assert found.other_use is not None and found.other_use.devices[1].in_use is None
+    result = collect(run)
+    assert [warning.partition(": ")[2] for warning in result.warnings] == [reason]
+    assert result.warnings[0].startswith("device 1 ")
+    assert result.other_use is not None and result.other_use.devices[1].in_use is None
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "reason"),
     [({}, "the vendor's tool gave no reading in time"), ({"error": "OSError: driver gone"}, "OSError: driver gone")],
 )
-def test_a_tool_that_gave_no_reading_before_the_training_is_named(run: RunPaths, error: Event, says: str) -> None:
+def test_a_tool_that_gave_no_reading_before_the_training_is_named(run: RunPaths, error: Event, reason: str) -> None:
     with_host(run, 0.0)
     edit(
         run.telemetry,
         lambda lines: [{**line, "samples": [], **error} if line.get("before") else line for line in lines],
     )
-    said = [f"device {index} could not be read before the training: {says}" for index in (0, 1)]
-    assert list(collect(run).warnings) == said
+    warnings = [warning.partition(": ") for warning in collect(run).warnings]
+    assert [text for _, _, text in warnings] == [reason, reason]
+    assert [start[:9] for start, _, _ in warnings] == ["device 0 ", "device 1 "]
 
 
 @pytest.mark.parametrize("damage", [{"host": {}}, {"host": 7}, {"host": {"busy_seconds": "x"}}])
 def test_a_damaged_reading_of_the_host_is_a_broken_raw_file(run: RunPaths, damage: Event) -> None:
     edit(run.telemetry, lambda lines: [{**lines[0], **damage}, *lines[1:]])
     status = collect(run).status
-    assert status.word == "invalid" and "a reading of the host is damaged" in status.reasons[0]
+    assert status.word == "invalid"
+    assert status.reasons[0].startswith("raw files: telemetry.jsonl")

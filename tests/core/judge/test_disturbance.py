@@ -23,6 +23,7 @@ from recorded_runs import (
     change_steps,
     seal_again,
 )
+from report_rows import report_rows
 
 CORES = 2
 HOUR = 3600.0
@@ -65,10 +66,10 @@ def around(result: Result, what: str) -> ReadingAround:
 
 def test_a_quiet_window_has_no_flag(run: RunPaths) -> None:
     result = collect(run)
-    found = of(result)
-    assert (found.outliers, found.lost, found.mean_over_median, found.flags) == (0, 0, 1, ())
-    assert (found.slowest.seconds, found.slowest.over_median) == (0.5, 1) and found.limit == 0.1
-    assert found.platform_seconds is None and found.slowest.began is None
+    figures = of(result)
+    assert (figures.outliers, figures.lost, figures.mean_over_median, figures.flags) == (0, 0, 1, ())
+    assert (figures.slowest.seconds, figures.slowest.over_median) == (0.5, 1) and figures.limit == 0.1
+    assert figures.platform_seconds is None and figures.slowest.began is None
 
 
 def test_a_pause_without_a_cause_makes_the_run_invalid(run: RunPaths) -> None:
@@ -77,35 +78,39 @@ def test_a_pause_without_a_cause_makes_the_run_invalid(run: RunPaths) -> None:
     result = collect(run)
     assert (result.status.word, result.status.failure, result.throughput) == ("invalid", "disturbed", None)
     (reason,) = result.status.reasons
-    assert reason.startswith("disturbed: outlying steps cost 80.0% of the window without a known cause")
-    assert "the case allows 10.0%; step 7 lasted 20.5 s, 41.0 times the median, begun at 2" in reason
-    found = of(result).slowest
-    assert (found.step, found.seconds, found.over_median, found.after_seconds) == (7, 20.5, 41.0, 2.0)
-    assert str(found.began).endswith("Z") and around(result, "other programs").in_step == 0.0
+    assert reason.startswith("disturbed: ")
+    words = ("cost 80.0%", "allows 10.0%", "step 7", "20.5 s", "41.0 times")
+    assert [word for word in words if word not in reason] == [], reason
+    slowest = of(result).slowest
+    assert (slowest.step, slowest.seconds, slowest.over_median, slowest.after_seconds) == (7, 20.5, 41.0, 2.0)
+    assert str(slowest.began).endswith("Z") and around(result, "other programs").in_step == 0.0
     assert around(result, "this run").in_step == pytest.approx(1.0)
     assert around(result, "power").in_step == pytest.approx(100 + 13, abs=1)
     assert around(result, "temperature").in_step == 46.0 and around(result, "load").unit == "1"
 
 
-def test_it_is_shown_in_report_and_terminal(run: RunPaths) -> None:
+def test_report_and_terminal_show_a_disturbance(run: RunPaths) -> None:
     pause(run, 7, 20.0)
     watch(run, 27, lambda second: 0.0)
     result = collect(run)
     text, page = "\n".join(result_lines(result)), run_report(result, read_plan(run))
-    assert "invalid (disturbed)" in text and max(map(len, text.splitlines())) <= 80
-    assert "flagged: step 7 lasted 20.5 s" in text and "the mean step is 5.00 times the median" in " ".join(
-        text.split()
-    )
-    assert "| slowest step | 20,500.00 ms | step 7, 41.00 times the median, 2.0 s into the window, at 2" in page
-    assert "| around it | telemetry | other programs 0.00 cores (window: 0.00); this run 1.00 cores" in page
-    assert "**invalid (disturbed)**" in page and "None" not in page
+    assert max(map(len, text.splitlines())) <= 80
+    assert "invalid (disturbed)" in text and "**invalid (disturbed)**" in page
+    assert "flagged: step 7 " in text and "5.00 times" in text
+    value, how = report_rows(run, result)["slowest step"]
+    assert value == "20,500.00 ms"
+    assert [word for word in ("step 7,", "41.00 times", "2.0 s") if word not in how] == [], how
+    assert report_rows(run, result)["around it"][1].split("; ")[:2] == [
+        f"{what} {cores:.2f} cores (window: {cores:.2f})" for what, cores in (("other programs", 0), ("this run", 1))
+    ]
+    assert "None" not in page
 
 
 def test_an_hours_pause_is_not_one_token_a_second(run: RunPaths) -> None:
     pause(run, 7, HOUR)
     result = collect(run)
     assert result.status.failure == "disturbed" and of(result).lost == pytest.approx(1, abs=0.002)
-    assert around(result, "other programs").reason == "the operating system gave no processor times"
+    assert "processor times" in (around(result, "other programs").reason or "")
 
 
 def test_a_pause_that_others_explain_is_flagged_and_valid(run: RunPaths) -> None:
@@ -113,9 +118,9 @@ def test_a_pause_that_others_explain_is_flagged_and_valid(run: RunPaths) -> None
     watch(run, 12, lambda second: 1.8 if 2 <= second <= 10 else 0.0)
     result = collect(run)
     assert result.status.word == "valid" and result.throughput is not None
-    found = of(result)
-    assert (found.outliers, found.unexplained) == (1, 0.0) and found.lost == pytest.approx(0.5)
-    assert any("other programs explain 50.0%" in flag for flag in found.flags)
+    figures = of(result)
+    assert (figures.outliers, figures.unexplained) == (1, 0.0) and figures.lost == pytest.approx(0.5)
+    assert any("explain 50.0%" in flag for flag in figures.flags)
     others = around(result, "other programs")
     assert others.in_step == pytest.approx(1.8) and others.in_window == pytest.approx(1.8 * 9 / 10)
 
@@ -131,7 +136,7 @@ def test_one_outlier_of_three_times_is_flagged_and_valid(run: RunPaths) -> None:
     pause(run, 7, 2 * STEP_NS / SECOND_NS)
     result = collect(run)
     assert result.status.word == "valid" and of(result).outliers == 1
-    assert of(result).flags[0].startswith("step 7 lasted 1.5 s, 3.0 times the median")
+    assert [word for word in ("step 7", "1.5 s", "3.0 times") if word not in of(result).flags[0]] == []
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -177,9 +182,9 @@ def test_a_damaged_reading_is_no_fault(run: RunPaths) -> None:
 def see(run: RunPaths, stretch: float, rank: int = 1) -> None:
     """Let the platform see the window of both ranks, of 5 s by their clocks; one rank's lasts `stretch` times that."""
     seen = {}
-    for each in (0, 1):
-        end = round(5 * SECOND_NS * (stretch if each == rank else 1.0))
-        seen[str(each)] = {"begin": [0, SECOND_NS // 10], "end": [end, end + SECOND_NS // 10]}
+    for number in (0, 1):
+        end = round(5 * SECOND_NS * (stretch if number == rank else 1.0))
+        seen[str(number)] = {"begin": [0, SECOND_NS // 10], "end": [end, end + SECOND_NS // 10]}
     run.outcome.write_text(json.dumps({**json.loads(run.outcome.read_text()), "seen": seen}))
     seal_again(run)
 
@@ -195,7 +200,9 @@ def test_a_worker_whose_clock_is_wrong_has_no_figure(run: RunPaths, stretch: flo
     see(run, stretch)
     result = collect(run)
     assert result.status.word == "invalid" and result.throughput is None
-    assert result.status.reasons[0].startswith("clock: rank 1 counted 5.00 s for the window; on the platform's clock")
+    reason = result.status.reasons[0]
+    assert reason.startswith("clock: rank 1 ")
+    assert "5.00 s" in reason
 
 
 @pytest.mark.parametrize(
@@ -204,4 +211,6 @@ def test_a_worker_whose_clock_is_wrong_has_no_figure(run: RunPaths, stretch: flo
 def test_damaged_sightings_are_reported(run: RunPaths, seen: object) -> None:
     run.outcome.write_text(json.dumps({**json.loads(run.outcome.read_text()), "seen": seen}))
     status = collect(run).status
-    assert status.word == "invalid" and status.reasons[0].startswith("raw files: outcome.json: key 'seen' is damaged")
+    assert status.word == "invalid"
+    assert status.reasons[0].startswith("raw files: outcome.json: ")
+    assert "'seen'" in status.reasons[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd
 from levelfield.judge.collector import collect
 from levelfield.report.one_run import result_lines, run_report
@@ -15,9 +16,10 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from node_runs import spread
 from recorded_runs import break_off, seal_again
+from report_rows import report_rows, terminal_rows
 
 DETAIL = "the connection ended after 12 s"
-
+RANK_1 = "rank 1 on node1 (rack-1)"
 
 STOPPED, ENDED = NodeEnd(0, "rack-0", "stopped"), NodeEnd(0, "rack-0", "ended")
 WHOLE = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
@@ -58,51 +60,56 @@ def test_the_word_and_the_node(
     assert result.loss.first is not None, "what was finished is kept"
 
 
-def test_a_failure_that_the_launcher_has_told_is_told_once(run: RunPaths) -> None:
+def test_a_failure_that_the_launcher_reports_is_reported_once(run: RunPaths) -> None:
     spread(run)
-    why = "rack-1: it cannot be reached"
+    cause = "rack-1: it cannot be reached"
     for path in (*run.events.glob("*"), run.node_telemetry(1), run.node_facts(1)):
         path.unlink()
-    result = ended(run, "unreachable", (), NodeEnd(1, "rack-1", "unreachable", why), evidence=why)
-    assert result.status.word == "not-run" and str(result.status.evidence).count(why) == 1
-    assert not [warning for warning in result.warnings if "did not arrive" in warning]
-    lines = "\n".join(result_lines(result))
-    assert lines.count(why) == 1 and "nodes    1 without a known end, 1 unreachable" in lines and "0 of 2" not in lines
+    result = ended(run, "unreachable", (), NodeEnd(1, "rack-1", "unreachable", cause), evidence=cause)
+    assert result.status.word == "not-run" and str(result.status.evidence).count(cause) == 1
+    assert not any("arrive" in warning for warning in result.warnings)
+    assert "\n".join(result_lines(result)).count(cause) == 1
+    nodes = terminal_rows(result)["nodes"].partition(" node")[0]
+    assert nodes.startswith("1 without ")
+    assert nodes.endswith(", 1 unreachable")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "row"),
     [
-        (("ended", "ended"), "nodes    2 of 2 ended"),
-        (("failed", "stopped"), "nodes    1 failed, 1 stopped"),
-        (("failed", "failed"), "nodes    2 failed"),
-        (("lost", "ended"), "nodes    1 lost, 1 ended"),
+        (("ended", "ended"), "2 of 2 ended"),
+        (("failed", "stopped"), "1 failed, 1 stopped"),
+        (("failed", "failed"), "2 failed"),
+        (("lost", "ended"), "1 lost, 1 ended"),
     ],
 )
-def test_how_many_nodes_ended_in_which_way(run: RunPaths, words: tuple[NodeWord, NodeWord], said: str) -> None:
+def test_how_many_nodes_ended_in_which_way(run: RunPaths, words: tuple[NodeWord, NodeWord], row: str) -> None:
     ends = (ProcessEnd(0, 1, None, False), ProcessEnd(1, 1, None, False))
     nodes = (NodeEnd(rank, f"rack-{rank}", word, "why") for rank, word in enumerate(words))
-    assert said in result_lines(ended(spread(run), "rank-failed", ends, *nodes))
+    shown = terminal_rows(ended(spread(run), "rank-failed", ends, *nodes))["nodes"]
+    assert shown.partition(" node")[0] == row
 
 
 def test_every_cause_of_the_contract_has_a_word(run: RunPaths) -> None:
-    for cause in Cause.__args__:  # type: ignore[attr-defined]
+    for cause in get_args(Cause):
         result = ended(run, cause, (ProcessEnd(1, 1, None, False),))
         assert (result.status.word == "valid") == (cause == "exited"), cause
 
 
 def test_a_rank_that_failed_has_its_node_beside_it(run: RunPaths) -> None:
-    break_off(spread(run), 4, {"class": "oom", "message": "out of memory", "type": "OutOfMemoryError"})
+    message = "out of memory"
+    break_off(spread(run), 4, {"class": "oom", "message": message, "type": "OutOfMemoryError"})
     ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, 1, None, False))
     status = ended(run, "rank-failed", ends, STOPPED, NodeEnd(1, "rack-1", "failed")).status
     assert status.word == "oom"
-    assert status.evidence == "rank 1 on node1 (rack-1): OutOfMemoryError: out of memory; 4 steps were finished"
+    assert (status.evidence or "").startswith(f"{RANK_1}: OutOfMemoryError: {message}; ")
 
 
 def test_a_killed_rank_has_its_node_beside_it(run: RunPaths) -> None:
     break_off(spread(run), 4)
     result = ended(run, "rank-failed", (ProcessEnd(1, None, 9, False),), STOPPED, NodeEnd(1, "rack-1", "failed"))
-    assert (result.status.evidence or "").startswith("rank 1 on node1 (rack-1) was ended by SIGKILL")
+    assert (result.status.evidence or "").startswith(f"{RANK_1} ")
+    assert "SIGKILL; " in (result.status.evidence or "")
 
 
 def test_what_each_node_was_is_in_the_result_and_in_the_reports(run: RunPaths) -> None:
@@ -115,9 +122,8 @@ def test_what_each_node_was_is_in_the_result_and_in_the_reports(run: RunPaths) -
     assert (second.node, second.name, second.word, second.missing) == (1, "rack-1", "ended", ())
     assert (second.kernel, second.cores, second.memory_bytes) == ("6.1.0", 4, 2**34)
     assert second.software == {"driver": "535.1"}
-    report = run_report(result, read_plan(run))
-    assert "| 1 | rack-1 | ended | 6.1.0 | driver 535.1 | 4 | 16.00 GiB | - |" in report
-    assert "nodes    2 of 2 ended" in result_lines(result)
+    cells = ["rack-1", "ended", "6.1.0", "driver 535.1", "4", "16.00 GiB", "-"]
+    assert report_rows(run, result)["1"] == cells
 
 
 def test_missing_evidence_is_a_warning_and_in_the_report(run: RunPaths) -> None:
@@ -126,14 +132,16 @@ def test_missing_evidence_is_a_warning_and_in_the_report(run: RunPaths) -> None:
     run.node_facts(1).unlink()
     result = ended(run, "exited", WHOLE, ENDED, NodeEnd(1, "rack-1", "ended", missing=("log", "telemetry")))
     assert result.machines[1].missing == ("log", "telemetry", "facts")
-    assert "node1 (rack-1): its log, telemetry, facts did not arrive" in result.warnings
+    (warning,) = (warning for warning in result.warnings if warning.startswith("node1 (rack-1): "))
+    assert "log, telemetry, facts" in warning
     assert result.machines[1].kernel is None and result.machines[1].cores is None
 
 
 def test_a_run_on_this_machine_has_no_nodes(run: RunPaths) -> None:
     result = collect(run)
-    assert result.machines == () and "| node |" not in run_report(result, read_plan(run))
-    assert not [line for line in result_lines(result) if line.startswith("nodes")]
+    assert result.machines == ()
+    assert "node" not in report_rows(run, result)
+    assert "nodes" not in terminal_rows(result)
 
 
 HOSTILE: dict[str, Any] = {
@@ -167,11 +175,11 @@ def test_damaged_facts_are_unknown(run: RunPaths, facts: str) -> None:
     spread(run)
     run.node_facts(1).write_text(facts)
     seal_again(run)
-    found = collect(run).machines[1]
-    assert (found.kernel, found.cores, found.memory_bytes, found.software) == (None, None, None, {})
+    machine = collect(run).machines[1]
+    assert (machine.kernel, machine.cores, machine.memory_bytes, machine.software) == (None, None, None, {})
 
 
-def test_the_software_of_a_node_is_read_by_the_vendors_adapter(run: RunPaths, registry: Any) -> None:
+def test_the_software_of_a_node_is_read_by_the_vendors_adapter(run: RunPaths, registry: Registry) -> None:
     spread(run)
     plan, vendor = read_plan(run), registry.vendor("amd")
     name, command = next(iter(vendor.spec.software.items()))

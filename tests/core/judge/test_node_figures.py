@@ -21,7 +21,7 @@ from recorded_runs import BEGIN_NS, SECOND_NS, USED_BYTES, WATTS, Event, change_
 JOULES = (WATTS + 2 * WATTS) * 5.0  # the window lasts five seconds on each clock
 
 
-def judged(run: RunPaths) -> Result:
+def collected(run: RunPaths) -> Result:
     seal_again(run)
     return collect(run)
 
@@ -48,52 +48,57 @@ def test_the_figures_are_those_of_the_same_run_on_one_machine(run: RunPaths) -> 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_missing_node_file_gives_no_figure_and_names_the_node(run: RunPaths, node: int) -> None:
     spread(run).node_telemetry(node).unlink()
-    result = judged(run)
+    result = collected(run)
     assert result.status.word == "valid", "the training is whole"
     reasons = [
         figure.reason
         for figure in (result.energy.joules, result.energy.mean_watts, result.memory.device_used_peak, result.load)
         if figure is not None and figure.value is None
     ]
-    assert reasons == [f"node{node}: left no telemetry"] * 4
+    assert len(reasons) == 4
     assert result.other_use is not None
-    assert result.other_use.host_in_window.reason == f"node{node}: left no telemetry"
+    reasons.append(result.other_use.host_in_window.reason)
+    assert {(reason or "").partition(": ")[0] for reason in reasons} == {f"node{node}"}
+    assert all("no telemetry" in (reason or "") for reason in reasons)
 
 
 def test_without_any_telemetry_the_first_node_is_named(run: RunPaths) -> None:
     shutil.rmtree(spread(run).telemetry_folder)
-    result = judged(run)
-    assert result.energy.joules.reason == "node0: left no telemetry" and result.energy.joules.value is None
+    result = collected(run)
+    assert result.energy.joules.value is None
+    assert (result.energy.joules.reason or "").startswith("node0: ")
 
 
 def swapped(run: RunPaths) -> None:
     first, second = run.node_telemetry(0), run.node_telemetry(1)
-    kept = first.read_bytes()
+    content = first.read_bytes()
     first.write_bytes(second.read_bytes())
-    second.write_bytes(kept)
+    second.write_bytes(content)
 
 
 def test_swapped_files_cover_no_window(run: RunPaths) -> None:
     swapped(spread(run))
-    result = judged(run)
+    result = collected(run)
     assert result.energy.joules.value is None
-    assert (result.energy.joules.reason or "").startswith("node0: device 0: readings cover 0% of the window")
+    reason = result.energy.joules.reason or ""
+    assert reason.startswith("node0: device 0: ")
+    assert "cover 0%" in reason
     assert result.memory.device_used_peak.value is None
 
 
 def test_a_copy_of_another_nodes_file_makes_the_run_invalid(run: RunPaths) -> None:
     spread(run, ahead_ns=0)
     shutil.copy(run.node_telemetry(0), run.node_telemetry(1))
-    result = judged(run)
+    result = collected(run)
     assert result.status.word == "invalid"
-    assert any("telemetry/node1.jsonl: its readings have the times of node0's" in r for r in result.status.reasons)
+    assert any("telemetry/node1.jsonl: " in r and "of node0's" in r for r in result.status.reasons)
     assert result.energy.joules.value is None
 
 
 def test_a_clock_at_twice_the_rate_makes_the_run_invalid(run: RunPaths) -> None:
     result = collect(spread(run, rate=2.0))
     assert result.status.word == "invalid" and result.throughput is None and result.energy.joules.value is None
-    assert any("node1 counted 10.00 s for the window" in reason for reason in result.status.reasons)
+    assert any("node1 counted" in reason and "10.00 s" in reason for reason in result.status.reasons)
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.3])
@@ -108,7 +113,7 @@ def test_a_clock_that_drifts_by_a_hundredth_is_within_the_noise(run: RunPaths) -
 def test_a_truncated_last_line_is_dropped(run: RunPaths) -> None:
     path = spread(run).node_telemetry(1)
     path.write_bytes(path.read_bytes()[:-20])
-    assert judged(run).status.word == "valid"
+    assert collected(run).status.word == "valid"
 
 
 BROKEN: dict[str, Callable[[RunPaths], object]] = {
@@ -129,7 +134,7 @@ def edit_text(run: RunPaths, old: str, new: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_telemetry_makes_the_run_invalid(run: RunPaths, name: str) -> None:
     BROKEN[name](spread(run))
-    result = judged(run)
+    result = collected(run)
     assert result.status.word == "invalid" and any("telemetry" in r for r in result.status.reasons), result.status
 
 
@@ -155,8 +160,8 @@ def test_a_damaged_power_of_one_node_is_no_sum(run: RunPaths, field: str, value:
 def test_memory_above_the_capacity_of_one_node_is_unknown(run: RunPaths) -> None:
     spread(run)
     of_node1(run, lambda line: line["samples"][0].update(memory_used_bytes=2**50))
-    found = collect(run).memory.device_used_peak
-    assert found.value is None and "node1: device 0: " in (found.reason or "")
+    peak = collect(run).memory.device_used_peak
+    assert peak.value is None and (peak.reason or "").split(": ")[:2] == ["node1", "device 0"]
 
 
 def test_other_programs_on_one_node_are_named(run: RunPaths) -> None:
@@ -164,8 +169,9 @@ def test_other_programs_on_one_node_are_named(run: RunPaths) -> None:
     of_node1(run, lambda line: line["host"].update(own_seconds=line["host"]["own_seconds"] / 4))
     result = collect(run)
     assert result.other_use is not None and result.other_use.host_in_window.value == pytest.approx(0.75)
-    assert [w for w in result.warnings if w.startswith("node1: other programs used 0.75 of 4 cores")]
-    assert not [w for w in result.warnings if w.startswith("node0: other programs")]
+    (warning,) = (w for w in result.warnings if "programs" in w)
+    assert warning.startswith("node1: ")
+    assert "0.75 of 4" in warning
 
 
 def test_a_devices_use_before_the_training_has_the_nodes_name(run: RunPaths) -> None:
@@ -218,9 +224,9 @@ def stretch(run: RunPaths, node: int, after_ns: int, by_ns: int) -> None:
 def test_a_stored_summary_is_over_all_nodes(run: RunPaths) -> None:
     spread(run)
     plan, raw = read_plan(run), read_raw(run)
-    found = telemetry_summary(plan, raw)
-    assert found["power_watts_mean"] == pytest.approx(1.5 * WATTS) and found["power_watts_max"] == 2 * WATTS
-    assert found["host_busy_cores_mean"] == pytest.approx(1.0)
+    summary = telemetry_summary(plan, raw)
+    assert summary["power_watts_mean"] == pytest.approx(1.5 * WATTS) and summary["power_watts_max"] == 2 * WATTS
+    assert summary["host_busy_cores_mean"] == pytest.approx(1.0)
 
 
 def test_the_ranks_and_devices_of_each_node(run: RunPaths) -> None:
@@ -240,9 +246,9 @@ def test_the_slowest_step_has_the_telemetry_of_the_node_whose_clock_counts(run: 
         return [{**e, "end_ns": e["end_ns"] + 1000} if e.get("step", 0) >= last else e for e in events]
 
     edit(run.events / "rank1.jsonl", later)
-    found = collect(run).disturbance
-    assert found is not None
-    others = found.slowest.telemetry[0]
+    figures = collect(run).disturbance
+    assert figures is not None
+    others = figures.slowest.telemetry[0]
     assert others.what == "other programs" and others.in_window == pytest.approx(0.75)
 
 
@@ -253,5 +259,5 @@ def test_each_pipeline_stage_has_its_own_peak(run: RunPaths) -> None:
     parts = node_parts(plan, read_raw(run))
     assert node_figures.memory(plan, parts, status).stage_peaks is None
     tuning = plan.tuning.model_copy(update={"layout": Layout(pipeline=2)})
-    found = node_figures.memory(plan.model_copy(update={"tuning": tuning}), parts[::-1], status)
-    assert found.stage_peaks == (USED_BYTES, 2 * USED_BYTES)
+    staged = node_figures.memory(plan.model_copy(update={"tuning": tuning}), parts[::-1], status)
+    assert staged.stage_peaks == (USED_BYTES, 2 * USED_BYTES)

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from levelfield.judge.collector import attention_kernel, collect, fp8_library, fused_kernels, repeated
 from levelfield.measure.flops import flops_per_token
-from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import FP8_LIBRARIES, FUSED_KERNELS, KERNELS
 from levelfield.specs.tuning import Recompute
 from recorded_runs import Event, change_all_steps, change_plan, change_steps, report_framework
+from report_rows import report_rows
 
 # ---- attention's kernel and the library of fp8
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_known_kernel_is_named(kernel: str) -> None:
-    found = attention_kernel({rank: {"details": {"attention_kernel": kernel}} for rank in range(2)})
-    assert found is not None and (found.name, found.reason) == (kernel, None)
+    report = attention_kernel({rank: {"details": {"attention_kernel": kernel}} for rank in range(2)})
+    assert report is not None and (report.name, report.reason) == (kernel, None)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,22 @@ def test_a_known_kernel_is_named(kernel: str) -> None:
     ],
 )
 def test_what_names_no_kernel_has_its_reason(reported: list[Any], reason: str) -> None:
-    found = attention_kernel({rank: {"details": {"attention_kernel": name}} for rank, name in enumerate(reported)})
-    assert found is not None and found.name is None and found.reason is not None
-    assert found.reason.startswith(reason) and len(found.reason) < 200
+    report = attention_kernel({rank: {"details": {"attention_kernel": name}} for rank, name in enumerate(reported)})
+    assert report is not None and report.name is None and report.reason is not None
+    assert report.reason.startswith(reason) and len(report.reason) < 200
 
 
 def test_the_library_of_fp8_is_named_in_the_same_way() -> None:
-    def found(*names: Any) -> Any:
-        return fp8_library({rank: {"details": {"fp8_library": name}} for rank, name in enumerate(names)})
+    def report(*names: str | None) -> tuple[str | None, str]:
+        library = fp8_library({rank: {"details": {"fp8_library": name}} for rank, name in enumerate(names)})
+        return (library.name, library.reason or "") if library else (None, "none")
 
-    assert [found(name, name).name for name in FP8_LIBRARIES] == list(FP8_LIBRARIES)
-    assert found("torchao", "transformer_engine").reason.startswith("the ranks reported different libraries: 'torchao'")
-    assert found("warp").reason.endswith("expected one of transformer_engine, torchao, rounded") and found(None) is None
+    assert [report(name, name) for name in FP8_LIBRARIES] == [(name, "") for name in FP8_LIBRARIES]
+    name, reason = report("torchao", "transformer_engine")
+    assert name is None
+    assert reason.endswith("libraries: 'torchao' by rank 0, 'transformer_engine' by rank 1")
+    assert report("warp")[1].endswith(f"one of {', '.join(FP8_LIBRARIES)}")
+    assert report(None) == (None, "none")
 
 
 @pytest.mark.parametrize("events", [[], [{}], [{"details": None}], [{"details": ["cudnn"]}], [{"details": {}}] * 2])
@@ -58,20 +62,20 @@ def test_a_training_that_reports_none_has_none(events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "shown"),
+    ("kernel", "cell"),
     [("cudnn", "cudnn"), ("warp", f"-: the training reported 'warp', expected one of {', '.join(KERNELS)}")],
 )
-def test_result_and_report_name_the_kernel(run: RunPaths, kernel: str, shown: str) -> None:
+def test_result_and_report_name_the_kernel(run: RunPaths, kernel: str, cell: str) -> None:
     report_framework(run, details={"attention_kernel": kernel})
     result = collect(run)
     assert result.attention_kernel and result.attention_kernel.name == (kernel if kernel in KERNELS else None)
-    assert f"| attention kernel | {shown} |" in run_report(result, read_plan(run))
+    assert report_rows(run, result)["attention kernel"] == [cell]
 
 
 def test_an_earlier_run_has_no_line(run: RunPaths) -> None:
     result = collect(run)
     assert result.attention_kernel is None
-    assert "attention kernel" not in run_report(result, read_plan(run))
+    assert "attention kernel" not in report_rows(run, result)
 
 
 # ---- fused kernels
@@ -102,9 +106,7 @@ def test_result_and_report_list_the_fused_kernels(run: RunPaths, names: list[str
     report_framework(run, details={"kernels": names})
     result = collect(run)
     assert result.kernels == tuple(names)
-    line = "| fused kernels | cross_entropy, rotary |"
-    assert (line in run_report(result, read_plan(run))) == bool(names)
-    assert bool(names) or "fused kernels" not in run_report(result, read_plan(run))
+    assert report_rows(run, result).get("fused kernels", [""]) == [", ".join(names)]
 
 
 # ---- recomputation
@@ -145,13 +147,13 @@ def test_hfu_counts_the_layers_that_were_repeated(run: RunPaths) -> None:
     plan = recompute_fully(run, None, layers - 1)
     result = collect(run)
     assert (result.recompute_layers, result.recomputation) == (layers - 1, f"full {layers - 1}")
-    found = {u.formula: u for u in result.utilisation if u.kind == "HFU"}
+    hfu = {u.formula: u for u in result.utilisation if u.kind == "HFU"}
     length = plan.work.training.sequence_length
     none, full = (flops_per_token("palm", plan.work.model, length, recompute=how) for how in ("none", "full"))
     expected = none + (full - none) * (layers - 1) / layers
-    assert found["palm/1"].flops_per_token == pytest.approx(expected, rel=1e-12) and full > expected > none
-    assert f"this run recomputes {layers - 1}" in str(found["megatron-2021/1"].reason)
-    assert f"recomputation full {layers - 1}" in run_report(result, plan)
+    assert hfu["palm/1"].flops_per_token == pytest.approx(expected, rel=1e-12) and full > expected > none
+    assert f"recomputes {layers - 1}" in str(hfu["megatron-2021/1"].reason)
+    assert report_rows(run, result)["layout"][0].endswith(f", recomputation full {layers - 1}")
 
 
 @pytest.mark.parametrize(("kind", "counted"), [("full-except-down", "full-except-down"), (None, "full")])
@@ -162,7 +164,7 @@ def test_hfu_counts_what_was_repeated(run: RunPaths, kind: str | None, counted: 
     hfu = next(u for u in result.utilisation if (u.kind, u.formula) == ("HFU", "palm/1"))
     length = plan.work.training.sequence_length
     assert hfu.flops_per_token == flops_per_token("palm", plan.work.model, length, recompute=counted)
-    assert ("recomputation full (full-except-down)" in run_report(result, plan)) is (kind is not None)
+    assert ("(full-except-down)" in report_rows(run, result)["layout"][0]) is (kind is not None)
 
 
 # ---- compiling
@@ -173,12 +175,13 @@ def test_the_rank_where_compiling_took_longest_is_reported(run: RunPaths) -> Non
     change_steps(run, lambda event: event.update(compile_seconds=15.0 - 2 * (event["step"] == 1)))
     result = collect(run)
     assert result.compile_seconds == 15.0
-    assert "| compiling took | 15.0 s |" in run_report(result, read_plan(run))
+    assert report_rows(run, result)["compiling took"][0] == "15.0 s"
 
 
 def test_a_training_that_compiles_nothing_has_no_such_time(run: RunPaths) -> None:
     result = collect(run)
-    assert result.compile_seconds is None and "compiling" not in run_report(result, read_plan(run))
+    assert result.compile_seconds is None
+    assert "compiling took" not in report_rows(run, result)
 
 
 @pytest.mark.parametrize("value", ["nan", "soon", None, [], -1, 0, math.inf])
