@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from io import FileIO
 from pathlib import Path
 
 from levelfield.catalog.machine import devices_of
@@ -34,16 +35,21 @@ def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -
     for sentence in end_left_ranks():
         say(sentence)
     with ExitStack() as stack:
-        files = []
-        for device in [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]:
-            try:
-                files.append(stack.enter_context(device_locked(lock_folder(), device, plan.run_id)))
-            except OSError as error:
-                raise RunFailed(
-                    f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
-                    "folder that all users of the machine can write"
-                ) from None
-        yield DeviceLocks(files)
+        devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
+        yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])
+
+
+@contextmanager
+def _locked(device: str, run_id: str) -> Iterator[FileIO]:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(device_locked(lock_folder(), device, run_id))
+        except OSError as error:
+            raise RunFailed(
+                f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
+                "folder that all users of the machine can write"
+            ) from None
+        yield file
 
 
 def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
