@@ -81,7 +81,7 @@ def _attention(s: TrainingSetup, question: LayoutQuestion) -> float:
     rate = machine.attention.get(kernel_of(s, machine, pace), machine.matmul_flops_per_second)
     stages = range(s.layout.pipeline)
     layers = passes * min(s.layers_of(stage) for stage in stages)
-    layers += min(s.repeated_of(stage)[0] for stage in stages) if s.tuning.recompute == "full" else 0
+    layers += min(s.repeated[stage][0] for stage in stages) if s.tuning.recompute == "full" else 0
     return layers * s.micro_batches * layer_forward(s.model, slice_of(s)).attention_flops / rate
 
 

@@ -30,13 +30,12 @@ class LayerBytes:
     def of_stage(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
         layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-        again, mixtures_again = s.repeated_of(stage)
-        waiting = self._waiting(layers - mixtures, again - mixtures_again)
-        return waiting + (self.mixture._waiting(mixtures, mixtures_again) if self.mixture else 0)
-
-    def _waiting(self, layers: int, again: int) -> int:
-        """Return the bytes that wait in so many layers of this kind, of which some are computed again."""
-        return again * self.stored + (layers - again) * self.whole
+        again, mixtures_again = s.repeated[stage]
+        dense, dense_again = layers - mixtures, again - mixtures_again
+        waiting = dense_again * self.stored + (dense - dense_again) * self.whole
+        if self.mixture:
+            waiting += mixtures_again * self.mixture.stored + (mixtures - mixtures_again) * self.mixture.whole
+        return waiting
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:
@@ -49,7 +48,8 @@ def layer_bytes(s: TrainingSetup) -> LayerBytes:
 
 def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
-    embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
+    mask = MASK if s.model.hidden_dropout else 0
+    embedding = s.tokens * s.model.hidden_size * (s.width + mask) if stage == 0 else 0
     layers = waiting_layers(s, stage) * layer.of_stage(s, stage) // s.layers_of(stage)
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
     return stored + _recomputed(s, stage, layer)
@@ -57,22 +57,15 @@ def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
 
 def _recomputed(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes of what is computed again at a time, a whole layer or the part that selective does not keep, and
-    of what a mixture's backward pass needs beside it to weigh the experts' outputs."""
-    working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
-    if layer.mixture is None:
-        return working_sets * _again(s, stage, layer)
-    mixtures = s.mixtures_of(stage)
-    dense = _again(s, stage, layer) if mixtures < s.layers_of(stage) else 0
+    of what a mixture's backward pass needs beside it to weigh the experts' outputs. Before the first layer of a chunk
+    its last ones, which are not computed again, have given back as much."""
+    mixtures, is_full = s.mixtures_of(stage), s.tuning.recompute == "full"
     weighing = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
-    return working_sets * max(dense, _again(s, stage, layer.mixture) + weighing if mixtures else 0)
-
-
-def _again(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
-    """Return the bytes that a layer's recomputation brings. Before the first one of a chunk its last layers, which are
-    not computed again, have given back as much."""
-    if s.tuning.recompute == "full":
-        return layer.whole if s.repeats_whole(stage) else 0
-    return layer.whole - layer.stored
+    kinds = [(layer, 0)] if mixtures < s.layers_of(stage) else []
+    kinds += [(layer.mixture, weighing)] if mixtures and layer.mixture else []
+    is_repeated = s.repeats_whole(stage)
+    most = max(beside + (kind.whole * is_repeated if is_full else kind.whole - kind.stored) for kind, beside in kinds)
+    return most * (s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1)
 
 
 def passes(s: TrainingSetup, stage: int) -> int:
@@ -148,21 +141,18 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     """
     hidden = s.tokens * s.model.hidden_size
     inputs = _inputs(s) * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
-    split = 2 * (s.width + s.memory_model.norm_bytes + _mask(s))
+    split = 2 * (s.width + s.memory_model.norm_bytes + (MASK if s.model.hidden_dropout else 0))
     outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s) + _contexts(s)
-    inside = s.tokens * _split_bytes(s, mixture) // s.layout.tensor + _scores(s) + _tensor_copies(s)
-    return outside + inside + (_routed(s) if mixture else 0)
-
-
-def _split_bytes(s: TrainingSetup, mixture: bool) -> int:
-    """Return the bytes per token inside the tensor-parallel regions: those of attention, and those of the MLP before
-    and after each step. The heads' output and the MLP's last tensor are inputs of products."""
+    # inside: attention, and the MLP before and after each step. The heads' output and the MLP's last tensor are inputs
+    # of products.
     heads = heads_output(s.model)
     before = (s.memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
     mlp = mlp_width(s.model, mixture) * (before * s.width + s.input_width)
     rounded = s.memory_model.inputs_by_product and s.input_width == FP8  # beside what attention's kernel keeps
     output = s.input_width + (s.width if rounded else 0)
-    return (_attention_width(s) - heads) * s.width + heads * output + mlp
+    token = (_attention_width(s) - heads) * s.width + heads * output + mlp
+    inside = s.tokens * token // s.layout.tensor + _scores(s) + _tensor_copies(s)
+    return outside + inside + (_routed(s) if mixture else 0)
 
 
 def mlp_width(model: Model, mixture: bool) -> int:
@@ -244,10 +234,6 @@ def _scores(s: TrainingSetup) -> int:
     if s.on_host:
         per_score = 2 * s.width + MASK if s.model.attention_dropout else 0
     return int(per_score * s.model.heads * s.tokens * s.sequence_length) // s.layout.tensor
-
-
-def _mask(s: TrainingSetup) -> int:
-    return MASK if s.model.hidden_dropout else 0
 
 
 def _sequence_split(s: TrainingSetup) -> int:

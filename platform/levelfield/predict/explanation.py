@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.activations import LayerBytes, layer_bytes, passes
+from levelfield.predict.activations import layer_bytes, passes
 from levelfield.predict.footprint import (
     HeldCount,
     context_buffers,
@@ -52,10 +52,21 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     stage = max(range(len(stages)), key=lambda n: stages[n].total)
     count = stage_parameters(s, stage)
     states, shares = _shares(s, count, s.layout.sharding_stage > 0)
+    gradient_ranks, gradient_shares = _shares(s, count, s.layout.sharding_stage > 1)
     parts = row.memory.parts()
     masters, moments = s.state_widths
     # moments are a multiple of masters, so that this is the share of the masters to a byte
     copies = parts["weights"] - round(masters * parts["optimizer_states"] / moments)
+    buffers = "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
+    if size := context_buffers(s):
+        buffers += f"; {size:,} bytes for the keys and values of other context ranks"
+    if s.memory_model.receives_all and s.layout.pipeline > 1:
+        received = (
+            "waiting passes sent"
+            if s.tuning.virtual_pipeline > 1
+            else "a stage receives in all micro-batches of a step"
+        )
+        buffers += f"; what {received}"
     rows = [
         (
             "weights",
@@ -64,17 +75,16 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             f"{states}, and its compute copies",
             ZERO,
         ),
-        ("gradients", *_gradients(s, count), ZERO),
+        (
+            "gradients",
+            f"{s.gradient_width} * {gradient_shares}",
+            f"{s.gradient_width} bytes for each parameter, over {gradient_ranks}",
+            ZERO,
+        ),
         ("optimizer_states", f"{moments} * {shares}", f"Adam's two moments, {moments // 2} bytes each", ZERO),
         ("activations", *_activations(s, stage, parts["activations"]), ACTIVATIONS),
         ("logits", *_logits(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
-        (
-            "buffers",
-            str(parts["buffers"]),
-            "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
-            f"{_context_buffers(s)}{_receives(s)}",
-            ZERO,
-        ),
+        ("buffers", str(parts["buffers"]), buffers, ZERO),
         (
             "reserve",
             str(parts["reserve"]),
@@ -165,13 +175,6 @@ def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
     return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
 
 
-def _receives(s: TrainingSetup) -> str:
-    if not s.memory_model.receives_all or s.layout.pipeline == 1:
-        return ""
-    interleaved = s.tuning.virtual_pipeline > 1
-    return f"; what {'waiting passes sent' if interleaved else 'a stage receives in all micro-batches of a step'}"
-
-
 def _context(s: TrainingSetup) -> str:
     """Return how the context ranks of a layout exchange keys and values."""
     ranks, size = s.layout.context, s.key_value_bytes
@@ -208,16 +211,6 @@ def _shares(s: TrainingSetup, count: HeldCount, sharded: bool) -> tuple[str, str
     return words, f"({count.plain} / {degree} + {count.routed} / {shards})"
 
 
-def _context_buffers(s: TrainingSetup) -> str:
-    size = context_buffers(s)
-    return f"; {size:,} bytes for the keys and values of other context ranks" if size else ""
-
-
-def _gradients(s: TrainingSetup, count: HeldCount) -> tuple[str, str]:
-    ranks, shares = _shares(s, count, s.layout.sharding_stage > 1)
-    return f"{s.gradient_width} * {shares}", f"{s.gradient_width} bytes for each parameter, over {ranks}"
-
-
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = layer_bytes(s), passes(s, stage)
     chunks = s.tuning.virtual_pipeline
@@ -238,21 +231,17 @@ def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     mixtures = s.mixtures_of(stage)
     if mixtures:
         words += "; of a mixture also the tokens of its experts"
-    return f"{flight} * {_stored(s, stage, layer)} / {chunks} + {value - waiting}", words
-
-
-def _stored(s: TrainingSetup, stage: int, layer: LayerBytes) -> str:
-    """Return the bytes that wait in a stage's layers, as arithmetic: of dense layers and mixtures, each with what is
-    computed again and, where only some are, the others."""
-    layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-    again, mixtures_again = s.repeated_of(stage)
-    others, other_mixtures = layers - again, mixtures - mixtures_again
-    terms = [f"{again - mixtures_again} * {layer.stored}"]
+    # the bytes that wait: of dense layers and mixtures, each with what is computed again and, where only some are, the
+    # others
+    repeated, mixtures_repeated = s.repeated[stage]
+    others, other_mixtures = s.layers_of(stage) - repeated, mixtures - mixtures_repeated
+    terms = [f"{repeated - mixtures_repeated} * {layer.stored}"]
     terms += [f"{others - other_mixtures} * {layer.whole}"] if others else []
     if mixtures and layer.mixture is not None:
-        terms.append(f"{mixtures_again} * {layer.mixture.stored}")
+        terms.append(f"{mixtures_repeated} * {layer.mixture.stored}")
         terms += [f"{other_mixtures} * {layer.mixture.whole}"] if others else []
-    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
+    stored = f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
+    return f"{flight} * {stored} / {chunks} + {value - waiting}", words
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:

@@ -84,20 +84,44 @@ def expected_memory(setup: TrainingSetup) -> Footprint:
 
 def stage_footprints(setup: TrainingSetup, stages: Sequence[int] | None = None) -> list[Footprint]:
     """Return the footprint of each of these pipeline stages; None: of all."""
-    layer = layer_bytes(setup)
-    stages = range(setup.layout.pipeline) if stages is None else stages
-    return [_footprint(setup, _states(setup, stage), _passing(setup, stage, layer)) for stage in stages]
+    layer, footprints = layer_bytes(setup), []
+    for stage in range(setup.layout.pipeline) if stages is None else stages:
+        states, passing = _states(setup, stage), _passing(setup, stage, layer)
+        buffers = states.buffers + passing.buffers
+        between = gaps(setup.memory_model, setup.on_host) * (passing.activations + passing.logits + buffers)
+        footprint = Footprint(
+            weights=states.weights,
+            gradients=states.gradients,
+            optimizer_states=states.optimizer_states,
+            activations=passing.activations,
+            logits=passing.logits,
+            buffers=buffers,
+            reserve=_process_bytes(setup, states.pools) + int(between),
+        )
+        footprints.append(footprint)
+    return footprints
 
 
 def _states(s: TrainingSetup, stage: int) -> StageStates:
+    """Return the weights, gradients and optimizer states of a stage on one rank, and what their exchange takes.
+
+    The allocator holds pools for the streams of gathers and reductions, and gives them to no other: the reduced
+    gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the embedding or
+    of a layer. From stage 2 on the reduced gradients are there all the time, and counted as gradients.
+    """
     count, level = stage_parameters(s, stage), s.layout.sharding_stage
     masters, moments = s.state_widths
+    streams = level or (s.layout.tensor > 1 and s.layout.data * s.layout.context > 1)
+    pools = 0
+    if s.memory_model.stream_pools and streams:
+        reduced = FP32 * count.total // s.layout.sharding_degree if level < 2 else 0
+        pools = reduced + FP32 * max(embedding_part(s), largest_layer(s, gathered=True))
     return StageStates(
         weights=_sharded(s, masters, count, level >= 1) + _copies(s, count),
         gradients=_sharded(s, s.gradient_width, count, level >= 2),
         optimizer_states=_sharded(s, moments, count, level >= 1),
         buffers=_buffers(s, count.total),
-        pools=_stream_pools(s, count.total),
+        pools=pools,
     )
 
 
@@ -110,23 +134,20 @@ def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> i
 
 
 def _passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
-    """Return what comes and goes on a stage at its peak: the moment when most activations wait."""
+    """Return what comes and goes on a stage at its peak: the moment when most activations wait.
+
+    A program that receives all micro-batches of a step in buffers has hidden states from the stage before, and
+    gradients from the one behind; of interleaved stages it is what waiting passes passed on. On the host they are pages
+    that nothing has written yet.
+    """
     logits = _logits(s) if stage == s.layout.pipeline - 1 else 0
-    return StagePassing(activations(s, stage, layer), logits, context_buffers(s) + _receive_buffers(s, stage))
-
-
-def _footprint(s: TrainingSetup, states: StageStates, passing: StagePassing) -> Footprint:
-    buffers = states.buffers + passing.buffers
-    return Footprint(
-        weights=states.weights,
-        gradients=states.gradients,
-        optimizer_states=states.optimizer_states,
-        activations=passing.activations,
-        logits=passing.logits,
-        buffers=buffers,
-        reserve=_process_bytes(s, states.pools)
-        + int(gaps(s.memory_model, s.on_host) * (passing.activations + passing.logits + buffers)),
-    )
+    received = 0
+    if s.memory_model.receives_all and not s.on_host:
+        neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
+        messages = passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
+        split = s.layout.tensor if s.layout.sequence_parallel else 1
+        received = messages * s.tokens * s.model.hidden_size * s.width // split
+    return StagePassing(activations(s, stage, layer), logits, context_buffers(s) + received)
 
 
 def _process_bytes(s: TrainingSetup, pools: int) -> int:
@@ -162,21 +183,6 @@ def fullest_bytes(held: Sequence[tuple[int, int]], passing: Sequence[int], gaps:
     return fullest
 
 
-def _stream_pools(s: TrainingSetup, parameters: int) -> int:
-    """Return the bytes that the allocator holds for the streams of gathers and reductions, and gives to no other: the
-    reduced gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the
-    embedding or of a layer.
-
-    From stage 2 on the reduced gradients are there all the time, and counted as gradients.
-    """
-    layout = s.layout
-    streams = layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)
-    if not (s.memory_model.stream_pools and streams):
-        return 0
-    reduced = FP32 * parameters // layout.sharding_degree if layout.sharding_stage < 2 else 0
-    return reduced + FP32 * max(embedding_part(s), largest_layer(s, gathered=True))
-
-
 @dataclass(frozen=True)
 class HeldCount:
     """The parameters on one rank. plain: those that all ranks of data x context hold; routed: of the rank's experts."""
@@ -203,21 +209,16 @@ def _stage_parameters(
     model: Model, sequence_length: int, tensor: int, expert: int, ends: tuple[bool, bool], layers: tuple[int, int]
 ) -> HeldCount:
     """Return the parameters of a stage. ends: whether it is the first, and the last; layers: all, and mixtures."""
-    every, mixtures = layers
-    outer = _outer_parameters(model, sequence_length, tensor, *ends)
+    (first, last), (every, mixtures) = ends, layers
+    tied_copy = model.tied_embeddings and last
+    is_here = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
+    shapes = outer_shapes(model, sequence_length).items()
+    outer = _rank_elements({name: shape for name, shape in shapes if is_here[name.split(".")[0]]}, tensor)
     dense = (every - mixtures) * _dense_layer(model, tensor) if mixtures < every else 0
     if not mixtures:
         return HeldCount(outer + dense)
     mixture = mixture_parameters(model, tensor, expert)
     return HeldCount(outer + dense + mixtures * mixture.plain, mixtures * mixture.routed)
-
-
-@lru_cache(maxsize=256)
-def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bool, last: bool) -> int:
-    outer = outer_shapes(model, sequence_length)
-    tied_copy = model.tied_embeddings and last
-    is_here = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
-    return _rank_elements({name: shape for name, shape in outer.items() if is_here[name.split(".")[0]]}, tensor)
 
 
 @lru_cache(maxsize=256)
@@ -287,18 +288,6 @@ def _buffers(s: TrainingSetup, count: int) -> int:
 def embedding_part(s: TrainingSetup) -> int:
     """Return the elements of the embedding, or of the head, on one tensor rank."""
     return s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-
-
-def _receive_buffers(s: TrainingSetup, stage: int) -> int:
-    """Return the bytes that a stage receives in all micro-batches of a step: hidden states from the stage before, and
-    gradients from the one behind. On the host they are pages that nothing has written yet. Of interleaved stages it is
-    what waiting passes passed on."""
-    if not s.memory_model.receives_all or s.on_host:
-        return 0
-    neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
-    messages = passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
-    split = s.layout.tensor if s.layout.sequence_parallel else 1
-    return messages * s.tokens * s.model.hidden_size * s.width // split
 
 
 def context_buffers(s: TrainingSetup) -> int:

@@ -7,7 +7,7 @@ the way in which tensor and sequence parallelism split a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from levelfield.errors import LayoutError
 from levelfield.specs.case import Work
@@ -37,15 +37,16 @@ def broken(
 
     uneven_stages: the stages of the pipeline, and their model chunks, may differ by a layer.
     """
-    per_pass = micro_batch * layout.data
-    batches = (
-        work.training.global_batch % per_pass == 0,
-        f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
-        f"{work.training.global_batch} is not a multiple of {per_pass}",
-    )
+    batch, per_pass = work.training.global_batch, micro_batch * layout.data
+    sentences = []
+    if batch % per_pass:
+        sentences.append(
+            f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
+            f"{batch} is not a multiple of {per_pass}"
+        )
+    sentences += broken_beside_batches(work, layout, nodes, devices_per_node, uneven_stages)
     chunks = _interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline, uneven_stages)
-    beside = broken_beside_batches(work, layout, nodes, devices_per_node, uneven_stages)
-    return [*_unkept([batches]), *beside, *_unkept(chunks)]
+    return sentences + [sentence for holds, sentence in chunks if not holds]
 
 
 def broken_beside_batches(
@@ -53,15 +54,11 @@ def broken_beside_batches(
 ) -> list[str]:
     """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: as in `broken`."""
     world = nodes * devices_per_node
-    broken_rules = _unkept(_divisions(work, layout, uneven_stages))
+    broken_rules = [sentence for holds, sentence in _divisions(work, layout, uneven_stages) if not holds]
     if layout.world_size != world:
         size = f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
         return [size, *broken_rules]
     return broken_rules
-
-
-def _unkept(checks: Iterable[tuple[bool, str]]) -> list[str]:
-    return [sentence for holds, sentence in checks if not holds]
 
 
 def interleaves(
@@ -126,12 +123,19 @@ def nearest(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
 ) -> list[str]:
     """Return up to `count` possible layouts for the devices, ordered by the number of changed factors of two."""
-    candidates = [
-        (_distance(layout, micro_batch, candidate, batch), f"{candidate} with micro-batch {batch}")
-        for candidate in _layouts(layout, nodes * devices)
-        for batch in _batches(work, candidate, micro_batch)
-        if not broken(work, candidate, batch, nodes, devices, virtual_pipeline)
-    ]
+    batch, candidates = work.training.global_batch, []
+    for other in _layouts(layout, nodes * devices):
+        fitting = [n for n in divisors(batch) if batch % (n * other.data) == 0]
+        for size in sorted(fitting, key=lambda n: abs(math.log(n / micro_batch)))[:2]:
+            if not broken(work, other, size, nodes, devices, virtual_pipeline):
+                pairs = (
+                    (layout.data, other.data),
+                    (layout.tensor, other.tensor),
+                    (layout.pipeline, other.pipeline),
+                    (micro_batch, size),
+                )
+                distance = sum(abs(math.log2(a / b)) for a, b in pairs)
+                candidates.append((distance, f"{other} with micro-batch {size}"))
     return [text for _, text in sorted(candidates)[:count]]
 
 
@@ -145,15 +149,21 @@ def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int
 
 
 def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
-    model = work.model
+    model, experts = work.model, work.model.experts
     if model.head_dim is None and model.latent_attention is None:
         yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
     for name, over in DIVIDED_OVER.items():
-        if name == "ffn_hidden_size" and model.experts and model.mixture_layers == model.layers:
+        if name == "ffn_hidden_size" and experts and model.mixture_layers == model.layers:
             continue  # no layer has an MLP of this size
         holds, sentence = _divides(name, getattr(model, name), over, layout)
         yield holds or (name == "layers" and uneven_stages and model.layers >= layout.pipeline), sentence
-    yield from _experts(work, layout)
+    if experts is None:
+        yield layout.expert == 1, f"expert parallelism over {layout.expert} ranks: the model has no experts"
+    else:  # that expert parallelism divides data x context is a rule of the layout itself
+        sizes = {"count": "{} experts", "ffn_hidden_size": "an expert's ffn size {}"}
+        for name, over in EXPERTS_OVER.items():
+            size, parts = getattr(experts, name), getattr(layout, over)
+            yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {over} {parts}"
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length
@@ -167,18 +177,6 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
             length % (2 * layout.context) == 0 and length // layout.context % split == 0,
             f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}",
         )
-
-
-def _experts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
-    """Check the rules of expert parallelism. That it divides data x context is a rule of the layout itself."""
-    experts = work.model.experts
-    if experts is None:
-        yield layout.expert == 1, f"expert parallelism over {layout.expert} ranks: the model has no experts"
-        return
-    sizes = {"count": "{} experts", "ffn_hidden_size": "an expert's ffn size {}"}
-    for name, over in EXPERTS_OVER.items():
-        size, parts = getattr(experts, name), getattr(layout, over)
-        yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {over} {parts}"
 
 
 def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
@@ -225,22 +223,7 @@ def _layouts(layout: Layout, world: int) -> Iterator[Layout]:
             )
 
 
-def _batches(work: Work, layout: Layout, micro_batch: int) -> list[int]:
-    fitting = [b for b in divisors(work.training.global_batch) if work.training.global_batch % (b * layout.data) == 0]
-    return sorted(fitting, key=lambda b: abs(math.log(b / micro_batch)))[:2]
-
-
 def divisors(number: int) -> list[int]:
     """Return all divisors of a number, smallest first."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
-
-
-def _distance(layout: Layout, micro_batch: int, other: Layout, other_batch: int) -> float:
-    pairs = [
-        (layout.data, other.data),
-        (layout.tensor, other.tensor),
-        (layout.pipeline, other.pipeline),
-        (micro_batch, other_batch),
-    ]
-    return sum(abs(math.log2(a / b)) for a, b in pairs)

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice, product, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -27,7 +27,7 @@ from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
 Sizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
-BEYOND = 20  # rows that do not fit to remember
+BEYOND = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
 # Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
 MOST_GAIN = 1.5
 FIRST_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
@@ -215,7 +215,9 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = RankedRows(question, search.with_first_layers(search.fastest()))
-    return LayoutRanking(rows, search.considered, search.beyond())
+    least = heapq.nsmallest(BEYOND, search.overfull, key=attrgetter("total_bytes"))
+    beyond = tuple(predict(question, row.choices.tuning(row.layout)) for row in least)
+    return LayoutRanking(rows, search.considered, beyond)
 
 
 def not_offered(question: LayoutQuestion) -> RankedRows:
@@ -295,7 +297,7 @@ class _Search:
         self.considered = 0
         self.gaps = gaps(question.constants.keeping, question.on_host)
         self.tokens_per_step = question.work.training.tokens_per_step
-        self._overfull: list[OverfullRow] = []
+        self.overfull: list[OverfullRow] = []
         self._figures: dict[tuple[object, ...], Any] = {}
         wanted = question.wanted.recompute
         self._recomputations = (wanted,) if wanted else question.offer.recompute[::-1]  # what keeps least is first
@@ -309,11 +311,6 @@ class _Search:
     def fastest(self) -> list[RankedRow]:
         """Return the rows of all layouts that fit, fastest first."""
         return fastest_first(row for layout in _layouts(self.question) for row in self._rows(layout))
-
-    def beyond(self) -> tuple[LayoutEstimate, ...]:
-        """Return the rows that ended a branch and need least memory."""
-        least = heapq.nsmallest(BEYOND, self._overfull, key=attrgetter("total_bytes"))
-        return tuple(predict(self.question, row.choices.tuning(row.layout)) for row in least)
 
     def _rows(self, layout: Layout) -> Iterator[RankedRow]:
         """Yield the rows of a layout that fit.
@@ -330,7 +327,7 @@ class _Search:
         for chunks, sizes in allowed:
             rows = list(self._rows_with_chunks(figures, chunks, sizes))
             yield from rows
-            if grows and chunks == 1 and sizes and not rows and self._has_enough_overfull():
+            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= BEYOND:
                 return
 
     def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
@@ -340,15 +337,11 @@ class _Search:
                 self.considered += 1
                 total = figures.total_bytes(choices)
                 if not self.question.fits(total):
-                    self._overfull.append(OverfullRow(figures.layout, choices, total))
-                    if micro_batch == sizes[0] and self._has_enough_overfull():
+                    self.overfull.append(OverfullRow(figures.layout, choices, total))
+                    if micro_batch == sizes[0] and len(self.overfull) >= BEYOND:
                         return
                     break
                 yield RankedRow(figures.layout, choices, total, figures.tokens_per_second(choices))
-
-    def _has_enough_overfull(self) -> bool:
-        """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
-        return len(self._overfull) >= BEYOND
 
     def with_first_layers(self, rows: list[RankedRow]) -> list[RankedRow]:
         """Return the rows with further ones, in which the first layers only are computed again.
@@ -382,10 +375,9 @@ class _Search:
         def choices(layers: int) -> RowChoices:
             return row.choices._replace(recompute_layers=layers) if layers else row.choices.without_recomputation()
 
-        def is_roomy(layers: int) -> bool:
-            return not is_tight(self.question, figures.total_bytes(choices(layers)))
-
-        layers = bisect_left(range(longest), True, key=is_roomy)
+        layers = bisect_left(
+            range(longest), True, key=lambda n: not is_tight(self.question, figures.total_bytes(choices(n)))
+        )
         if layers in (0, longest):
             return None
         self.considered += 1
@@ -420,30 +412,32 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     if question.wanted.layout is not None:
         yield question.wanted.layout
         return
-    has, batch = question.offer.parallelism, question.work.training.global_batch
+    has, training = question.offer.parallelism, question.work.training
+    # context ranks: 1, or so many that each has enough tokens of a sequence
+    most_contexts = max(1, training.sequence_length // LEAST_TOKENS) if "context" in has else 1
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
         for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
             ranks = question.devices // tensor // pipeline
-            for context in _contexts(question, ranks):
+            for context in takewhile(most_contexts.__ge__, divisors(ranks)):
                 data = ranks // context
-                if (data == 1 or "data" in has) and batch % data == 0:
+                if (data == 1 or "data" in has) and training.global_batch % data == 0:
                     yield from _variants(question, tensor, pipeline, context, data)
 
 
-def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
-    """Return the numbers of context ranks: 1, and those that leave each rank enough tokens of a sequence."""
-    most = question.work.training.sequence_length // LEAST_TOKENS
-    return [n for n in divisors(ranks) if n == 1 or ("context" in question.offer.parallelism and n <= most)]
-
-
 def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
-    """Yield the layouts of these ranks: every sharding, with and without sequence parallelism, by expert ranks."""
+    """Yield the layouts of these ranks: every sharding, with and without sequence parallelism, by expert ranks.
+
+    A ZeRO stage shards over all ranks, or with hybrid sharding over those of a node, whose links are fast. A wanted
+    layout may have any other degree.
+    """
     has, experts = question.offer.parallelism, question.work.model.experts
+    ranks, inside = data * context, question.machine.devices_per_node // tensor
+    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
+    stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in has and ranks > 1]
+    shardings = [(0, 1), *product(stages, (ranks, inside) if hybrid else (ranks,))]
     sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
-    expert_ranks = divisors(math.gcd(data * context, experts.count)) if experts and "expert" in has else [1]
-    for (stage, degree), sequence_parallel, expert in product(
-        _shardings(question, tensor, data * context), sequences, expert_ranks
-    ):
+    expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in has else [1]
+    for (stage, degree), sequence_parallel, expert in product(shardings, sequences, expert_ranks):
         yield Layout(
             data=data,
             context=context,
@@ -454,29 +448,6 @@ def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int
             sharding_stage=stage,
             sharding_degree=degree,
         )
-
-
-def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Yield ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
-    A wanted layout may have any other degree."""
-    has, inside = question.offer.parallelism, question.machine.devices_per_node // tensor
-    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
-    yield 0, 1
-    for stage in (1, 2, 3):
-        if f"zero{stage}" in has and ranks > 1:
-            yield from ((stage, degree) for degree in ((ranks, inside) if hybrid else (ranks,)))
-
-
-def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
-    """Return the numbers of model chunks: 1, or every divisor of the longest stage's layers if the framework
-    interleaves."""
-    if question.wanted.virtual_pipeline is not None:
-        return [question.wanted.virtual_pipeline]
-    if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
-        return [1]
-    layers, stages = question.work.model.layers, layout.pipeline
-    longest = math.ceil(layers / stages) if question.may_be_uneven else max(1, layers // stages)
-    return [chunks for chunks in divisors(longest) if chunks == 1 or chunks * stages <= layers]
 
 
 def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
@@ -495,7 +466,9 @@ def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
         sizes = [n for n in sizes if math.gcd(n, layout.context) == 1]
     if wanted.micro_batch is not None:
         sizes = [n for n in sizes if n == wanted.micro_batch]
-    return [
-        (chunks, [n for n in sizes if interleaves(work, layout, n, chunks, uneven)])
-        for chunks in _chunks(question, layout)
-    ]
+    counts = [wanted.virtual_pipeline or 1]
+    if wanted.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.offer.parallelism:
+        layers, stages = work.model.layers, layout.pipeline
+        longest = math.ceil(layers / stages) if uneven else max(1, layers // stages)
+        counts = [n for n in divisors(longest) if n == 1 or n * stages <= layers]
+    return [(chunks, [n for n in sizes if interleaves(work, layout, n, chunks, uneven)]) for chunks in counts]

@@ -64,6 +64,10 @@ def machine_of(
     fp8_matmul = _rate(chip, products or "fp8") if precision == "fp8" else None
     if chip.memory_bandwidth_bytes_per_second is None:
         raise UsageError(_unknown(chip, "memory_bandwidth_bytes_per_second", "memory bandwidth"))
+    attention: dict[AttentionKernel, float] = {}  # the chip's own rates, or the usual share of its products' rate
+    if precision != "fp32":
+        attention = {kernel: share * matmul for kernel, share in ATTENTION_SHARES.items()}
+        attention |= {kernel: rate.tflops * 1e12 for kernel, rate in chip.attention.items()}
     joined = chip.interconnect and chip.interconnect.each_way_bytes_per_second
     return MachineRates(
         matmul_flops_per_second=matmul,
@@ -73,7 +77,7 @@ def machine_of(
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
-        attention={} if precision == "fp32" else _attention_rates(chip, dtype),
+        attention=attention,
         sdpa=chip.sdpa,
     )
 
@@ -123,12 +127,6 @@ def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
     if dtype not in MATRIX_DTYPES or chip.achievable.get(dtype) or _twin(chip, dtype):
         return None
     return REACHABLE_FP8 if dtype == "fp8" else REACHABLE
-
-
-def _attention_rates(chip: Chip, dtype: PeakDtype) -> dict[AttentionKernel, float]:
-    """Return the FLOP/s of attention's core by kernel: the chip's own, or the usual share of its products' rate."""
-    usual = {kernel: share * _rate(chip, dtype) for kernel, share in ATTENTION_SHARES.items()}
-    return usual | {kernel: rate.tflops * 1e12 for kernel, rate in chip.attention.items()}
 
 
 def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
@@ -248,17 +246,13 @@ def fit_messages(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
         raise ValueError(f"found times of {len(seconds_by_bytes)} message size(s), expected two or more")
     if wrong := [t for t in seconds_by_bytes.values() if not (t > 0 and math.isfinite(t))]:
         raise ValueError(f"found a message of {wrong[0]} s, expected a positive time")
-    alpha, per_byte = _relative_least_squares(seconds_by_bytes)
-    if not (alpha > 0 and per_byte > 0):
-        raise ValueError(f"larger messages do not take longer: alpha {alpha:.3g} s, {per_byte:.3g} s/byte")
-    return alpha, 1 / per_byte
-
-
-def _relative_least_squares(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
-    """Return alpha, b for the least sum of ((alpha + n b) / t - 1)^2: alpha u + b v is near 1, u = 1/t, v = n/t."""
+    # the least sum of ((alpha + n b) / t - 1)^2: alpha u + b v is near 1, u = 1/t, v = n/t
     u = [1 / t for t in seconds_by_bytes.values()]
     v = [n / t for n, t in seconds_by_bytes.items()]
     uu, vv = sum(x * x for x in u), sum(y * y for y in v)
     uv, su, sv = sum(x * y for x, y in zip(u, v, strict=True)), sum(u), sum(v)
     determinant = uu * vv - uv * uv
-    return (su * vv - sv * uv) / determinant, (sv * uu - su * uv) / determinant
+    alpha, per_byte = (su * vv - sv * uv) / determinant, (sv * uu - su * uv) / determinant
+    if not (alpha > 0 and per_byte > 0):
+        raise ValueError(f"larger messages do not take longer: alpha {alpha:.3g} s, {per_byte:.3g} s/byte")
+    return alpha, 1 / per_byte

@@ -116,12 +116,18 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     weights = sum(map(math.prod, matrices.values())) / part.tensor
     keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
     router = 1.0 * part.tokens * model.experts.count / part.split if mixture and model.experts else 0.0
+    # products read inputs and weights and write outputs; tensor parallelism splits one side of each
+    rows, whole = sum(map(sum, matrices.values())), model.hidden_size * len(matrices)
+    products = part.width * (part.tokens * (whole + (rows - whole) / part.tensor) + weights)
+    scores = 0.0
+    if part.keeps_scores:
+        scores = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
         core_flops=2.0 * router * model.hidden_size,
         attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
-        product_bytes=_products(model, part, matrices, weights),
-        moved_bytes=_elementwise(model, part, mixture) + _scores(model, part) + FP32 * ROUTER_PASSES * router,
+        product_bytes=products,
+        moved_bytes=_elementwise(model, part, mixture) + scores + FP32 * ROUTER_PASSES * router,
         operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
     )
 
@@ -174,35 +180,18 @@ def head_forward(model: Model, part: Slice) -> Cost:
     return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
 
 
-def _products(model: Model, part: Slice, matrices: Shapes, weights: float) -> float:
-    """Return the bytes of the products: inputs, weights and outputs. Tensor parallelism splits one side of each."""
-    rows = sum(map(sum, matrices.values()))
-    whole = model.hidden_size * len(matrices)
-    return part.width * (part.tokens * (whole + (rows - whole) / part.tensor) + weights)
-
-
 def _elementwise(model: Model, part: Slice, mixture: bool) -> float:
     """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation, and
     norms of queries and keys or of latents."""
     hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
     shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
-    passes = 3 * part.traffic("activation") if model.is_gated else 2
-    activation = passes * (model.ffn_hidden_size if shared is None else shared) / part.tensor
-    rotation = part.traffic("rotation") * _attention_traffic(model) / part.tensor
-    return part.width * part.tokens * (hidden + activation + rotation)
-
-
-def _attention_traffic(model: Model) -> int:
-    """Return the values that attention's rotation and inner norms read and write for a token."""
+    steps = 3 * part.traffic("activation") if model.is_gated else 2
+    activation = steps * (model.ffn_hidden_size if shared is None else shared) / part.tensor
     latent = model.latent_attention
     if latent is not None:
-        rotated = (model.heads + 1) * latent.rotary_size
-        return 2 * (rotated + (latent.query_rank or 0) + latent.key_value_rank)
-    passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
-    return passes * (model.heads + model.kv_heads) * model.head_size
-
-
-def _scores(model: Model, part: Slice) -> float:
-    if not part.keeps_scores:
-        return 0.0
-    return SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
+        rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
+    else:
+        passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
+        rotated = passes * (model.heads + model.kv_heads) * model.head_size
+    rotation = part.traffic("rotation") * rotated / part.tensor
+    return part.width * part.tokens * (hidden + activation + rotation)

@@ -152,7 +152,7 @@ def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
     model, costs = setup.model, forward_costs(setup.model, slice_of(setup, pace.unfused))
     mixtures = model.mixture_layers if model.experts else 0
-    again, mixtures_again = setup.repeated_in_all() if setup.tuning.recompute == "full" else (0, 0)
+    again, mixtures_again = setup.repeated_in_all if setup.tuning.recompute == "full" else (0, 0)
     layers = costs.dense * ((1 + BACKWARD) * (model.layers - mixtures) + again - mixtures_again)
     if mixtures:
         layers += (costs.mixture + costs.experts) * ((1 + BACKWARD) * mixtures + mixtures_again)
@@ -183,51 +183,35 @@ def _tensor_seconds(s: RankWork) -> float:
     size = s.part.width * s.part.tokens * s.setup.model.hidden_size
     calls = 6 if s.setup.tuning.recompute == "full" else 4
     if s.setup.layout.sequence_parallel:
-        layer = (calls + 2) * rank_gather_seconds(s, size, ranks, link)
-        layer += calls * rank_scatter_seconds(s, size, ranks, link)
+        layer = (calls + 2) * gather_seconds(size, ranks, s.machine.gather or link)
+        layer += calls * gather_seconds(size, ranks, s.machine.scatter or link)
     else:
         layer = calls * all_reduce_seconds(size, ranks, link)
     return layer * (1 - s.pace.tensor_overlap)
-
-
-def rank_gather_seconds(s: RankWork, size: float, ranks: int, link: Link) -> float:
-    return gather_seconds(size, ranks, s.machine.gather or link)
-
-
-def rank_scatter_seconds(s: RankWork, size: float, ranks: int, link: Link) -> float:
-    return gather_seconds(size, ranks, s.machine.scatter or link)
 
 
 def _context_seconds(s: RankWork, layer: Cost) -> float:
     """Return the exchange of keys and values of one micro-batch in one layer that no computation hides.
 
     The forward pass moves keys and values; the backward pass moves them again, and their gradients. Recomputation
-    repeats the forward pass.
+    repeats the forward pass. In each round of a ring a part comes while attention computes with the one before; the
+    backward pass sends the gradients with it.
     """
-    ranks = s.setup.layout.context
+    ranks, size = s.setup.layout.context, s.setup.key_value_bytes
     if ranks == 1:
         return 0.0
     link = s.link(ranks, s.setup.layout.tensor)
     if s.setup.memory_model.gathers_keys_values:  # attention waits for all of them
-        forward = gather_seconds(ranks * s.setup.key_value_bytes, ranks, link)
+        forward = gather_seconds(ranks * size, ranks, link)
         backward = 2 * forward
     else:
-        forward, backward = _ring_context(s, link, layer)
+        core = Cost(attention_flops=layer.attention_flops)
+        attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency) / ranks
+        back = (FUSED_ATTENTION_BACKWARD if _fused_attention_rate(s) else BACKWARD) * attention
+        forward = (ranks - 1) * max(0.0, send_seconds(size, link) - attention)
+        backward = (ranks - 1) * max(0.0, send_seconds(2 * size, link) - back)
     passes = 1 if s.setup.tuning.recompute == "none" else 2
     return passes * forward + backward
-
-
-def _ring_context(s: RankWork, link: Link, layer: Cost) -> tuple[float, float]:
-    """Return what a layer waits for in a ring, forward and backward. In each round a part of the keys and values comes
-    while attention computes with the one before; the backward pass sends the gradients with them."""
-    rounds, size = s.setup.layout.context - 1, s.setup.key_value_bytes
-    fused = _fused_attention_rate(s)
-    core = Cost(attention_flops=layer.attention_flops)
-    attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency)
-    attention /= s.setup.layout.context
-    back = (FUSED_ATTENTION_BACKWARD if fused else BACKWARD) * attention
-    forward = max(0.0, send_seconds(size, link) - attention)
-    return rounds * forward, rounds * max(0.0, send_seconds(2 * size, link) - back)
 
 
 def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> AttentionKernel:
@@ -236,19 +220,14 @@ def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> Attent
         return pace.attention
     if setup.tuning.attention == "flash_attn" or not machine.sdpa:
         return FLASH
-    return next((kernel for kernel in machine.sdpa if _can(kernel, setup)), "materialised")
-
-
-def _can(kernel: AttentionKernel, setup: TrainingSetup) -> bool:
-    widths = setup.model.head_widths
-    if kernel == "cudnn":
-        fits = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
-        return fits and (setup.model.attention_dropout * DROPOUT_PARTS).is_integer()
-    if kernel == "flash2":
-        shares_with_dropout = setup.layout.context > 1 and setup.model.attention_dropout > 0
-        is_masked = setup.model.sliding_window is not None or shares_with_dropout
-        return not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH
-    return True
+    widths, dropout = setup.model.head_widths, setup.model.attention_dropout
+    fits_cudnn = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
+    is_masked = setup.model.sliding_window is not None or (setup.layout.context > 1 and dropout > 0)
+    can: dict[AttentionKernel, bool] = {
+        "cudnn": fits_cudnn and (dropout * DROPOUT_PARTS).is_integer(),
+        "flash2": not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH,
+    }
+    return next((kernel for kernel in machine.sdpa if can.get(kernel, True)), "materialised")
 
 
 def _token_exchange_seconds(s: RankWork) -> float:
@@ -265,7 +244,12 @@ def _token_exchange_seconds(s: RankWork) -> float:
         return 0.0
     # tensor ranks lie between neighbours
     near = min(layout.expert, max(1, s.machine.devices_per_node // layout.tensor))
-    call = max(_inside_seconds(s, near), _between_seconds(s, near, s.setup.model.experts))
+    call = _between_seconds(s, near, s.setup.model.experts)
+    if near > 1:  # the ranks of the group in this node
+        link = s.link(near, layout.tensor)
+        arriving = 1.0 if s.pace.dispatch == "nodes" else near / layout.expert  # those of other nodes are sent on
+        inside = (near - 1) * (link.hop_seconds + arriving * exchanged_bytes(s.setup) / near / link.bytes_per_second)
+        call = max(inside, call)
     if parts > 1:
         call += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
     calls = 6 if s.setup.tuning.recompute == "full" else 4
@@ -277,17 +261,12 @@ def exchanged_bytes(s: TrainingSetup) -> int:
     return s.width * s.routed_tokens * s.model.hidden_size // (s.layout.tensor if s.layout.sequence_parallel else 1)
 
 
-def _inside_seconds(s: RankWork, near: int) -> float:
-    """Return the exchange between the ranks of a group in one node, of which there are `near`."""
-    if near == 1:
-        return 0.0
-    link = s.link(near, s.setup.layout.tensor)
-    arriving = 1.0 if s.pace.dispatch == "nodes" else near / s.setup.layout.expert  # those of other nodes are sent on
-    return (near - 1) * (link.hop_seconds + arriving * exchanged_bytes(s.setup) / near / link.bytes_per_second)
-
-
 def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
-    """Return the exchange between nodes."""
+    """Return the exchange between nodes, of which `near` ranks of a group are in each.
+
+    The router takes all experts alike. Where a token is sent once to each of the other nodes that have an expert of it,
+    these are n (1 - (1 - 1/n)^k) nodes without groups, with them at most those of its groups.
+    """
     others = s.setup.layout.expert - near
     if others == 0:
         return 0.0
@@ -295,21 +274,13 @@ def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
     if network is None:
         raise UnknownLink(f"{s.setup.layout}: found no rate of the link between nodes")
     share = s.pace.network_efficiency / s.machine.devices_per_node
-    copies = _copies(experts, s.setup.layout.expert, near, s.pace)
+    if s.pace.dispatch == "experts":
+        copies = experts.chosen * others / s.setup.layout.expert
+    else:
+        nodes, groups = s.setup.layout.expert // near, experts.router.groups
+        spread = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
+        if groups is not None:
+            spread = min(spread, groups.chosen * math.ceil(nodes / groups.count))
+        copies = spread * (nodes - 1) / nodes
     leaving = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
     return others / near * network.hop_seconds + leaving / (share * network.bytes_per_second)
-
-
-def _copies(experts: Experts, ranks: int, near: int, pace: Pace) -> float:
-    """Return how often a token leaves its node, where the router takes all experts alike.
-
-    A token is sent once to each of the other nodes that have an expert of it: without groups n (1 - (1 - 1/n)^k) nodes,
-    with them at most those of its groups.
-    """
-    if pace.dispatch == "experts":
-        return experts.chosen * (ranks - near) / ranks
-    nodes, groups = ranks // near, experts.router.groups
-    spread = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
-    if groups is not None:
-        spread = min(spread, groups.chosen * math.ceil(nodes / groups.count))
-    return spread * (nodes - 1) / nodes

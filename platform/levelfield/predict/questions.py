@@ -11,7 +11,7 @@ from levelfield.errors import UsageError
 from levelfield.predict import machines
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import MachineRates
-from levelfield.specs.case import Precision, Work
+from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import ImplementationFile
@@ -49,21 +49,6 @@ def question_on_host(
     return _question(registry, framework, work, machine, HOST_KIND, processes, capacity)
 
 
-def _require_precision(
-    registry: Registry, implementation: ImplementationFile, precision: Precision, device_kind: str
-) -> None:
-    """Raises UsageError for a precision that the framework does not offer on the device kind."""
-    offered = implementation.offered_precisions(device_kind)
-    if precision in offered:
-        return
-    files = {name: registry.implementation(name)[0] for name in registry.frameworks}
-    others = [name for name, file in files.items() if precision in file.offered_precisions(device_kind)]
-    raise UsageError(
-        f"framework {implementation.framework} on {device_kind}: found precision {precision}, expected one of "
-        f"{', '.join(offered) or 'none'}; {precision} is offered by {', '.join(others) or 'no framework'}"
-    )
-
-
 def _question(
     registry: Registry,
     framework: str,
@@ -74,7 +59,14 @@ def _question(
     capacity_bytes: int | None,
 ) -> LayoutQuestion:
     implementation, _ = registry.implementation(framework)
-    _require_precision(registry, implementation, work.training.precision, device_kind)
+    precision, offered = work.training.precision, implementation.offered_precisions(device_kind)
+    if precision not in offered:
+        files = {name: registry.implementation(name)[0] for name in registry.frameworks}
+        others = [name for name, file in files.items() if precision in file.offered_precisions(device_kind)]
+        raise UsageError(
+            f"framework {implementation.framework} on {device_kind}: found precision {precision}, expected one of "
+            f"{', '.join(offered) or 'none'}; {precision} is offered by {', '.join(others) or 'no framework'}"
+        )
     constants = registry.constants(framework)
     if constants is None:
         raise UsageError(

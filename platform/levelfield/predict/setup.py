@@ -51,17 +51,16 @@ class TrainingSetup:
             return 0
         return _compositions(self.model.layers, self.layout.pipeline, experts.first_layer, experts.every)[stage][1]
 
-    def repeated_of(self, stage: int) -> tuple[int, int]:
-        """Return the layers of a stage that recomputation repeats, and the mixtures among them: all, where it is not of
-        the first ones alone. Model chunks are counted as parts of one run of layers."""
-        return self._repeated()[stage]
-
+    @property
     def repeated_in_all(self) -> tuple[int, int]:
-        """Return the same of all stages together."""
-        count, mixtures = zip(*self._repeated(), strict=True)
+        """The layers of all stages that recomputation repeats, and the mixtures among them."""
+        count, mixtures = zip(*self.repeated, strict=True)
         return sum(count), sum(mixtures)
 
-    def _repeated(self) -> tuple[tuple[int, int], ...]:
+    @property
+    def repeated(self) -> tuple[tuple[int, int], ...]:
+        """The layers of each stage that recomputation repeats, and the mixtures among them: all, where it is not of the
+        first ones alone. Model chunks are counted as parts of one run of layers."""
         experts, model, tuning = self.model.experts, self.model, self.tuning
         first_mixture, every = (experts.first_layer, experts.every) if experts else (model.layers, 1)
         first = model.layers if tuning.recompute_layers is None else tuning.recompute_layers

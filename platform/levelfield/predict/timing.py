@@ -9,20 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.footprint import mixture_parameters
-from levelfield.predict.machines import MachineRates, all_reduce_seconds, send_seconds
-from levelfield.predict.pass_timing import (
-    PassSeconds,
-    RankWork,
-    pass_seconds,
-    rank_gather_seconds,
-    rank_scatter_seconds,
-    work_of,
-)
+from levelfield.predict.machines import MachineRates, all_reduce_seconds, gather_seconds, send_seconds
+from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Pace
@@ -56,14 +49,10 @@ class PredictedStep(NamedTuple):
 def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
     s, plain = work_of(setup, machine, pace), None
-    if setup.tuning.recompute_layers:
-        plain = pass_seconds(work_of(without_recomputation(setup), machine, pace))
+    if setup.tuning.recompute_layers:  # the layers beside the repeated ones keep everything
+        keeps_all = setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None})
+        plain = pass_seconds(work_of(replace(setup, tuning=keeps_all), machine, pace))
     return exchange_of(s).added_to(step_passes(s, pass_seconds(s), plain), setup.tuning.virtual_pipeline)
-
-
-def without_recomputation(setup: TrainingSetup) -> TrainingSetup:
-    """Return the same setup with everything kept, as it is for layers beside the first ones that are repeated."""
-    return replace(setup, tuning=setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None}))
 
 
 class StepPasses(NamedTuple):
@@ -88,7 +77,11 @@ def step_passes(s: RankWork, parts: PassSeconds, plain: PassSeconds | None = Non
     setup, batches = s.setup, s.setup.micro_batches
     stages = setup.layout.pipeline
     whole, slowest = _whole_and_slowest(setup, parts, plain)
-    average, pipeline = whole / stages, _pipeline_seconds(s)
+    average, pipeline = whole / stages, 0.0
+    if stages > 1:  # the output of a micro-batch forward to the next stage, its gradient back
+        size = s.part.width * s.part.tokens * setup.model.hidden_size / s.part.split
+        link = s.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
+        pipeline = 2 * send_seconds(size, link) * (1 - s.pace.overlap)
     tensor, context, expert = (seconds / stages for seconds in _messages_in_layers(setup, parts, plain))
     return StepPasses(
         compute=batches * average,
@@ -110,7 +103,7 @@ def _messages_in_layers(
     layers, mixtures = setup.model.layers, setup.model.mixture_layers if parts.expert else 0
     if plain is None:
         return parts.tensor * layers, parts.context * layers, parts.expert * mixtures
-    again, mixtures_again = setup.repeated_in_all()
+    again, mixtures_again = setup.repeated_in_all
     others, other_mixtures = layers - again, mixtures - mixtures_again
     return (
         parts.tensor * again + plain.tensor * others,
@@ -127,32 +120,22 @@ def _whole_and_slowest(setup: TrainingSetup, parts: PassSeconds, plain: PassSeco
     """
     mixtures = setup.model.mixture_layers if setup.model.experts else 0
 
-    def seconds(count: int, mixtures: int, repeated: Callable[[], tuple[int, int]]) -> float:
+    def seconds(count: int, mixtures: int, repeated: tuple[int, int]) -> float:
         if plain is None:
             return parts.layers_seconds(count, mixtures)
-        again, mixtures_again = repeated()
+        again, mixtures_again = repeated
         repeated_seconds = parts.layers_seconds(again, mixtures_again)
         return repeated_seconds + plain.layers_seconds(count - again, mixtures - mixtures_again)
 
-    whole = seconds(setup.model.layers, mixtures, setup.repeated_in_all) + parts.embedding + parts.head
+    repeats = setup.repeated if plain else ((0, 0),) * setup.layout.pipeline
+    in_all = setup.repeated_in_all if plain else (0, 0)
+    whole = seconds(setup.model.layers, mixtures, in_all) + parts.embedding + parts.head
     last = setup.layout.pipeline - 1
     if last == 0:
         return whole, whole
     ends = {0: parts.embedding, last: parts.head}
-    stages = (
-        seconds(setup.layers_of(n), setup.mixtures_of(n), partial(setup.repeated_of, n)) + ends.get(n, 0)
-        for n in setup.end_stages
-    )
+    stages = (seconds(setup.layers_of(n), setup.mixtures_of(n), repeats[n]) + ends.get(n, 0) for n in setup.end_stages)
     return whole, max(stages)
-
-
-def _pipeline_seconds(s: RankWork) -> float:
-    """Return the communication of one micro-batch between two stages: the output forward, its gradient back."""
-    if s.setup.layout.pipeline == 1:
-        return 0.0
-    size = s.part.width * s.part.tokens * s.setup.model.hidden_size / s.part.split
-    link = s.link(2, s.setup.layout.tensor * s.setup.layout.gradient_ranks)
-    return 2 * send_seconds(size, link) * (1 - s.pace.overlap)
 
 
 @dataclass(frozen=True)
@@ -191,8 +174,12 @@ class WeightExchange:
 
 def exchange_of(s: RankWork) -> WeightExchange:
     """Return the exchange of a layout, whatever its micro-batch, chunks and recomputation. Raises UnknownLink."""
-    layout, (plain, routed) = s.setup.layout, _stage_parameters(s)
-    messages = []
+    layout, messages = s.setup.layout, []
+    # the parameters on a rank of the largest stage, its layers with the embedding or the head, and of its experts
+    count, in_experts = _counted(s.setup.model, s.part.sequence_length)
+    outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
+    plain = ((count.in_layers - in_experts) / layout.pipeline + outside) / layout.tensor
+    routed = in_experts / layout.pipeline / layout.tensor / layout.expert
     if layout.gradient_ranks > 1:
         messages.append(_messages(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
         if routed:
@@ -223,10 +210,10 @@ def _messages(s: RankWork, count: float, alike: int, shards: int, stride: int) -
     if stage == 0 or shards == 1:
         return 0.0, _reduced_seconds(s, gradients, alike, stride), 0.0
     link = s.link(shards, stride)
-    gather = _message_seconds(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    gather = _message_seconds(s, weights, lambda size: gather_seconds(size, shards, s.machine.gather or link))
     if s.pace.reduces_whole and stage < 3:
         return gather, _reduced_seconds(s, gradients, alike, stride), 0.0
-    reduce = _message_seconds(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
+    reduce = _message_seconds(s, gradients, lambda size: gather_seconds(size, shards, s.machine.scatter or link))
     return gather, reduce, _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
 
 
@@ -242,16 +229,6 @@ def _message_seconds(s: RankWork, size: float, seconds: Callable[[float], float]
     """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of all in one."""
     count = s.setup.layers_per_stage if s.setup.layout.sharding_stage == 3 else 1
     return count * seconds(size / count)
-
-
-def _stage_parameters(s: RankWork) -> tuple[float, float]:
-    """Return the parameters on a rank of the largest stage, its layers with the embedding or the head, and those of its
-    experts."""
-    layout = s.setup.layout
-    count, of_experts = _counted(s.setup.model, s.part.sequence_length)
-    outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
-    plain = ((count.in_layers - of_experts) / layout.pipeline + outside) / layout.tensor
-    return plain, of_experts / layout.pipeline / layout.tensor / layout.expert
 
 
 @lru_cache(maxsize=256)
