@@ -84,8 +84,14 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
         heartbeat_seconds=limits["heartbeat_seconds"],
         content=content,
     )
-    _refuse_unfilled(assignment)
-    _refuse_names(assignment.part("files"))
+    for process in processes:  # a rank would wait for a port or an address that has no value
+        for name, value in assignment.environment(process, {}).items():
+            if PORT in value or FIRST_NODE in value:
+                raise AssignmentError(f"variable {name} of rank {process['rank']}: no value is given for '{value}'")
+    for name, file_text in assignment.part("files").items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not isinstance(file_text, str):
+            raise AssignmentError(f"key 'files': found '{name}', expected a name below the run's folder")
     return assignment
 
 
@@ -105,21 +111,6 @@ def _value(content: Mapping[str, Any], key: str, kind: Any) -> Any:
         expected = kind.__name__ if isinstance(kind, type) else "a number"
         raise AssignmentError(f"key '{key}': found {type(value).__name__}, expected {expected}")
     return value
-
-
-def _refuse_unfilled(assignment: Assignment) -> None:
-    """Raises AssignmentError for a port or an address that has no value: a rank would wait for it."""
-    for process in assignment.processes:
-        for name, value in assignment.environment(process, {}).items():
-            if PORT in value or FIRST_NODE in value:
-                raise AssignmentError(f"variable {name} of rank {process['rank']}: no value is given for '{value}'")
-
-
-def _refuse_names(files: Mapping[str, str]) -> None:
-    for name in files:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not isinstance(files[name], str):
-            raise AssignmentError(f"key 'files': found '{name}', expected a name below the run's folder")
 
 
 def node_rank_here() -> int | None:

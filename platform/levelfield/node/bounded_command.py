@@ -13,9 +13,9 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Callable, Iterator, NamedTuple, Sequence
+from typing import IO, Callable, NamedTuple, Sequence
 
 LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
@@ -49,15 +49,20 @@ class _TooMuch(subprocess.SubprocessError):
 def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
     name = argv[0]
+    # some tools read LANG or LANGUAGE, and not LC_ALL before them
+    variables = {key: value for key, value in os.environ.items() if key != "LANGUAGE" and not key.startswith("LC_")}
     try:
-        code, printed, complaint = _ended(argv, timeout_seconds, _c_locale())
+        code, printed, complaint = _ended(argv, timeout_seconds, {**variables, "LANG": "C", "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
     except _TooMuch:
         return CommandOutput(None, f"{name} printed more than {MOST_BYTES} bytes")
     except (OSError, ValueError) as error:
         reason = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
-        return CommandOutput(None, reason, absent=not _is_here(name))
+        # folders of PATH that this user may not read do not count
+        folders = [""] if os.sep in name else os.get_exec_path()
+        is_here = any(os.access(Path(folder) / name, os.F_OK) for folder in folders)
+        return CommandOutput(None, reason, absent=not is_here)
     if code != 0:
         message = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
         return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {message}" if message else ""))
@@ -76,12 +81,6 @@ def no_text(error: UnicodeDecodeError) -> str:
     return f"no UTF-8 text: byte {error.start}; perhaps GBK: let the tool print English, or UTF-8"
 
 
-def _c_locale() -> dict[str, str]:
-    """Return this process's variables in the C locale. Some tools read LANG or LANGUAGE, and not LC_ALL before them."""
-    variables = {name: value for name, value in os.environ.items() if name != "LANGUAGE" and not name.startswith("LC_")}
-    return {**variables, "LANG": "C", "LC_ALL": "C"}
-
-
 def completed(
     argv: Sequence[str], timeout_seconds: float, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -95,7 +94,10 @@ def completed(
 
 
 def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | None) -> tuple[int, bytes, bytes]:
-    """Return the exit code of a command and both streams. Raises OSError, ValueError, TimeoutExpired and _TooMuch."""
+    """Return the exit code of a command and both streams. Raises OSError, ValueError, TimeoutExpired and _TooMuch.
+
+    The command and all processes that it started are ended in any case.
+    """
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -104,8 +106,19 @@ def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | No
         env=environment,
         start_new_session=True,
     )
-    with _ended_in_any_case(process):
+    with _guard:
+        _running[process] = getattr(_this, "asks_for", threading.get_ident())
+    try:
         printed, complaint = _output(process, time.monotonic() + seconds)
+    finally:
+        with _guard:
+            del _running[process]
+        if process.returncode is None:
+            _kill(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_SECONDS)
+        for stream in _streams(process):
+            stream.close()
     return process.returncode, printed, complaint
 
 
@@ -120,30 +133,6 @@ def end_tools(thread: int) -> None:
         for process, owner in _running.items():
             if owner == thread:
                 _kill(process)
-
-
-def _is_here(name: str) -> bool:
-    """Return whether PATH has a file of this name. Folders that this user may not read do not count."""
-    folders = [""] if os.sep in name else os.get_exec_path()
-    return any(os.access(Path(folder) / name, os.F_OK) for folder in folders)
-
-
-@contextmanager
-def _ended_in_any_case(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """List the tool as running in the block. After it the tool and all processes that it started are ended."""
-    with _guard:
-        _running[process] = getattr(_this, "asks_for", threading.get_ident())
-    try:
-        yield
-    finally:
-        with _guard:
-            del _running[process]
-        if process.returncode is None:
-            _kill(process)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVE_SECONDS)
-        for stream in _streams(process):
-            stream.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

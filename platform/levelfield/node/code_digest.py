@@ -16,6 +16,7 @@ from typing import Any, Iterator
 
 MANIFEST = "implementation.yaml"
 _MEASURED = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
+# The further versions of a manifest: the key and the indented lines below it.
 _VERSIONS = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
 # A folder beside: `parents[1] / "name"`, `.parent.parent / "name"`, `"..", "name"`, `"../name"`.
 _BESIDE = re.compile(
@@ -74,7 +75,7 @@ def folder_digest(folder: Path) -> str:
     for path in sources(folder):
         name = path.relative_to(folder).as_posix().encode(errors="surrogateescape")
         if path.name == MANIFEST:
-            content = without_versions(path.read_bytes())
+            content = _VERSIONS.sub(b"", path.read_bytes())
             digest.update(name + f"\0{len(content)}\0".encode() + content)
         else:
             with path.open("rb") as file:
@@ -82,11 +83,6 @@ def folder_digest(folder: Path) -> str:
                 while piece := file.read(_PIECE):  # weights may be gigabytes
                     digest.update(piece)
     return "sha256:" + digest.hexdigest()
-
-
-def without_versions(manifest: bytes) -> bytes:
-    """Return the text of a manifest without its further versions: the key and the indented lines below it."""
-    return _VERSIONS.sub(b"", manifest)
 
 
 def sources(folder: Path) -> list[Path]:
@@ -151,23 +147,22 @@ def report_at_end(file: str) -> None:
 
 def imported_from_elsewhere() -> list[dict[str, str]]:
     """Return path and sha256 of each file of a module, and of each library that is mapped."""
-    covered = tuple(os.path.realpath(str(place)) + os.sep for place in (*_installed(), *_generated()))
+    covered = tuple(os.path.realpath(str(place)) + os.sep for place in _covered_folders())
     covered += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
-    paths = {os.path.realpath(path) for path in (*_modules(), *_mapped())}
+    paths = {os.path.realpath(path) for path in _loaded_files()}
     return [{"path": path, "sha256": _digest(path)} for path in sorted(paths) if not path.startswith(covered)]
 
 
-def _modules() -> Iterator[str]:
-    """Yield the files of modules. A link in the folder of Python's own library is Python's: Debian has one to /etc."""
+def _loaded_files() -> Iterator[str]:
+    """Yield the files of modules, and the libraries of this process that lie outside of the system's folders.
+
+    A link in the folder of Python's own library is Python's: Debian has one to /etc.
+    """
     library = sysconfig.get_paths()["stdlib"]
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if isinstance(name, str) and Path(name).is_file() and str(Path(name).parent) != library:
             yield name
-
-
-def _mapped() -> Iterator[str]:
-    """Yield the libraries of this process that lie outside of the system's folders."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             path = line[line.find("/") :] if "/" in line else ""
@@ -175,15 +170,12 @@ def _mapped() -> Iterator[str]:
                 yield path
 
 
-def _installed() -> Iterator[str | Path]:
-    """Yield the folders of Python, of its packages and of the platform."""
+def _covered_folders() -> Iterator[str | Path]:
+    """Yield the folders of Python, of its packages and of the platform, and those in which compilers of frameworks keep
+    what they made of code that is known."""
     yield from sysconfig.get_paths().values()
     yield from (sys.prefix, sys.base_prefix, sys.exec_prefix)
     yield Path(__file__).resolve().parents[2]
-
-
-def _generated() -> Iterator[str | Path]:
-    """Yield the folders in which compilers of frameworks keep what they made of code that is known."""
     with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
         home = Path.home()
         if "TORCHINDUCTOR_CACHE_DIR" in os.environ:

@@ -29,7 +29,14 @@ def control_groups(controller: str, root: Path = HOST) -> Iterator[Path]:
 
 def core_quota(root: Path = HOST) -> float | None:
     """Return how many cores the groups' quotas pay for, the least of all; None without a quota."""
-    return min(_quotas(root), default=None)
+    quotas = []
+    for folder in control_groups("cpu", root):
+        quota, _, period = file_text(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = file_text(folder / "cpu.cfs_quota_us"), file_text(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0 and int(quota) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_kills(root: Path = HOST) -> int | None:
@@ -41,10 +48,12 @@ def memory_kills(root: Path = HOST) -> int | None:
     for tree, place in _places("memory", root):
         if place == tree and not (tree / "memory.events").exists():
             continue  # v2's root has no such file; v1's counts for the whole machine
-        for folder in (place, tree):  # within a container only the tree's root may be there
-            for name in ("memory.events.local", "memory.events", "memory.oom_control"):
-                if (count := _field(folder / name, "oom_kill")) is not None:
-                    return count
+        names = ("memory.events.local", "memory.events", "memory.oom_control")
+        # within a container only the tree's root may be there
+        for file in (folder / name for folder in (place, tree) for name in names):
+            for key, *counts in filter(None, map(str.split, file_text(file).splitlines())):
+                if key == "oom_kill" and len(counts) == 1 and counts[0].isdecimal():
+                    return int(counts[0])
     return None
 
 
@@ -65,20 +74,6 @@ def _places(controller: str, root: Path) -> Iterator[tuple[Path, Path]]:
             for name in (controller,) if controllers else ("", "unified"):  # unified: v2 beside v1
                 tree = root / "sys/fs/cgroup" / name
                 yield tree, tree / path.lstrip("/")
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    for folder in control_groups("cpu", root):
-        quota, _, period = file_text(folder / "cpu.max").partition(" ")
-        if not quota:
-            quota, period = file_text(folder / "cpu.cfs_quota_us"), file_text(folder / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal() and int(period) > 0 and int(quota) > 0:
-            yield int(quota) / int(period)
-
-
-def _field(path: Path, name: str) -> int | None:
-    lines = (line.split() for line in file_text(path).splitlines())
-    return next((int(line[1]) for line in lines if len(line) == 2 and line[0] == name and line[1].isdecimal()), None)
 
 
 class MemoryKills(NamedTuple):

@@ -59,31 +59,25 @@ def device_locked(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
     with FileIO(_opened(folder / f"{device}.lock"), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = True
         except BlockingIOError:
-            raise DeviceInUse(_in_use(device, _run_of(_content(file)))) from None
-        if holder := _holder(_content(file)):
-            raise DeviceInUse(_in_use(device, holder))
+            is_free = False
+        content = file.read(MOST_BYTES).decode(errors="replace")
+        if holder := _holder(content) if is_free else _run_of(content):
+            raise DeviceInUse(
+                f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
+                "visible-devices variable"
+            )
         file.truncate(0)
         file.seek(0)
         _write(file, f"run {run_id} (process {os.getpid()})")
         yield file
 
 
-def _content(file: FileIO) -> str:
-    return file.read(MOST_BYTES).decode(errors="replace")
-
-
 def _write(file: FileIO, text: str) -> None:
     """Write what the next run is told. On a full disk it is told less: the kernel's lock holds without it."""
     with suppress(OSError):
         file.write(text.encode())
-
-
-def _in_use(device: str, holder: str) -> str:
-    return (
-        f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
-        "visible-devices variable"
-    )
 
 
 def _run_of(content: str) -> str:
@@ -97,22 +91,18 @@ def _holder(content: str) -> str | None:
     for line in content.splitlines()[1:]:
         identity = identity_from(line[len(HELD) :] if line.startswith(HELD) else line)
         if identity and is_alive(identity):
+            reason = "which SIGKILL did not end"
+            try:
+                os.kill(identity.process, 0)
+            except PermissionError:  # only its user's next run ends what a killed platform left
+                reason = "which the killed platform of another user left"
+            except OSError:
+                pass
             return (
-                f"process {identity.process}, {_leftover(identity.process)} (see its state in "
+                f"process {identity.process}, {reason} (see its state in "
                 f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
             )
     return None
-
-
-def _leftover(process: int) -> str:
-    """Return why a process still runs. Only its user's next run ends what a killed platform left."""
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return "which the killed platform of another user left"
-    except OSError:
-        pass
-    return "which SIGKILL did not end"
 
 
 def _opened(path: Path) -> int:
@@ -123,8 +113,10 @@ def _opened(path: Path) -> int:
     """
     folder = _folder(path.parent)
     try:
-        with suppress(FileExistsError):  # another run made it first
-            _make_file(path.name, folder)
+        with suppress(FileExistsError):  # another run made it first, or it has any other owner and kind
+            new = os.open(path.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+            os.fchmod(new, 0o666)
+            os.close(new)
         descriptor = os.open(path.name, _FLAGS, dir_fd=folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -135,13 +127,6 @@ def _opened(path: Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file with one name", str(path))
     return descriptor
-
-
-def _make_file(name: str, folder: int) -> None:
-    """Make the file for all users. Raises FileExistsError for one that is there, with whatever owner and kind."""
-    descriptor = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-    os.fchmod(descriptor, 0o666)
-    os.close(descriptor)
 
 
 def _folder(path: Path) -> int:

@@ -81,24 +81,21 @@ class FileStream:
             self._broken()
 
     def _send_growth(self) -> None:
-        for name in self._sent:
-            while self._send_part(name):
-                pass
+        for name, offset in self._sent.items():
+            may_have_more = True
+            while may_have_more:
+                part = _content(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
+                if part:
+                    frame, size = file_frame(name, offset, part)
+                    write_all(self._output, frame)
+                    offset += size
+                    self._sent[name] = offset
+                may_have_more = len(part) == PART_BYTES
         for name, before in self._beats.items():
             beat = _content(self._root / name, 0, 64)
             if beat and beat != before:
                 self._beats[name] = beat
                 write_all(self._output, file_frame(name, 0, beat)[0])
-
-    def _send_part(self, name: str) -> bool:
-        """Send the next part of a file. Return whether there may be more."""
-        offset = self._sent[name]
-        part = _content(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
-        if part:
-            frame, size = file_frame(name, offset, part)
-            write_all(self._output, frame)
-            self._sent[name] += size
-        return len(part) == PART_BYTES
 
 
 def write_all(output: int, content: bytes) -> None:

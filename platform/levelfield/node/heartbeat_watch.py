@@ -39,18 +39,15 @@ class HeartbeatWatch:
     def silent(self, alive: Iterable[int], watched: float) -> str | None:
         """Return the evidence of the first rank that is silent for too long. alive: ranks that have not ended."""
         for rank in alive:
-            silence = self._silence(rank, watched)
-            if silence is not None and silence > self._limit:
+            beat = _beat(self._events / f"rank{rank}.alive")
+            if beat is None:
+                continue  # not started yet: the limit of the first step covers this
+            if rank not in self._beats or self._beats[rank][0] != beat:
+                self._beats[rank] = beat, watched
+            silence = watched - self._beats[rank][1]
+            if silence > self._limit:
                 return f"rank {rank} gave no heartbeat for {silence:.0f} s (limit {self._limit:g} s)"
         return None
-
-    def _silence(self, rank: int, watched: float) -> float | None:
-        beat = _beat(self._events / f"rank{rank}.alive")
-        if beat is None:
-            return None  # not started yet: the limit of the first step covers this
-        if rank not in self._beats or self._beats[rank][0] != beat:
-            self._beats[rank] = beat, watched
-        return watched - self._beats[rank][1]
 
 
 def _beat(path: Path) -> Beat | None:

@@ -60,7 +60,12 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     silence = work.part("limits").get("platform_seconds", max(work.heartbeat_seconds, 30))
     platform = PlatformLine(stop, silence) if options.work == "-" else None
     agent = NodeDuty(work, stop, platform)
-    _keep_errors(work.root / f"logs/node{work.node_rank}.log")
+    # this process's own errors go to the node's log from here on
+    log = os.open(
+        work.root / f"logs/node{work.node_rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+    )
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
     if not options.stream:
         return agent.run()
     broken = "standard output was closed: the receiver is gone"
@@ -87,13 +92,6 @@ def _fetch() -> int:
     stream.start()
     stream.end(0, wait_seconds=None)
     return 0
-
-
-def _keep_errors(log: Path) -> None:
-    """Write this process's own errors to the node's log from here on."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    os.dup2(descriptor, sys.stderr.fileno())
-    os.close(descriptor)
 
 
 def _work(options: argparse.Namespace) -> Assignment:

@@ -89,7 +89,9 @@ class NodeDuty:
                     ending = self._refused(refusal)
                 else:
                     end_left_ranks()
-                    self._device_locks = self._locks(stack)
+                    folder, run, devices = lock_folder(), self._work.run_id, self._work.content.get("locks", ())
+                    files = [stack.enter_context(device_locked(folder, device, run)) for device in devices]
+                    self._device_locks = DeviceLocks(files)
                     ending = self._trained()
             except DeviceInUse as error:
                 ending = self._refused(Ending("device-taken", 6, str(error)))
@@ -103,18 +105,13 @@ class NodeDuty:
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
                 kills = self._kill_watch.kills(self._ranks.processes())
                 more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
-                more["network"] = self._network_meanwhile()
+                before = self._network  # by how much each counter has grown
+                more["network"] = {n: count - before[n] for n, count in network_counters().items() if n in before}
                 expected = self._work.part("expected")
                 if ending.cause == "exited" and expected.get("code"):
                     more["code"] = _digest_here(expected)
                 self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **more)
         return ending.code
-
-    def _network_meanwhile(self) -> dict[str, int]:
-        """Return by how much each counter of the network has grown."""
-        return {
-            name: count - self._network[name] for name, count in network_counters().items() if name in self._network
-        }
 
     def _stage(self, packed: Mapping[str, Any]) -> None:
         """Bring the environment to this node's own disk, where the site's file names one."""
@@ -126,18 +123,15 @@ class NodeDuty:
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""
-        expected = self._work.part("expected")
-        if refusal := check_code(expected) or check_environment(expected):
+        if refusal := check_digests(self._work.part("expected")):
             return refusal
         port, first = self._work.content.get("port"), self._work.content.get("first_node")
         if self._work.node_rank == 0:
             return check_port(port) if port is not None else None
-        return self._name_refusal(first) if first is not None else None
-
-    def _name_refusal(self, first: str) -> Ending | None:
-        """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
-        seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
-        deadline = time.monotonic() + seconds
+        if first is None:
+            return None
+        # in a cluster a name may come a little after its node
+        deadline = time.monotonic() + self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
         while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
             pass
         return refusal
@@ -145,10 +139,6 @@ class NodeDuty:
     def _refused(self, refusal: Ending) -> Ending:
         self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
         return refusal
-
-    def _locks(self, stack: ExitStack) -> DeviceLocks:
-        devices, run = self._work.content.get("locks", ()), self._work.run_id
-        return DeviceLocks([stack.enter_context(device_locked(lock_folder(), device, run)) for device in devices])
 
     def _trained(self) -> Ending:
         node = self._work.node_rank
@@ -163,7 +153,14 @@ class NodeDuty:
         }
         text = json.dumps({**facts, **agreed}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
-        with _sampler(self._work):
+        samples = self._work.part("samples")
+        commands = list(samples.get("commands", ()))
+
+        def reading() -> Fields:
+            return {"outputs": [tool_output(list(c["argv"]), c["timeout_seconds"]) for c in commands]}
+
+        path, interval = self._work.root / f"telemetry/node{node}.raw.jsonl", samples.get("interval_seconds", 1.0)
+        with Sampler(path, interval, reading, {"outputs": []}, lambda _: host_counters()):
             try:
                 return self._supervised()
             finally:
@@ -214,40 +211,24 @@ class NodeDuty:
         return Ending("rank-failed", 1, f"rank {failed} ended with {what}")
 
 
-def _sampler(work: Assignment) -> Sampler:
-    """Return the thread that runs the vendor's tools and reads the host's counters."""
-    samples = work.part("samples")
-    commands = list(samples.get("commands", ()))
+def check_digests(expected: Mapping[str, Any]) -> Ending | None:
+    """Compare the digests of the node's code and of its environment with the plan's, where it has them.
 
-    def reading() -> Fields:
-        return {"outputs": [tool_output(list(c["argv"]), c["timeout_seconds"]) for c in commands]}
-
-    path = work.root / f"telemetry/node{work.node_rank}.raw.jsonl"
-    return Sampler(path, samples.get("interval_seconds", 1.0), reading, {"outputs": []}, lambda _: host_counters())
-
-
-def check_code(expected: Mapping[str, Any]) -> Ending | None:
-    """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
-    planned = expected.get("code")
-    actual = _digest_here(expected) if planned else planned
-    return None if actual == planned else _differs("code", str(actual), str(planned))
-
-
-def check_environment(expected: Mapping[str, Any]) -> Ending | None:
-    """Compare the digest in the environment's stamp with the plan's."""
+    expected: code and folder; environment, and stamp, the file that has its digest here.
+    """
+    pairs = [("code", _digest_here(expected), expected["code"])] if expected.get("code") else []
     planned, stamp = expected.get("environment"), expected.get("stamp")
-    if not planned or not stamp:
-        return None
-    try:
-        actual = str(json.loads(read_regular_text(stamp))["digest"])
-    except (OSError, ValueError, TypeError, KeyError):
-        actual = f"no stamp in {stamp}"
-    return None if actual == planned else _differs("environment", actual, planned)
-
-
-def _differs(what: str, *digests: str) -> Ending:
-    actual, planned = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
-    return Ending("node-differs", 4, f"the {what} differs: found {actual}, expected {planned}")
+    if planned and stamp:
+        try:
+            actual = str(json.loads(read_regular_text(stamp))["digest"])
+        except (OSError, ValueError, TypeError, KeyError):
+            actual = f"no stamp in {stamp}"
+        pairs.append(("environment", actual, planned))
+    for what, *digests in pairs:
+        if digests[0] != digests[1]:
+            here, there = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
+            return Ending("node-differs", 4, f"the {what} differs: found {here}, expected {there}")
+    return None
 
 
 def _digest_here(expected: Mapping[str, Any]) -> str:

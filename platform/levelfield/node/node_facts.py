@@ -5,6 +5,7 @@ Source of the fields below /proc: proc(5).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
@@ -37,6 +38,9 @@ Fields = Dict[str, Any]
 def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fields:
     """Return the facts of this node. commands: by name, tools with argv and timeout_seconds. Unknown is None."""
     interfaces = _interfaces()
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:  # all at once: a tool that hangs costs its own limit only
+        futures = {n: pool.submit(tool_output, list(c["argv"]), c["timeout_seconds"]) for n, c in commands.items()}
+        tools = {name: future.result() for name, future in futures.items()}
     return {
         "schema": SCHEMA,
         "node_rank": node_rank,
@@ -51,7 +55,7 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fie
         "monotonic_ns": time.monotonic_ns(),
         "wall_ns": time.time_ns(),
         "interfaces": interfaces,
-        "tools": _tools(commands),
+        "tools": tools,
     }
 
 
@@ -61,15 +65,6 @@ def tool_output(argv: list[str], timeout_seconds: float) -> Fields:
     if output.text is not None:
         return {"argv": argv, "text": output.text}
     return {"argv": argv, "reason": output.reason, **({"absent": True} if output.absent else {})}
-
-
-def _tools(commands: Mapping[str, Mapping[str, Any]]) -> Fields:
-    """Run all tools at once: one that hangs costs its own limit only."""
-    if not commands:
-        return {}
-    with ThreadPoolExecutor(len(commands)) as pool:
-        futures = {n: pool.submit(tool_output, list(c["argv"]), c["timeout_seconds"]) for n, c in commands.items()}
-        return {name: future.result() for name, future in futures.items()}
 
 
 def _interfaces() -> Fields:
@@ -203,6 +198,10 @@ def memory() -> Fields:
     sizes = _meminfo()
     huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
     swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
+    shared = None
+    with contextlib.suppress(OSError):
+        disk = os.statvfs("/dev/shm")
+        shared = disk.f_blocks * disk.f_frsize
     facts = {
         "total_bytes": sizes.get("MemTotal"),
         "available_bytes": available_bytes(),
@@ -210,7 +209,7 @@ def memory() -> Fields:
         "huge_pages": sizes.get("HugePages_Total"),
         "huge_pages_free": sizes.get("HugePages_Free"),
         "transparent_huge_pages": huge.partition("[")[2].partition("]")[0] or None,
-        "shared_memory_bytes": _size("/dev/shm"),
+        "shared_memory_bytes": shared,
     }
     return {"facts": facts}
 
@@ -262,14 +261,6 @@ def _meminfo() -> dict[str, int]:
         if value and value[0].isdigit():
             sizes[name] = int(value[0]) * (1024 if value[1:] == ["kB"] else 1)
     return sizes
-
-
-def _size(path: str) -> int | None:
-    try:
-        disk = os.statvfs(path)
-    except OSError:
-        return None
-    return disk.f_blocks * disk.f_frsize
 
 
 def _number(path: Path) -> int | None:

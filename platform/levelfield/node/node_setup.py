@@ -29,7 +29,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
 PROGRESS_BYTES = 64 * 2**20
@@ -287,21 +287,17 @@ def _end_with_platform() -> None:
 def _locked(path: Path, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock during a block. tell: is called every few seconds while another process has it."""
     with path.open("w") as file:
-        last = time.monotonic()
-        while not _is_taken(file):
-            time.sleep(0.1)
-            if time.monotonic() - last > TELL_SECONDS:
-                last = time.monotonic()
-                tell()
+        last, is_locked = time.monotonic(), False
+        while not is_locked:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
+            except BlockingIOError:
+                time.sleep(0.1)
+                if time.monotonic() - last > TELL_SECONDS:
+                    last = time.monotonic()
+                    tell()
         yield
-
-
-def _is_taken(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 if __name__ in ("__main__", "node_setup"):

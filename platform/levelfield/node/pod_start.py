@@ -23,7 +23,12 @@ NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
 def main(arguments: list[str]) -> int:
     """Become the node's part. Return an exit code only where that is not possible."""
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(prog="start.py")
+    for name in ("--code", "--folder", "--work"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--first-node")
+    parser.add_argument("--stream", action="store_true")
+    options = parser.parse_args(arguments)
     code = Path(options.folder) / "code"
     with tarfile.open(options.code) as archive:
         archive.extractall(code)
@@ -49,15 +54,6 @@ def address_of(name: str, limit_seconds: float) -> str | None:
             if time.monotonic() > deadline:
                 return None
             time.sleep(RETRY_SECONDS)
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="start.py")
-    for name in ("--code", "--folder", "--work"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--first-node")
-    parser.add_argument("--stream", action="store_true")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

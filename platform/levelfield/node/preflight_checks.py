@@ -29,14 +29,13 @@ def checked(own: int) -> Fields:
         "memory": node_facts.memory,
         "limits": node_facts.limits,
     }
-    return {"schema": SCHEMA, "checks": {name: _answer(check) for name, check in checks.items()}}
-
-
-def _answer(check: Callable[[], Fields]) -> Fields:
-    try:
-        return check()
-    except Exception as error:  # of a kernel that shows no such file, or shows it otherwise
-        return {"reason": f"the check failed: {type(error).__name__}: {str(error)[:200]}"}
+    answers = {}
+    for name, check in checks.items():
+        try:
+            answers[name] = check()
+        except Exception as error:  # of a kernel that shows no such file, or shows it otherwise
+            answers[name] = {"reason": f"the check failed: {type(error).__name__}: {str(error)[:200]}"}
+    return {"schema": SCHEMA, "checks": answers}
 
 
 if __name__ == "__main__":

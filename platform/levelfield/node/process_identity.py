@@ -104,21 +104,16 @@ def end_left_ranks() -> list[str]:
 
 def _left() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
+    # not this process and those that it comes from: a user may start it with the variables of a rank
+    line, parent = {os.getpid()}, os.getppid()
+    while parent > 0 and parent not in line:
+        line.add(parent)
+        fields = stat_of(parent)
+        parent = int(fields[1]) if len(fields) > 1 else 0
     leftovers = {}
-    for process in set(marked("")) - _own_line():
+    for process in set(marked("")) - line:
         variables = variables_of(process)
         starter = identity_from(variables.get(MARK, "").rpartition("/")[0])
         if starter and is_alive(starter) is False:
             leftovers[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name
     return leftovers
-
-
-def _own_line() -> set[int]:
-    """Return this process and those that it comes from: a user may start it with the variables of a rank."""
-    line = {os.getpid()}
-    process = os.getppid()
-    while process > 0 and process not in line:
-        line.add(process)
-        fields = stat_of(process)
-        process = int(fields[1]) if len(fields) > 1 else 0
-    return line

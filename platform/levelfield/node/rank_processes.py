@@ -50,7 +50,11 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        _offer_for_memory(self._running[rank].pid)
+        # the kernel may kill again before the memory of the first is free
+        adjustment = Path(f"/proc/{self._running[rank].pid}/oom_score_adj")
+        with contextlib.suppress(OSError, ValueError):
+            if int(adjustment.read_text(encoding="utf-8")) < FIRST_FOR_MEMORY:  # to lower it is not permitted to users
+                adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
 
     def alive(self) -> list[int]:
         """Return the ranks that still run."""
@@ -79,15 +83,11 @@ class Ranks:
         self._wait(left, TERMINATE_SECONDS)
         self._signal(set(self._running), signal.SIGKILL)
         self._wait(left, KILL_SECONDS)
-        self._end_escaped()
+        if self._mark:  # what ranks have started in sessions of their own: once for each process
+            handled = {*self.processes(), *self._escaped}
+            self._escaped |= {*killed(lambda: {*marked(self._mark)} - handled, KILL_SECONDS)}
         self._held.update({rank: state_of(self._running[rank].pid) for rank in left & set(self.alive())})
         self._stopped |= left
-
-    def _end_escaped(self) -> None:
-        """End what ranks have started in sessions of their own. Wait a bounded time, once for each process."""
-        handled = {*self.processes(), *self._escaped}
-        if self._mark:
-            self._escaped |= {*killed(lambda: {*marked(self._mark)} - handled, KILL_SECONDS)}
 
     def _wait(self, ranks: set[int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -99,18 +99,20 @@ class Ranks:
 
         A rank that did not end by SIGKILL has its process and the state of that process instead.
         """
-        return [self._end(rank, process) for rank, process in sorted(self._running.items())]
-
-    def _end(self, rank: int, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        code = process.poll()
-        by_signal = code is not None and code < 0
-        return {
-            "rank": rank,
-            "exit_code": None if by_signal else code,
-            "signal": -code if by_signal and code is not None else None,
-            "stopped_by_us": rank in self._stopped,
-            **({"process": process.pid, "state": self._held[rank]} if code is None and rank in self._held else {}),
-        }
+        ends: list[dict[str, Any]] = []
+        for rank, process in sorted(self._running.items()):
+            code = process.poll()
+            number = -code if code is not None and code < 0 else None
+            end: dict[str, Any] = {
+                "rank": rank,
+                "exit_code": code if number is None else None,
+                "signal": number,
+                "stopped_by_us": rank in self._stopped,
+            }
+            if code is None and rank in self._held:
+                end.update(process=process.pid, state=self._held[rank])
+            ends.append(end)
+        return ends
 
     def _signal(self, ranks: set[int], number: int) -> None:
         for rank in ranks:
@@ -137,14 +139,6 @@ class Stop:
         while not self.reason and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, POLL_SECONDS))
         return bool(self.reason)
-
-
-def _offer_for_memory(process: int) -> None:
-    """Let the kernel prefer this process when memory ends. It may kill again before the memory of the first is free."""
-    adjustment = Path(f"/proc/{process}/oom_score_adj")
-    with contextlib.suppress(OSError, ValueError):
-        if int(adjustment.read_text(encoding="utf-8")) < FIRST_FOR_MEMORY:  # to lower it is not permitted to users
-            adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
 
 
 def killed(processes: Callable[[], Collection[int]], seconds: float) -> Collection[int]:

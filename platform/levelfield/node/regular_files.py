@@ -30,17 +30,13 @@ def open_regular(path: Union[Path, str]) -> BufferedReader:
     """Return a regular file, opened for its bytes. Raises OSError with what was found instead."""
     _refuse(Path(path).stat().st_mode, path)  # before it is opened: to open a device may have an effect
     # one owner of the descriptor: closed twice, where an interrupt comes in between, it would hide the interrupt
-    file = open(path, "rb", opener=_opened)  # noqa: SIM115 (the caller closes it)
+    file = open(path, "rb", opener=lambda name, _: os.open(name, _FLAGS))  # noqa: SIM115 (the caller closes it)
     try:
         _refuse(os.fstat(file.fileno()).st_mode, path)
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _opened(path: str, _flags: int) -> int:
-    return os.open(path, _FLAGS)
 
 
 def read_regular(path: Union[Path, str], first: int = -1, largest: int = MOST_BYTES) -> bytes:

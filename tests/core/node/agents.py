@@ -90,7 +90,7 @@ class Node:
                 continue
 
     def ranks(self) -> list[psutil.Process]:
-        return [each for each in self.running() if str(AGENT) not in each.cmdline()]
+        return [process for process in self.running() if str(AGENT) not in process.cmdline()]
 
     def end(self) -> None:
         for process in self.started:
@@ -124,10 +124,10 @@ def frames(printed: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def received(found: list[dict[str, Any]], name: str) -> bytes:
+def received(sent: list[dict[str, Any]], name: str) -> bytes:
     """The file as its frames give it; a frame at a wrong offset fails."""
     content = b""
-    for frame in found:
+    for frame in sent:
         if frame.get("file") == name:
             assert frame["at"] == len(content)
             content += frame["data"].encode() if "data" in frame else base64.b64decode(frame["base64"])

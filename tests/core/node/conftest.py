@@ -10,6 +10,6 @@ from agents import Node
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("LEVELFIELD_LOCKS", str(tmp_path / "locks"))
-    found = Node(tmp_path)
-    yield found
-    found.end()
+    node = Node(tmp_path)
+    yield node
+    node.end()

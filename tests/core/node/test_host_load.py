@@ -22,20 +22,20 @@ SPIN = f"import time\nwhile time.process_time() < {SPIN_SECONDS}: pass\n"
 
 
 def counters(are_children: bool = True) -> dict[str, Any]:
-    found = host_counters(are_children)
-    assert found is not None
-    return found
+    values = host_counters(are_children)
+    assert values is not None
+    return values
 
 
-def own(found: dict[str, Any]) -> float:
-    return float(found["own_seconds"])
+def own_seconds(values: dict[str, Any]) -> float:
+    return float(values["own_seconds"])
 
 
 def test_a_child_that_has_ended_is_ones_own_time() -> None:
     before = counters()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     after = counters()
-    assert own(after) - own(before) >= 0.9 * SPIN_SECONDS  # the kernel counts in hundredths
+    assert own_seconds(after) - own_seconds(before) >= 0.9 * SPIN_SECONDS  # the kernel counts in hundredths
     assert after["busy_seconds"] - before["busy_seconds"] >= 0.9 * SPIN_SECONDS
     assert after["cores"] == len(os.sched_getaffinity(0)) and after["time_ns"] > before["time_ns"]
 
@@ -45,7 +45,9 @@ def test_a_grandchild_that_still_runs_is_ones_own_time() -> None:
         before, began, deadline, risen = counters(), time.process_time(), time.monotonic() + 30, 0.0
         while risen < SPIN_SECONDS and time.monotonic() < deadline:
             time.sleep(0.05)
-            risen = own(counters()) - own(before) - (time.process_time() - began)  # without the time of this test
+            risen = (
+                own_seconds(counters()) - own_seconds(before) - (time.process_time() - began)
+            )  # without the time of this test
     assert risen >= SPIN_SECONDS
 
 
@@ -54,15 +56,15 @@ def test_a_program_of_others_is_busy_time_and_not_ones_own() -> None:
         before = counters()
         until_used(pid, SPIN_SECONDS)
         after = counters()
-    busy, mine = after["busy_seconds"] - before["busy_seconds"], own(after) - own(before)
+    busy, mine = after["busy_seconds"] - before["busy_seconds"], own_seconds(after) - own_seconds(before)
     assert mine < 0.3 and busy - mine > 0.2
 
 
 def until_used(pid: int, seconds: float) -> None:
     """Until the process has used that much more processor time, on a busy machine too."""
     process = psutil.Process(pid)
-    wanted, deadline = process.cpu_times().user + seconds, time.monotonic() + 30
-    while process.cpu_times().user < wanted and time.monotonic() < deadline:
+    goal, deadline = process.cpu_times().user + seconds, time.monotonic() + 30
+    while process.cpu_times().user < goal and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -72,6 +74,7 @@ def test_a_killed_run_of_the_tests_leaves_no_program_that_spins(kind: str) -> No
     marked = {"PYTHONPATH": str(Path(spinners.__file__).parent), "SPINNERS_OF": f"{os.getpid()} {kind}"}
     argv = [sys.executable, "-c", script]
     with subprocess.Popen(argv, env={**os.environ, **marked}, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
         killed.stdout.readline()
         spinning = until(lambda: len(those_with(marked["SPINNERS_OF"])) > 1)
         killed.kill()
@@ -90,12 +93,12 @@ def until(true: Callable[[], bool]) -> bool:
 
 def those_with(mark: str) -> list[psutil.Process]:
     """Processes that have the mark in their environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("SPINNERS_OF") == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def test_a_process_that_is_none_has_no_time() -> None:

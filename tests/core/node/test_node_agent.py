@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from levelfield.node.node_duty import NodeRecord
 from levelfield.plan.resolution import code_digest
 from live_groups import control_group
 
+KILL_ITSELF = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
 MODELS = AGENT.parents[3] / "models"
 
 
@@ -35,14 +37,21 @@ def test_ranks_that_end_well_give_zero(node: Node) -> None:
 def test_a_failed_rank_ends_the_others(node: Node) -> None:
     assert node.run(node.work(SLEEP, "raise SystemExit(9)")) == 1
     last = node.ended()
-    assert (last["cause"], last["evidence"]) == ("rank-failed", "rank 1 ended with exit code 9")
+    assert last["cause"] == "rank-failed"
     assert [end["stopped_by_us"] for end in last["ends"]] == [True, False]
     assert node.ranks() == []
 
 
-def test_a_killed_rank_is_named_with_its_signal(node: Node) -> None:
-    assert node.run(node.work("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")) == 1
-    assert node.ended()["evidence"] == "rank 0 ended with signal 9"
+@pytest.mark.parametrize(
+    ("scripts", "evidence"),
+    [
+        ((SLEEP, "raise SystemExit(9)"), "rank 1 ended with exit code 9"),
+        ((KILL_ITSELF, SLEEP), "rank 0 ended with signal 9"),
+    ],
+)
+def test_a_failed_rank_is_named_with_its_exit_code_or_signal(node: Node, scripts: list[str], evidence: str) -> None:
+    assert node.run(node.work(*scripts)) == 1
+    assert node.ended()["evidence"] == evidence
 
 
 def test_a_rank_that_the_kernel_kills_for_memory_is_told(node: Node) -> None:
@@ -52,20 +61,23 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told(node: Node) -> None:
         if MemoryKillWatch()._log is None:
             pytest.skip("the kernel's log does not tell this machine's processes")
         join = f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-        assert node.run(node.work(join + "parts = [bytes([1]) * 2**20 for _ in range(4096)]", SLEEP)) == 1
+        fill = "parts = [bytes([1]) * 2**20 for _ in range(4096)]"
+        assert node.run(node.work(join + fill, SLEEP)) == 1
     last = node.ended()
-    assert (last["evidence"], last["oom_kills"]) == ("rank 0 ended with signal 9", 1)
-    assert "the kernel's log names process" in last["oom_evidence"]
+    assert (last["ends"][0]["signal"], last["oom_kills"]) == (signal.SIGKILL, 1)
+    assert "kernel's log" in last["oom_evidence"]
 
 
 def test_a_rank_without_a_heartbeat_is_a_hang(node: Node) -> None:
     limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 1}
     process = node.start(node.work(BEATING, BEATING, limits=limits))
     assert wait_until(lambda: all((node.root / f"events/rank{rank}.alive").exists() for rank in (0, 1)))
-    frozen = next(each for each in node.ranks() if "rank1.alive" in " ".join(each.cmdline()))
+    frozen = next(rank for rank in node.ranks() if "rank1.alive" in " ".join(rank.cmdline()))
     frozen.send_signal(signal.SIGSTOP)
     assert process.wait(30) == 7
-    assert node.ended()["cause"] == "hang" and "rank 1 gave no heartbeat" in node.ended()["evidence"]
+    assert node.ended()["cause"] == "hang"
+    for part in ("rank 1", "no heartbeat", "limit 1 s"):
+        assert part in node.ended()["evidence"]
     assert node.ranks() == []
 
 
@@ -74,7 +86,7 @@ def test_the_end_of_standard_input_ends_the_ranks(node: Node) -> None:
     assert wait_until(node.ranks) and process.stdin
     process.stdin.close()
     assert process.wait(30) == 3
-    assert node.ended()["cause"] == "stopped" and "standard input was closed" in node.ended()["evidence"]
+    assert node.ended()["cause"] == "stopped" and "standard input" in node.ended()["evidence"]
     assert node.ranks() == []
 
 
@@ -83,7 +95,9 @@ def test_a_platform_that_falls_silent_ends_the_ranks(node: Node) -> None:
     limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 60, "platform_seconds": 1}
     process = node.start(node.work(SLEEP, limits=limits))
     assert process.wait(30) == 3
-    assert "the platform sent nothing for" in node.ended()["evidence"] and node.ranks() == []
+    for part in ("platform", "sent nothing", "limit 1 s"):
+        assert part in node.ended()["evidence"]
+    assert node.ranks() == []
 
 
 def test_a_platform_that_sends_is_not_silent(node: Node) -> None:
@@ -137,10 +151,8 @@ def test_a_rank_that_cannot_start_is_a_launch_error(node: Node) -> None:
     work = node.work(SLEEP, SLEEP)
     work["processes"][1]["argv"] = ["/nothing/python"]
     assert node.run(work) == 1
-    assert (node.ended()["cause"], node.ended()["evidence"]) == (
-        "launch-error",
-        "/nothing/python: No such file or directory",
-    )
+    assert node.ended()["cause"] == "launch-error"
+    assert node.ended()["evidence"] == f"/nothing/python: {os.strerror(errno.ENOENT)}"
     assert node.ranks() == []
 
 
@@ -152,7 +164,7 @@ def test_a_full_disk_ends_the_work_and_not_the_node(node: Node) -> None:
     assert process.stdout
     printed = process.stdout.read()
     assert process.wait(30) == 1 and frames(printed)[-1] == {"end": 1}
-    assert node.ended()["cause"] == "launch-error" and "File too large" in node.ended()["evidence"]
+    assert node.ended()["cause"] == "launch-error" and os.strerror(errno.EFBIG) in node.ended()["evidence"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small file system needs root")
@@ -175,9 +187,10 @@ def test_only_the_last_line_of_a_record_is_written_to_a_full_disk(tmp_path: Path
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "small", str(tmp_path)], check=True)
     try:
         record = NodeRecord(tmp_path / "node0.record.jsonl")
-        with pytest.raises(OSError, match="No space left"), (tmp_path / "filler").open("wb", buffering=0) as file:
+        with pytest.raises(OSError) as full, (tmp_path / "filler").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
+        assert full.value.errno == errno.ENOSPC
         record.write("lost", text="x" * 9000)
         record.write_last("ended", text="y" * 9000)
         lines = [json.loads(line) for line in (tmp_path / "node0.record.jsonl").read_text().splitlines()]
@@ -196,31 +209,31 @@ def test_other_code_is_refused_before_any_rank_starts(node: Node) -> None:
     assert node.run(node.work("open('ran', 'w')", expected={"code": "sha256:" + "0" * 64, "folder": folder})) == 4
     refused = node.record()[-2]
     assert (refused["event"], refused["cause"]) == ("refused", "node-differs")
-    assert f"found {right[:19]}, expected sha256:000000000000" in refused["evidence"]
+    assert f"found {right[:19]}," in refused["evidence"] and refused["evidence"].endswith(f"sha256:{'0' * 12}")
     assert not (node.root / "ran").exists()
 
 
 def test_a_changed_file_changes_the_nodes_digest(node: Node, tmp_path: Path) -> None:
-    own = tmp_path / "models" / "own"
-    own.mkdir(parents=True)
-    (own / "train.py").write_text("1")
-    expected = {"code": code_digest(own), "folder": str(own)}
+    folder = tmp_path / "models" / "own"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("1")
+    expected = {"code": code_digest(folder), "folder": str(folder)}
     assert node.run(node.work("pass", expected=expected)) == 0
-    (own / "train.py").write_text("2")
+    (folder / "train.py").write_text("2")
     assert node.run(node.work("pass", expected=expected)) == 4
     assert node.run(node.work("pass", expected={**expected, "folder": str(tmp_path / "absent")})) == 4
 
 
 def test_the_nodes_last_record_has_the_digest_of_its_code_at_the_end(node: Node, tmp_path: Path) -> None:
-    own = tmp_path / "models" / "own"
-    own.mkdir(parents=True)
-    (own / "train.py").write_text("1")
-    planned = code_digest(own)
-    expected = {"code": planned, "folder": str(own)}
+    folder = tmp_path / "models" / "own"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("1")
+    planned = code_digest(folder)
+    expected = {"code": planned, "folder": str(folder)}
     assert node.run(node.work("pass", expected=expected)) == 0 and node.ended()["code"] == planned
-    change = f"open({str(own / 'table.txt')!r}, 'w').write('other')"
+    change = f"open({str(folder / 'table.txt')!r}, 'w').write('other')"
     assert node.run(node.work(change, expected=expected)) == 0
-    assert node.ended()["code"] == code_digest(own) != planned
+    assert node.ended()["code"] == code_digest(folder) != planned
 
 
 @pytest.mark.parametrize("stamp", ["absent", "{", '{"digest": "other"}', "[]", "7"])
@@ -230,7 +243,9 @@ def test_another_environment_is_refused(node: Node, tmp_path: Path, stamp: str) 
         path.write_text(stamp)
     expected = {"environment": "sha256:right", "stamp": str(path)}
     assert node.run(node.work("pass", expected=expected)) == 4
-    assert "the environment differs" in node.ended()["evidence"]
+    assert node.ended()["cause"] == "node-differs"
+    for part in ("environment differs", f"no stamp in {path}" if stamp != '{"digest": "other"}' else "found other"):
+        assert part in node.ended()["evidence"]
     path.write_text('{"digest": "sha256:right"}')
     assert node.run(node.work("pass", expected=expected)) == 0
 
@@ -241,7 +256,7 @@ def test_a_taken_port_is_refused_on_the_first_node_only(node: Node) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert node.run(node.work("pass", port=port)) == 5
-        assert f"port {port} of this node is taken" in node.ended()["evidence"]
+        assert node.ended()["cause"] == "port-taken" and f"port {port}" in node.ended()["evidence"]
         assert node.run(node.work("pass", port=port, node_rank=1)) == 0
 
 
@@ -249,14 +264,16 @@ def test_a_first_node_whose_name_is_unknown_is_refused_on_the_others(node: Node)
     limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 60, "resolve_seconds": 0}
     assert node.run(node.work("pass", first_node="no.such.name.invalid", node_rank=1, limits=limits)) == 5
     refused = node.record(1)[-1]
-    assert refused["cause"] == "name-unknown" and "no.such.name.invalid does not resolve here" in refused["evidence"]
+    assert refused["cause"] == "name-unknown" and "no.such.name.invalid" in refused["evidence"]
     assert node.run(node.work("pass", first_node="no.such.name.invalid")) == 0  # the first one does not look it up
 
 
 def test_a_taken_device_is_refused_with_its_holder(node: Node, tmp_path: Path) -> None:
     with device_locked(tmp_path / "locks", "fake-0", "another_run"):
         assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 6
-    assert "device fake-0 is in use by run another_run" in node.ended()["evidence"]
+    assert node.ended()["cause"] == "device-taken"
+    for part in ("device fake-0", "run another_run"):
+        assert part in node.ended()["evidence"]
     assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 0
 
 
@@ -264,24 +281,25 @@ def test_a_taken_device_is_refused_with_its_holder(node: Node, tmp_path: Path) -
 
 
 def test_variables_are_filled_and_secrets_come_from_outside(node: Node) -> None:
+    secret = "from the line"
     work = node.work(
         "import os, json; print(json.dumps({k: os.environ.get(k) for k in ('A', 'B', 'TOKEN', 'OWN', 'GONE')}))",
         port=23456,
         inherit=["TOKEN", "OWN"],
-        secrets={"TOKEN": "from the line"},
+        secrets={"TOKEN": secret},
         removed=["GONE"],
     )
     work["processes"][0]["environment"] = {"A": "{first_node}:{port}", "B": "plain", "TOKEN": "***"}
     assert node.run(work, environment={"OWN": "from outside", "GONE": "x"}) == 0
-    found = json.loads((node.root / "logs/rank0.log").read_text())
-    expected = {"A": "10.0.0.1:23456", "B": "plain", "TOKEN": "from the line", "OWN": "from outside", "GONE": None}
-    assert found == expected
-    kept = [path for path in node.root.rglob("*") if path.is_file() and path.name != "rank0.log"]
-    assert kept and not any(b"from the line" in path.read_bytes() for path in kept)
+    variables = json.loads((node.root / "logs/rank0.log").read_text())
+    expected = {"A": "10.0.0.1:23456", "B": "plain", "TOKEN": secret, "OWN": "from outside", "GONE": None}
+    assert variables == expected
+    files = [path for path in node.root.rglob("*") if path.is_file() and path.name != "rank0.log"]
+    assert files and not any(secret.encode() in path.read_bytes() for path in files)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "fault"),
     [
         ({"schema": "levelfield.node/9"}, "key 'schema'"),
         ({"run_id": 7}, "key 'run_id': found int, expected str"),
@@ -292,10 +310,11 @@ def test_variables_are_filled_and_secrets_come_from_outside(node: Node) -> None:
         ({"files": {"/outside": "x"}}, "found '/outside'"),
     ],
 )
-def test_work_that_cannot_be_read_names_the_key(node: Node, changed: dict[str, Any], said: str) -> None:
+def test_work_that_cannot_be_read_names_the_key(node: Node, changed: dict[str, Any], fault: str) -> None:
     process = node.start(node.work("pass", **changed), stderr=subprocess.PIPE)
     _, complaint = process.communicate(timeout=30)
-    assert process.returncode == 2 and said in complaint.decode() and not node.root.exists()
+    assert process.returncode == 2 and fault in complaint.decode()
+    assert not node.root.exists()
 
 
 def test_a_placeholder_without_a_value_is_refused(node: Node) -> None:
@@ -337,8 +356,8 @@ def test_facts_have_the_host_and_the_tools(node: Node, tmp_path: Path) -> None:
     assert facts["usable_cores"] == len(os.sched_getaffinity(0))
     tools = facts["tools"]
     assert tools["good"]["text"] == "driver 1\n"
-    assert "did not answer within 0.3 s" in tools["hangs"]["reason"]
-    assert "printed no UTF-8 text" in tools["binary"]["reason"]
+    assert str(tmp_path / "hangs") in tools["hangs"]["reason"] and "0.3 s" in tools["hangs"]["reason"]
+    assert "UTF-8" in tools["binary"]["reason"]
     assert tools["absent"]["absent"] and "text" not in tools["absent"]
 
 
@@ -347,7 +366,8 @@ def test_samples_stand_in_the_nodes_own_file(node: Node, tmp_path: Path) -> None
         "commands": [{"argv": [tool(tmp_path, "smi", "echo 41 W")], "timeout_seconds": 5}],
         "interval_seconds": 0.1,
     }
-    assert node.run(node.work("import time; time.sleep(0.6)", samples=samples)) == 0
+    sleep = "import time; time.sleep(0.6)"
+    assert node.run(node.work(sleep, samples=samples)) == 0
     lines = [json.loads(line) for line in (node.root / "telemetry/node0.raw.jsonl").read_text().splitlines()]
     assert [line.get("before") for line in lines[:2]] == [True, True] and "before" not in lines[-1]
     assert lines[0]["outputs"] == [] and lines[1]["outputs"][0]["text"] == "41 W\n" and len(lines) > 3
@@ -357,7 +377,8 @@ def test_samples_stand_in_the_nodes_own_file(node: Node, tmp_path: Path) -> None
 def test_a_tool_that_hangs_does_not_hold_up_the_end(node: Node, tmp_path: Path) -> None:
     started = tool(tmp_path, "smi", f"test -f {tmp_path}/first && sleep 600; touch {tmp_path}/first; echo 1")
     samples = {"commands": [{"argv": [started], "timeout_seconds": 300}], "interval_seconds": 0.1}
-    assert node.run(node.work("import time; time.sleep(0.5)", samples=samples)) == 0
+    sleep = "import time; time.sleep(0.5)"
+    assert node.run(node.work(sleep, samples=samples)) == 0
     assert wait_until(lambda: node.running() == [])
 
 
@@ -370,24 +391,25 @@ def test_the_frames_are_the_files(node: Node) -> None:
     process = node.start(node.work(script), "--stream")
     assert process.stdout
     printed = process.stdout.read()
-    found = frames(printed)
-    assert process.wait(30) == 0 and found[-1] == {"end": 0} and any("beat" in frame for frame in found)
+    sent = frames(printed)
+    assert process.wait(30) == 0 and sent[-1] == {"end": 0} and any("beat" in frame for frame in sent)
     assert max(map(len, printed.splitlines(keepends=True))) <= 64 * 1024
-    names = {frame["file"] for frame in found if "file" in frame} - {"events/rank0.alive"}
+    names = {frame["file"] for frame in sent if "file" in frame} - {"events/rank0.alive"}
     assert names == {
         "events/rank0.jsonl", "logs/rank0.log", "nodes/node0.facts.json", "nodes/node0.record.jsonl",
         "telemetry/node0.raw.jsonl",
     }  # fmt: skip
     for name in names:
-        assert received(found, name) == (node.root / name).read_bytes()
-    assert {"file": "events/rank0.alive", "at": 0, "data": "7"} in found
+        assert received(sent, name) == (node.root / name).read_bytes()
+    assert {"file": "events/rank0.alive", "at": 0, "data": "7"} in sent
 
 
 def test_a_receiver_that_goes_away_ends_the_ranks(node: Node) -> None:
     process = node.start(node.work(SLEEP), "--stream")
     assert wait_until(node.ranks) and process.stdout
     process.stdout.close()
-    assert process.wait(30) == 3 and "the receiver is gone" in node.ended()["evidence"]
+    assert process.wait(30) == 3
+    assert "standard output" in node.ended()["evidence"]
 
 
 def test_a_receiver_that_stops_reading_does_not_hold_up_the_ranks(node: Node) -> None:

@@ -15,7 +15,7 @@ from levelfield.node.numa_domains import rank_cores
 from levelfield.run.launchers.node_records import node_remarks
 
 VENDOR = "0x10de"
-WANTED = {"pci_vendor": VENDOR}
+BINDING = {"pci_vendor": VENDOR}
 GPU, BRIDGE = "0x030200", "0x068000"
 # Addresses, classes and domains of a machine with two sockets; a switch of the same maker and another maker's adapter.
 DEVICES = (
@@ -47,31 +47,31 @@ def sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sixteen")
 def test_each_rank_has_the_cores_of_its_device_s_domain(tmp_path: Path) -> None:
-    found = rank_cores([4, 5, 6, 7], WANTED, tree(tmp_path, {0: "0-3,8-11", 1: "4-7,12-15"}))
-    assert found.domains == {4: 0, 5: 0, 6: 1, 7: 1} and found.reason is None
-    assert found.cores[4] == [0, 1, 2, 3, 8, 9, 10, 11] and found.cores[7] == [4, 5, 6, 7, 12, 13, 14, 15]
-    assert [found.threads(rank) for rank in (4, 7)] == [4, 4]
-    assert found.recorded()["ranks"]["6"] == {"domain": 1, "cores": 8, "threads": 4}
+    bound = rank_cores([4, 5, 6, 7], BINDING, tree(tmp_path, {0: "0-3,8-11", 1: "4-7,12-15"}))
+    assert bound.domains == {4: 0, 5: 0, 6: 1, 7: 1} and bound.reason is None
+    assert bound.cores[4] == [0, 1, 2, 3, 8, 9, 10, 11] and bound.cores[7] == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert [bound.threads(rank) for rank in (4, 7)] == [4, 4]
+    assert bound.recorded()["ranks"]["6"] == {"domain": 1, "cores": 8, "threads": 4}
 
 
 @pytest.mark.usefixtures("sixteen")
 @pytest.mark.parametrize(
-    ("domains", "devices", "wanted", "reason"),
+    ("domains", "devices", "binding", "reason"),
     [
-        ({0: "0-15"}, DEVICES, WANTED, None),
+        ({0: "0-15"}, DEVICES, BINDING, None),
         (TWO, DEVICES, {}, None),
         (TWO, DEVICES, {"pci_vendor": None}, "pci_vendor is not known"),
-        (TWO, DEVICES[:3], WANTED, "the kernel shows 3 devices for 4 ranks"),
-        (TWO, (*DEVICES[:5], ("0000:c9:00.0", VENDOR, GPU, -1)), WANTED, "a device is in domain -1"),
-        ({0: "0-7", 1: "16-31", 2: "8-15"}, DEVICES, WANTED, "a device is in domain 1, which has no usable core"),
+        (TWO, DEVICES[:3], BINDING, "the kernel shows 3 devices for 4 ranks"),
+        (TWO, (*DEVICES[:5], ("0000:c9:00.0", VENDOR, GPU, -1)), BINDING, "a device is in domain -1"),
+        ({0: "0-7", 1: "16-31", 2: "8-15"}, DEVICES, BINDING, "a device is in domain 1, which has no usable core"),
     ],
 )
 def test_nothing_is_bound_by_a_guess(
-    tmp_path: Path, domains: dict[int, str], devices: Any, wanted: dict[str, str], reason: str | None
+    tmp_path: Path, domains: dict[int, str], devices: Any, binding: dict[str, str], reason: str | None
 ) -> None:
-    found = rank_cores([0, 1, 2, 3], wanted, tree(tmp_path, domains, devices))
-    assert found.domains == {} and [found.threads(rank) for rank in range(4)] == [4] * 4
-    assert reason in str(found.reason) if reason else found.reason is None
+    bound = rank_cores([0, 1, 2, 3], binding, tree(tmp_path, domains, devices))
+    assert bound.domains == {} and [bound.threads(rank) for rank in range(4)] == [4] * 4
+    assert reason in str(bound.reason) if reason else bound.reason is None
 
 
 def test_a_quota_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_ranks_run_on_their_cores_and_the_facts_say_so(
         "node_duty.rank_cores = lambda ranks, wanted: numa_domains.rank_cores(ranks, wanted, root)\n"
         "sys.exit(node_agent.main(sys.argv[1:]))\n"
     )
-    (tmp_path / "work.json").write_text(json.dumps(node.work(SAY, SAY, binding=WANTED)))
+    (tmp_path / "work.json").write_text(json.dumps(node.work(SAY, SAY, binding=BINDING)))
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, str(program), "run", str(tmp_path / "work.json")]) == 0
     logs = [(node.root / f"logs/rank{rank}.log").read_text() for rank in (0, 1)]
     assert logs == [f"[{first}] 1\n", f"[{last}] 1\n"]
@@ -126,7 +126,7 @@ def written(root: Path, node: int, facts: dict[str, Any], last: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("facts", "last", "said"),
+    ("facts", "last", "remark"),
     [
         ({"binding": {"reason": "x"}}, {}, "not bound to the NUMA domains of their devices: x"),
         ({"locked_memory_bytes": 65536}, {}, "may lock 64 KiB of memory"),
@@ -140,11 +140,15 @@ def written(root: Path, node: int, facts: dict[str, Any], last: dict[str, Any]) 
         ({"binding": "x", "locked_memory_bytes": "y"}, {"network": {"link eth0": "z", "resent": None}}, None),
     ],
 )
-def test_remarks_about_a_node(tmp_path: Path, facts: dict[str, Any], last: dict[str, Any], said: str | None) -> None:
+def test_remarks_about_a_node(tmp_path: Path, facts: dict[str, Any], last: dict[str, Any], remark: str | None) -> None:
     written(tmp_path, 0, {"boot_id": "a"}, {})
     written(tmp_path, 1, {"boot_id": "b", **facts}, last)
-    found = node_remarks(tmp_path, 2, has_accelerators=True)
-    assert found == [] if said is None else len(found) == 1 and found[0].startswith("node1: ") and said in found[0]
+    remarks = node_remarks(tmp_path, 2, has_accelerators=True)
+    assert (
+        remarks == []
+        if remark is None
+        else len(remarks) == 1 and remarks[0].startswith("node1: ") and remark in remarks[0]
+    )
 
 
 def test_locked_memory_matters_between_accelerators_alone(tmp_path: Path) -> None:
@@ -170,5 +174,5 @@ def test_counters_of_the_network_are_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_lost_links_are_those_of_the_kernel() -> None:
-    shown = Path("/sys/class/net").glob("*/carrier_down_count")
-    assert dict(node_facts._lost_carriers()) == {each.parent.name: int(each.read_text()) for each in shown}
+    paths = Path("/sys/class/net").glob("*/carrier_down_count")
+    assert dict(node_facts._lost_carriers()) == {path.parent.name: int(path.read_text()) for path in paths}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,22 +29,22 @@ def test_every_check_gives_facts(tmp_path: Path) -> None:
 
 def test_a_check_that_fails_costs_only_itself_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> dict[str, object]:
-        raise OSError("no such file")
+        raise OSError("no file")
 
     monkeypatch.setattr(node_facts, "memory", failing)
     checks = preflight_checks.checked(0)["checks"]
-    assert checks["memory"] == {"reason": "the check failed: OSError: no such file"}
+    assert checks["memory"].keys() == {"reason"} and checks["memory"]["reason"].endswith("OSError: no file")
     assert all("facts" in checks[name] for name in CHECKS - {"memory"})
 
 
 def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
-    busy, own = iter([0, 2 * ticks]), iter([0, ticks // 2])
+    busy, ours = iter([0, 2 * ticks]), iter([0, ticks // 2])
     monkeypatch.setattr(node_facts, "_sum", lambda cores, places: next(busy))
-    monkeypatch.setattr(node_facts, "_own_ticks", lambda first: next(own))
+    monkeypatch.setattr(node_facts, "_own_ticks", lambda first: next(ours))
     clock = iter([10.0, 11.0])
-    monkeypatch.setattr(node_facts.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(node_facts.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert node_facts.load_of_others(0)["facts"]["other_cores"] == 1.5
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from agents import send_many
+from agents import send_many, wait_until
 from levelfield.node import device_files, process_identity, rank_processes
 from levelfield.node.process_identity import end_left_ranks, identity_of, new_mark, own_ranks
 from levelfield.node.rank_processes import FIRST_FOR_MEMORY, Ranks, marked, state_of
@@ -58,21 +58,14 @@ time.sleep(60)
 WITH_CHILD = "setsid sh -c 'echo $$ >&2; sleep 60; true' & sleep 0.2; {}"
 
 
-def until(condition: object) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
-        time.sleep(0.02)
-    return bool(condition())  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "sleep 60"])
 def test_a_child_in_a_session_of_its_own_ends_with_the_ranks(tmp_path: Path, end: str) -> None:
     log, ranks = tmp_path / "log", Ranks(new_mark())
     ranks.start(0, ["sh", "-c", WITH_CHILD.format(end)], {"PATH": os.environ["PATH"]}, str(log))
-    assert until(lambda: log.read_text().strip())
+    assert wait_until(lambda: log.read_text().strip())
     child = int(log.read_text())
     assert child in own_ranks()
-    until(lambda: not ranks.alive() or "sleep" in end)
+    wait_until(lambda: not ranks.alive() or "sleep" in end)
     ranks.stop()
     assert state_of(child) in ("?", "Z") and own_ranks() == []
 
@@ -89,9 +82,9 @@ def test_the_ranks_of_another_start_go_on(tmp_path: Path) -> None:
 def test_a_child_that_cannot_be_ended_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, ranks = tmp_path / "log", Ranks(new_mark())
     ranks.start(0, ["sh", "-c", WITH_CHILD.format("exit 0")], {"PATH": os.environ["PATH"]}, str(log))
-    assert until(lambda: log.read_text().strip())
+    assert wait_until(lambda: log.read_text().strip())
     with monkeypatch.context() as patch:
-        patch.setattr(rank_processes.os, "kill", lambda process, number: None)
+        patch.setattr(os, "kill", lambda process, number: None)
         patch.setattr(rank_processes, "KILL_SECONDS", 0.3)
         ranks.stop()
         begun = time.monotonic()
@@ -109,11 +102,10 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: 
         assert platform.stdout is not None
         rank = int(platform.stdout.readline())
         os.kill(rank, signal.SIGSTOP)
-        said = end_left_ranks()
-        assert rank in marked("") and not any(f"process {rank}," in each for each in said), "its platform lives"
+        sentences = end_left_ranks()  # its platform lives
+        assert rank in marked("") and not any(f"process {rank}," in sentence for sentence in sentences)
         platform.kill()
-    said = end_left_ranks()
-    assert all("which the killed platform of " in each and each.endswith(" left, was ended") for each in said)
+    assert all(sentence.endswith("was ended") for sentence in end_left_ranks())
     assert state_of(rank) in ("?", "Z")
 
 
@@ -128,7 +120,7 @@ def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pyt
     monkeypatch.setattr(
         process_identity, "variables_of", lambda process: {rank_processes.MARK: f"{identity.to_text()}/0"}
     )
-    monkeypatch.setattr(process_identity.os, "kill", lambda process, number: ended.append(process))
+    monkeypatch.setattr(os, "kill", lambda process, number: ended.append(process))
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
     assert (end_left_ranks(), ended) == ([], [])
 
@@ -141,9 +133,11 @@ def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -
     variables = {rank_processes.MARK: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
     monkeypatch.setattr(process_identity, "marked", lambda mark: [12345])
     monkeypatch.setattr(process_identity, "variables_of", lambda process: variables)
-    monkeypatch.setattr(process_identity.os, "kill", lambda process, number: None)
+    monkeypatch.setattr(os, "kill", lambda process, number: None)
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
-    assert end_left_ranks() == ["process 12345, which the killed platform of the_run left, cannot be ended"]
+    [sentence] = end_left_ranks()
+    for part in ("process 12345", "of the_run", "cannot be ended"):
+        assert part in sentence
 
 
 @pytest.mark.parametrize("is_others", [False, True])
@@ -156,10 +150,10 @@ def test_a_rank_that_lives_keeps_its_device(tmp_path: Path, monkeypatch: pytest.
 
     with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
         device_files.DeviceLocks([file]).keep([os.getpid()])
-    monkeypatch.setattr(device_files.os, "kill", kill)
-    why = "which the killed platform of another user left" if is_others else "which SIGKILL did not end"
-    says = f"in use by process {os.getpid()}, {why} .* belongs to run the_run"
-    refused = pytest.raises(device_files.DeviceInUse, match=says)
+    monkeypatch.setattr(os, "kill", kill)
+    reason = "which the killed platform of another user left" if is_others else "which SIGKILL did not end"
+    holder = f"in use by process {os.getpid()}, {reason} .* belongs to run the_run"
+    refused = pytest.raises(device_files.DeviceInUse, match=holder)
     with refused, device_files.device_locked(tmp_path / "locks", "fake-0", "next"):
         pytest.fail("it got a device that a process may still use")
 
@@ -170,7 +164,7 @@ def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
         locks.keep([os.getpid()])
         locks.keep([])
     content = (tmp_path / "locks/fake-0.lock").read_text()
-    assert content.startswith("run the_run (process ") and device_files.HELD not in content
+    assert content.startswith("run the_run ") and device_files.HELD not in content
 
 
 # Within any line of `request` the handler may call it again.
@@ -200,7 +194,7 @@ def test_many_signals_at_once_end_a_containers_first_process(tmp_path: Path) -> 
     work.write_text(json.dumps({"processes": [rank], "ends": str(ends)}))
     first = subprocess.Popen([sys.executable, rank_processes.__file__, str(work)], stdin=subprocess.PIPE)
     try:
-        assert until(ends.exists)
+        assert wait_until(ends.exists)
         send_many(first, signal.SIGTERM)
         assert first.wait(30) == 1
         assert json.loads(ends.read_text())[0]["stopped_by_us"] is True

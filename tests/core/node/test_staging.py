@@ -42,10 +42,10 @@ def silent() -> None:
 
 def content(folder: Path) -> dict[str, Any]:
     """Return the target of each link and the mode of each file, by name."""
-    found = (each for each in folder.rglob("*") if each.is_symlink() or each.is_file())
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return {
-        str(each.relative_to(folder)): str(each.readlink()) if each.is_symlink() else each.stat().st_mode & 0o777
-        for each in found
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.stat().st_mode & 0o777
+        for path in paths
     }
 
 
@@ -53,7 +53,7 @@ def test_what_was_packed_is_unpacked_once(archive: Path, tmp_path: Path) -> None
     place = tmp_path / "local" / "torch-cuda-7777"
     assert stage(archive, place, DIGEST, silent)
     shared = content(archive.parent)
-    assert content(place) == {name: found for name, found in shared.items() if not name.startswith("staged-")}
+    assert content(place) == {name: value for name, value in shared.items() if not name.startswith("staged-")}
     archive.unlink()
     assert not stage(archive, place, DIGEST, silent)  # the second run needs no archive
     with pytest.raises(SetupError, match="staged-new"):
@@ -65,7 +65,7 @@ def test_a_truncated_archive_leaves_nothing(archive: Path, tmp_path: Path) -> No
     place = tmp_path / "local" / "torch-cuda-7777"
     with pytest.raises(SetupError, match="staged-new"):
         stage(archive, place, DIGEST, silent)
-    assert [each.name for each in place.parent.iterdir()] == [f"{place.name}.lock"]
+    assert [path.name for path in place.parent.iterdir()] == [f"{place.name}.lock"]
 
 
 def test_an_archive_that_was_cut_between_two_members_leaves_nothing(archive: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_archive_that_was_cut_between_two_members_leaves_nothing(archive: Pat
     place = tmp_path / "local" / "a"
     for end in places[:0:-1]:
         os.truncate(archive, end)
-        with pytest.raises(SetupError, match="ends before its stamp"):
+        with pytest.raises(SetupError, match=f"{archive.name}: .* stamp"):
             stage(archive, place, DIGEST, silent)
         assert not place.exists()
 
@@ -83,7 +83,7 @@ def test_an_archive_that_was_cut_between_two_members_leaves_nothing(archive: Pat
 def test_a_folder_of_others_is_refused(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local").chmod(0o777)
-    with pytest.raises(SetupError, match="found mode 0777, with which others can write"):
+    with pytest.raises(SetupError, match=r"local: found mode 0777,.* expected 0700"):
         stage(archive, tmp_path / "local" / "a", DIGEST, silent)
 
 
@@ -91,27 +91,27 @@ def test_a_node_that_waits_for_another_job_says_so(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_setup, "TELL_SECONDS", 0.05)
-    place, told = tmp_path / "local" / "a", threading.Event()
+    place, waiting = tmp_path / "local" / "a", threading.Event()
     node_setup.own_folder(place.parent)
     with place.with_name("a.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        worker = threading.Thread(target=stage, args=(archive, place, DIGEST, told.set))
+        worker = threading.Thread(target=stage, args=(archive, place, DIGEST, waiting.set))
         worker.start()
-        assert told.wait(20) and not place.exists()
+        assert waiting.wait(20) and not place.exists()
     worker.join(20)
     assert place.is_dir()
 
 
 def test_an_environment_that_cannot_be_packed_ends_the_run(archive: Path) -> None:
-    with pytest.raises(NodesNotReady, match=r"leave slurm.local_folder out, or free some space"):
+    with pytest.raises(NodesNotReady, match=r"missing.*slurm\.local_folder"):
         _pack(archive.parent / "missing" / "staged-x.tar")
 
 
 def test_the_node_s_part_stages_before_it_looks_at_the_stamp(node: Node, archive: Path, tmp_path: Path) -> None:
     place = tmp_path / "local" / "torch-cuda-7777"
-    wanted = {"archive": str(archive), "folder": str(place), "digest": DIGEST}
+    packed = {"archive": str(archive), "folder": str(place), "digest": DIGEST}
     expected = {"environment": DIGEST, "stamp": str(place / node_setup.STAMP)}
-    assert node.run(node.work("print('ok')", stage=wanted, expected=expected)) == 0
+    assert node.run(node.work("print('ok')", stage=packed, expected=expected)) == 0
     (staged,) = [line for line in node.record() if line["event"] == "staged"]
     assert staged["is_new"] and staged["folder"] == str(place)
 
@@ -124,6 +124,6 @@ def test_a_node_that_cannot_stage_is_named(node: Node, archive: Path, tmp_path: 
         os.truncate(archive, 700)
     else:
         archive.write_bytes(b"x" * 4096)
-    wanted = {"archive": str(archive), "folder": str(tmp_path / "local" / "a"), "digest": DIGEST}
-    assert node.run(node.work("print('ok')", stage=wanted)) == 1
+    packed = {"archive": str(archive), "folder": str(tmp_path / "local" / "a"), "digest": DIGEST}
+    assert node.run(node.work("print('ok')", stage=packed)) == 1
     assert node.ended()["cause"] == "launch-error" and str(archive) in node.ended()["evidence"]
