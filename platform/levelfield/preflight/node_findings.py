@@ -47,8 +47,19 @@ def node_findings(
         if in_use(used, memory, load):
             sentence = device_sentence(device, used, memory, load, "before the preflight")
             findings.append(_node_finding("others", name, "device", sentence))
-    locked = _locked_memory(facts.nodes) if locks_memory else ()
-    return [*findings, *_others(facts.nodes), *_settings(facts.nodes), *locked]
+    for node in facts.nodes:
+        others = node.facts.get("load", {})
+        used_cores, cores = others.get("other_cores"), others.get("cores")
+        if isinstance(used_cores, (int, float)) and isinstance(cores, int) and not used_cores <= HOST_LIMIT * cores:
+            text = f"other programs used {used_cores:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
+            findings.append(_node_finding("others", node.name, "load", text))
+    findings += _settings(facts.nodes)
+    for node in facts.nodes if locks_memory else ():  # one limit on all nodes is no difference, but it is too little
+        limit = node.facts.get("limits", {}).get("locked_memory")
+        if isinstance(limit, int):
+            text = f"locked memory is limited to {limit >> 10} KiB; RDMA needs it without a limit (memlock)"
+            findings.append(_node_finding("setting", node.name, "locked_memory", text))
+    return findings
 
 
 def word_of(findings: Sequence[PreflightFinding], nodes: Sequence[NodeReport]) -> PreflightWord:
@@ -138,24 +149,6 @@ def _pair_findings(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
         yield from (
             _peer_finding("messages", finding, len(big)) for finding in compare_peers(links) if finding.word == "slow"
         )
-
-
-def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    for node in nodes:
-        load = node.facts.get("load", {})
-        used, cores = load.get("other_cores"), load.get("cores")
-        if isinstance(used, (int, float)) and isinstance(cores, int) and not used <= HOST_LIMIT * cores:
-            text = f"other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
-            yield _node_finding("others", node.name, "load", text)
-
-
-def _locked_memory(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    """Return the nodes that limit locked memory. One limit on all nodes is no difference, but it is too little."""
-    for node in nodes:
-        limit = node.facts.get("limits", {}).get("locked_memory")
-        if isinstance(limit, int):
-            text = f"locked memory is limited to {limit >> 10} KiB; RDMA needs it without a limit (memlock)"
-            yield _node_finding("setting", node.name, "locked_memory", text)
 
 
 def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:

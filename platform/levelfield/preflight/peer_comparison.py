@@ -8,7 +8,7 @@ MAD of few values may be small by chance, so its multiple depends on their numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -94,11 +94,9 @@ def _groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
     names = sorted(logs, key=lambda name: logs[name])
     gaps = [(logs[names[at]] - logs[names[at - 1]], at) for at in range(2, len(names) - 1)]
     gap, at = max(gaps, default=(0.0, 0))
-    limit = max(least, APART * max(_width(logs, names[:at]), _width(logs, names[at:])))
+    # without a gap the first group is empty
+    wider = max(logs[group[-1]] - logs[group[0]] if group else math.inf for group in (names[:at], names[at:]))
+    limit = max(least, APART * wider)
     if gap <= limit:
         return []
     return [PeerFinding("differ", tuple(sorted(names[:at])), math.exp(-gap), math.exp(-limit))]
-
-
-def _width(logs: Mapping[str, float], names: Sequence[str]) -> float:
-    return logs[names[-1]] - logs[names[0]] if names else math.inf

@@ -173,18 +173,17 @@ def _products(ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> dict[st
     first = node_ranks[0]
     last_events = {rank: events[-1] for rank in node_ranks if (events := ranks[rank].get(PRODUCT))}
     alone = list(last_events) == [first]
-    return {PRODUCT if alone else f"{PRODUCT} {rank - first}": _product(event) for rank, event in last_events.items()}
-
-
-def _product(values: Event) -> Rate:
-    best, middle = values.get("tflops"), values.get("median")
-    if not is_rate(best) or not is_rate(middle) or middle > best:
-        return Rate(unit="FLOP/s", reason="the probe gave no finite rate")
-    repeats = values.get("repeats")
-    return Rate(
-        unit="FLOP/s",
-        value=middle * _TERA,
-        best=best * _TERA,
-        spread=(best - middle) / middle,
-        repeats=repeats if isinstance(repeats, int) and repeats > 0 else 1,
-    )
+    rates = {}
+    for rank, event in last_events.items():
+        best, middle, repeats = event.get("tflops"), event.get("median"), event.get("repeats")
+        rate = Rate(unit="FLOP/s", reason="the probe gave no finite rate")
+        if is_rate(best) and is_rate(middle) and middle <= best:
+            rate = Rate(
+                unit="FLOP/s",
+                value=middle * _TERA,
+                best=best * _TERA,
+                spread=(best - middle) / middle,
+                repeats=repeats if isinstance(repeats, int) and repeats > 0 else 1,
+            )
+        rates[PRODUCT if alone else f"{PRODUCT} {rank - first}"] = rate
+    return rates

@@ -36,14 +36,11 @@ def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
         widths = (24, *[-11] * len(columns))
         yield padded(("median of repeats", *(one_line(node.name)[:10] for node in columns)), widths, gap="")
         for figure in figures:
-            yield padded((f"{figure}, TFLOP/s", *(_value(node, figure) for node in columns)), widths, gap="")
+            rates = [rate.value if (rate := node.rates.get(figure)) else None for node in columns]
+            values = [NONE if rate is None else f"{rate / _TERA:,.4g}" for rate in rates]
+            yield padded((f"{figure}, TFLOP/s", *values), widths, gap="")
     if len(nodes) > _SHOWN_NODES:
         yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
-
-
-def _value(node: NodeReport, figure: str) -> str:
-    rate = node.rates.get(figure)
-    return NONE if rate is None or rate.value is None else f"{rate.value / _TERA:,.4g}"
 
 
 def _collectives(report: PreflightReport) -> Iterator[str]:

@@ -6,7 +6,6 @@ The same launcher, nodes, environment and variables are used as by the training.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -112,17 +111,7 @@ def plan_of(plan: Plan) -> Plan:
 
 
 def _outcome(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
-    request = launcher.request(plan, paths, runtime)
-    write_atomically(paths.plan, dump(plan))
-    directory.write_json(paths.job, job_of(plan, paths))
-    directory.write_json(paths.request, request.to_dict())
-    outcome = launcher.execute(request, _progress(paths, say))
-    directory.write_json(paths.outcome, outcome.to_dict())
-    return outcome
-
-
-def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
-    """Return what is called during the launch: it says how far rank 0 is."""
+    """Launch the ranks, and say how far rank 0 is."""
     done: set[str] = set()
 
     def watch() -> None:
@@ -131,7 +120,13 @@ def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
                 say(f"preflight: {_PROGRESS[name]}")
             done.add(name)
 
-    return watch
+    request = launcher.request(plan, paths, runtime)
+    write_atomically(paths.plan, dump(plan))
+    directory.write_json(paths.job, job_of(plan, paths))
+    directory.write_json(paths.request, request.to_dict())
+    outcome = launcher.execute(request, watch)
+    directory.write_json(paths.outcome, outcome.to_dict())
+    return outcome
 
 
 def _head(plan: Plan, launcher: Launcher) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from levelfield.preflight.peer_comparison import (
 TRIALS = 400
 
 
-def readings(values: object, spread: float = 0.0) -> dict[str, PeerReading]:
-    return {f"n{at}": PeerReading(float(value), spread) for at, value in enumerate(values)}  # type: ignore[arg-type]
+def readings(values: Iterable[float], spread: float = 0.0) -> dict[str, PeerReading]:
+    return {f"n{at}": PeerReading(float(value), spread) for at, value in enumerate(values)}
 
 
 def noisy(seed: int, nodes: int, noise: float, first: float = 1.0) -> np.ndarray:
@@ -30,8 +31,8 @@ def noisy(seed: int, nodes: int, noise: float, first: float = 1.0) -> np.ndarray
 
 def share_named(values: np.ndarray, node: str) -> float:
     """How often a node is named alone."""
-    found = [compare_peers(readings(row)) for row in values]
-    return sum(any(each.nodes == (node,) for each in one) for one in found) / len(values)
+    trials = [compare_peers(readings(row)) for row in values]
+    return sum(any(finding.nodes == (node,) for finding in findings) for findings in trials) / len(values)
 
 
 def share_with_findings(values: np.ndarray) -> float:
@@ -65,8 +66,9 @@ def test_many_nodes_that_differ_by_ten_percent_seldom_give_a_finding(nodes: int)
 
 
 def test_two_nodes_are_both_named_and_neither_is_blamed() -> None:
-    [found] = compare_peers(readings([100.0, 60.0]))
-    assert (found.word, found.nodes, found.ratio) == ("differ", ("n1", "n0"), pytest.approx(0.6))
+    [finding] = compare_peers(readings([100.0, 60.0]))
+    assert (finding.word, finding.nodes) == ("differ", ("n1", "n0"))
+    assert finding.ratio == pytest.approx(0.6)
 
 
 def test_all_nodes_slow_are_in_line_with_each_other() -> None:
@@ -78,26 +80,27 @@ def test_one_node_alone_is_compared_with_nothing() -> None:
 
 
 def test_a_wrong_unit_shows_as_a_node_that_is_too_fast() -> None:
-    [found] = compare_peers(readings([31e9, 30.5e9, 30.8e9 * 1000, 30.9e9]))
-    assert (found.word, found.nodes) == ("fast", ("n2",)) and found.ratio == pytest.approx(1000, rel=0.02)
-    [found] = compare_peers(readings([31e9, 30.5e9, 30.8, 30.9e9]))
-    assert (found.word, found.nodes) == ("slow", ("n2",))
+    [fast] = compare_peers(readings([31e9, 30.5e9, 30.8e9 * 1000, 30.9e9]))
+    assert (fast.word, fast.nodes) == ("fast", ("n2",))
+    assert fast.ratio == pytest.approx(1000, rel=0.02)
+    [slow] = compare_peers(readings([31e9, 30.5e9, 30.8, 30.9e9]))
+    assert (slow.word, slow.nodes) == ("slow", ("n2",))
 
 
 def test_two_groups_are_named_without_a_guess() -> None:
-    [found] = compare_peers(readings([100.0, 101.0, 60.0, 61.0]))
-    assert (found.word, found.nodes) == ("differ", ("n2", "n3"))
+    [finding] = compare_peers(readings([100.0, 101.0, 60.0, 61.0]))
+    assert (finding.word, finding.nodes) == ("differ", ("n2", "n3"))
 
 
 def test_what_the_repeats_within_nodes_explain_is_no_finding() -> None:
     values = [100.0, 101.0, 99.0, 70.0]
-    assert [each.nodes for each in compare_peers(readings(values))] == [("n3",)]
+    assert [finding.nodes for finding in compare_peers(readings(values))] == [("n3",)]
     assert compare_peers(readings(values, spread=0.1)) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
 def test_no_rate_that_cannot_be_is_compared(value: float) -> None:
-    with pytest.raises(ValueError, match="expected a finite one above zero"):
+    with pytest.raises(ValueError, match=f"rate of {value}"):
         compare_peers(readings([1.0, 1.0, value]))
 
 

@@ -29,7 +29,7 @@ def paths(tmp_path: Path, plan: Plan) -> RunPaths:
     return paths
 
 
-def change(paths: RunPaths, rank: int, kind: str, edit: Callable[[dict[str, Any]], None]) -> None:
+def change(paths: RunPaths, rank: int, kind: str, edit: Callable[[dict[str, Any]], object]) -> None:
     """Edit the values of every event of a kind in a rank's file."""
     path = paths.events / f"rank{rank}.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -67,15 +67,16 @@ def test_the_bus_factors_are_those_of_nccl_tests() -> None:
 
 
 def test_a_wrong_value_of_any_rank_is_kept(paths: RunPaths, plan: Plan) -> None:
-    change(paths, 1, "collective", lambda values: values.update(wrong="element 3 of 8: found nan, expected 6"))
-    assert all(
-        row.wrong == "rank 1: element 3 of 8: found nan, expected 6" for row in read_preflight(paths, plan).collectives
-    )
+    fault = "element 3 of 8: found nan, expected 6"
+    change(paths, 1, "collective", lambda values: values.update(wrong=fault))
+    assert {row.wrong for row in read_preflight(paths, plan).collectives} == {f"rank 1: {fault}"}
 
 
 def test_values_that_were_not_checked_are_not_right(paths: RunPaths, plan: Plan) -> None:
     change(paths, 0, "collective", lambda values: values.pop("wrong"))
-    assert {row.wrong for row in read_preflight(paths, plan).collectives} == {"rank 0: it was not checked"}
+    [wrong] = {row.wrong for row in read_preflight(paths, plan).collectives}
+    assert wrong is not None
+    assert "rank 0" in wrong and "not checked" in wrong
 
 
 @pytest.mark.parametrize("seconds", [[], [0.0], [-1.0], [float("nan")], [float("inf")], ["1"], [True], None, "x"])
@@ -98,7 +99,11 @@ def test_a_check_without_an_answer_is_missing_with_its_reason(paths: RunPaths, p
 
 @pytest.mark.parametrize("product", [{"tflops": 1.0}, {"tflops": 1.0, "median": 2.0}, {"tflops": None, "median": None}])
 def test_a_product_without_a_rate_has_a_reason(paths: RunPaths, plan: Plan, product: dict[str, Any]) -> None:
-    change(paths, 0, "matmul", lambda values: (values.clear(), values.update(product)))  # type: ignore[func-returns-value]
+    def replace(values: dict[str, Any]) -> None:
+        values.clear()
+        values.update(product)
+
+    change(paths, 0, "matmul", replace)
     [node] = read_preflight(paths, plan).nodes
     assert node.rates["matmul"].value is None and node.rates["matmul"].reason
 
@@ -132,5 +137,5 @@ def test_a_pair_has_the_names_of_its_devices_on_one_node(tmp_path: Path, plan: P
     paths = RunPaths(tmp_path)
     write_preflight(paths, [node_values(0)], ranks=2, pairs=[([0, 1], 2**20, 0.001)])
     [pair] = read_preflight(paths, plan).pairs
-    assert pair.members == ("node0 device 0", "node0 device 1")
+    assert pair.members == tuple(f"node0 device {rank}" for rank in pair.ranks)
     assert pair.bytes_per_second == pytest.approx(2**20 / 0.001) and pair.wrong is None
