@@ -64,7 +64,10 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
     stages = requirements_of(selection.implementation, selection.vendor.device_kind, tuning, work)
     container = None if decision.refusal else container_of(decision, hardware, stages)
-    power = decision.request.node_power
+    used = implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind)
+    is_simulated, name = selection.implementation.simulated, selection.implementation.framework
+    simulated = (f"framework {name}: {SIMULATED}",) if is_simulated else ()
+    power, available = decision.request.node_power, hardware.memory_bytes_per_device
     return Plan(
         run_id=run_id,
         asked=decision.text,
@@ -76,10 +79,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=_recording(
-            decision.request.explain_steps,
-            implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind),
-        ),
+        implementation=_recording(decision.request.explain_steps, used),
         hardware=hardware,
         access=access_of(selection.implementation, selection.vendor) or NO_ACCESS,
         tuning=tuning,
@@ -91,9 +91,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=MemoryExpected(
-            parts=memory.parts(), total_bytes=memory.total, available_bytes=hardware.memory_bytes_per_device
-        ),
+        expected_memory=MemoryExpected(parts=memory.parts(), total_bytes=memory.total, available_bytes=available),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,
@@ -102,16 +100,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
-        notices=(
-            *selection.notices,
-            *(
-                [f"framework {selection.implementation.framework}: {SIMULATED}"]
-                if selection.implementation.simulated
-                else ()
-            ),
-            *use_notices(selection, hardware),
-            *_unused_hosts(decision),
-        ),
+        notices=(*selection.notices, *simulated, *use_notices(selection, hardware), *_unused_hosts(decision)),
         launch=_launch(decision.request.launch, hardware.nodes, selection.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
         node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,

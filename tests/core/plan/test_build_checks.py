@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 from levelfield.catalog.registry import Registry
@@ -29,9 +29,15 @@ NVCC = BuildTool(
 BUILD = Build(name="acme", packages=("acme==1",), wanted="fp8", tools=(NVCC,), without="no fp8")
 
 
-def program(path: Path, said: str = "Cuda compilation tools, release 13.0, V13.0.88", code: int = 0) -> Path:
+class FakeMachine(Protocol):
+    """Make a machine with two cards whose nvidia-smi shows this driver."""
+
+    def __call__(self, driver: str) -> None: ...
+
+
+def program(path: Path, output: str = "Cuda compilation tools, release 13.0, V13.0.88", code: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    path.write_text(f"#!/bin/sh\necho '{output}'\nexit {code}\n")
     path.chmod(0o755)
     return path
 
@@ -62,12 +68,12 @@ def test_a_script_on_path_that_starts_the_usual_toolkits_program(
 ) -> None:
     script = program(tmp_path / "scripts/nvcc")
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    assert "without the header" in str(lacks(NVCC, BUILD))
+    assert str(script.parents[1] / "include/cuda_runtime.h") in str(lacks(NVCC, BUILD))
     assert lacks(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "sentence"),
     [
         ("no program", "found no nvcc (on PATH), expected nvcc 13, which builds acme: install CUDA's toolkit 13"),
         ("no header", "without the header"),
@@ -78,7 +84,7 @@ def test_a_script_on_path_that_starts_the_usual_toolkits_program(
     ],
 )
 def test_each_fault_of_a_toolkit_is_one_sentence(
-    fault: str, found: str, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, sentence: str, toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault == "no program":
         (toolkit / "bin/nvcc").unlink()
@@ -87,9 +93,9 @@ def test_each_fault_of_a_toolkit_is_one_sentence(
     elif fault == "home without it":
         monkeypatch.setenv("CUDA_HOME", "/nowhere")
     else:
-        said = {"release 12": "release 12.8, V1", "release 130": "release 130.1", "silent": ""}[fault]
-        program(toolkit / "bin/nvcc", said)
-    assert found in str(lacks(NVCC, BUILD))
+        output = {"release 12": "release 12.8, V1", "release 130": "release 130.1", "silent": ""}[fault]
+        program(toolkit / "bin/nvcc", output)
+    assert sentence in str(lacks(NVCC, BUILD))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +118,17 @@ def test_drivers_are_compared_by_their_numbers(driver: str, is_old: bool) -> Non
     assert any(unmet(Stages(driver=need), driver, None)) == is_old
 
 
-@pytest.mark.parametrize(("given", "said"), [(None, "found none in"), ("paddle", "no URL"), ("ftp://a/b", "no URL")])
-def test_a_named_index_is_asked_for(given: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("address", "actual"), [(None, "found none"), ("paddle", "no URL"), ("ftp://a/b", "no URL")])
+def test_a_named_index_is_asked_for(address: str | None, actual: str, monkeypatch: pytest.MonkeyPatch) -> None:
     index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
-    if given:
-        monkeypatch.setenv("LEVELFIELD_ACME_INDEX", given)
-    why = str(unset(index))
-    assert said in why and "expected the URL of a package index that has acme: Acme has its own" in why
-    if given:
-        assert given not in why  # it may hold a password
+    if address:
+        monkeypatch.setenv("LEVELFIELD_ACME_INDEX", address)
+    sentence = str(unset(index))
+    for part in (actual, index.setting, "has acme", index.reason):
+        assert part in sentence
+    if address:
+        assert address not in sentence  # it may hold a password
     for right in ("https://me:secret@acme.example/simple", "file:///srv/wheels"):
         monkeypatch.setenv("LEVELFIELD_ACME_INDEX", right)
         assert unset(index) is None
@@ -142,8 +149,7 @@ def test_what_is_fetched_already_needs_neither_index_nor_compiler(
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A machine with two cards by its nvidia-smi; called with the driver's version."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     pynvml = pytest.importorskip("pynvml")
 
     def absent() -> None:
@@ -160,13 +166,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def planned(text: str, **given: object) -> Plan:
-    choice = TuningChoice(attention=given.pop("attention", None))
-    request = UserRequest(choice=choice, scale="smoke", **given)  # type: ignore[arg-type]
+def planned(text: str, **fields: Any) -> Plan:
+    """The plan of a case string. fields: those of UserRequest, and the attention."""
+    choice = TuningChoice(attention=fields.pop("attention", None))
+    request = UserRequest(choice=choice, scale="smoke", **fields)
     return resolve(place(Registry(), Entry(text, request)), "run-id")
 
 
-def test_a_new_driver_has_the_default_version(machine) -> None:
+def test_a_new_driver_has_the_default_version(machine: FakeMachine) -> None:
     machine("580.95.05")
     plan = planned("gpt3_6.7B:torch:nvidia:1:2")
     assert "torch==2.13.0" in plan.environment.requirements and plan.deviations == ()
@@ -180,7 +187,7 @@ def test_a_new_driver_has_the_default_version(machine) -> None:
     ("framework", "version"), [("torch", "2.10.0"), ("deepspeed", "0.19.8+cuda12"), ("megatron", "0.16.1+cuda12")]
 )
 def test_an_older_driver_has_the_build_that_it_can_run(
-    framework: str, version: str, machine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+    framework: str, version: str, machine: FakeMachine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(toolkit / "bin/nvcc", "release 12.8, V12.8.93")
     machine("550.54.15")
@@ -188,66 +195,65 @@ def test_an_older_driver_has_the_build_that_it_can_run(
     assert "torch==2.10.0" in plan.environment.requirements
     assert (plan.implementation.version, plan.implementation.is_further) == (version, True)
     assert plan.environment.name == f"{framework}-{version}-nvidia" and plan.selector.version == version
-    (why,) = plan.deviations
-    assert why.startswith(f"{framework}_{version} in place of {framework} ")
-    assert (
-        "found driver 550.54.15, and it needs" in why
-        and "580.65.06 or newer (torch 2.13.0 is a build for CUDA 13.0)" in why
-    )
+    [reason] = plan.deviations
+    for part in (f"{framework}_{version}", "driver 550.54.15", "580.65.06", "torch 2.13.0", "CUDA 13.0"):
+        assert part in reason
 
 
 OLD_CHIP = CARD.replace("H100 80GB HBM3, 81559", "Tesla V100-SXM2-16GB, 16384")
 
 
 def test_an_older_chip_has_the_build_that_has_code_for_it(
-    machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine("580.95.05")
     program(tmp_path / "bin/nvidia-smi", OLD_CHIP.format(index=0, driver="580.95.05").rstrip("\n"))
     plan = planned("gpt3_6.7B:torch:V100:1:1")
     assert "torch==2.10.0" in plan.environment.requirements and plan.environment.lacking is None
-    (why,) = plan.deviations
-    assert why.startswith("torch_2.10.0 in place of torch 2.13.0: found V100-SXM2-16GB of compute capability 7.0, ")
+    [reason] = plan.deviations
+    for part in ("torch_2.10.0", "torch 2.13.0", "V100-SXM2-16GB", "capability 7.0"):
+        assert part in reason
     assumed = planned("gpt3_6.7B:torch", assume=True, hardware=read_hardware("4x8 V100"))
     assert "torch==2.10.0" in assumed.environment.requirements and assumed.environment.lacking is None
-    with pytest.raises(NotHere, match=r"found V100-SXM2-16GB of compute capability 7.0, expected 7.5 or newer: CUDA"):
+    with pytest.raises(NotHere, match=r"found V100-SXM2-16GB.*7\.0,.expected.7\.5.*CUDA"):
         planned("gpt3_6.7B:torch_2.13.0:V100:1:1")
 
 
-def test_an_older_chip_with_an_old_driver_has_a_build_for_both(machine, tmp_path: Path) -> None:
+def test_an_older_chip_with_an_old_driver_has_a_build_for_both(machine: FakeMachine, tmp_path: Path) -> None:
     machine("550.54.15")
     program(tmp_path / "bin/nvidia-smi", OLD_CHIP.format(index=0, driver="550.54.15").rstrip("\n"))
-    (why,) = planned("gpt3_6.7B:torch:V100:1:1").deviations
-    assert why.count("and it needs") == 2 and "found driver 550.54.15" in why
+    [reason] = planned("gpt3_6.7B:torch:V100:1:1").deviations
+    assert "capability 7.0" in reason and "driver 550.54.15" in reason
 
 
-def test_a_driver_that_is_too_old_for_all_ends_before_anything(machine) -> None:
+def test_a_driver_that_is_too_old_for_all_ends_before_anything(machine: FakeMachine) -> None:
     machine("470.82.01")
     with pytest.raises(NotHere) as caught:
         planned("gpt3_6.7B:torch:nvidia:1:2")
-    assert str(caught.value).startswith("torch on nvidia: found driver 470.82.01, expected 580.65.06 or newer: torch ")
+    for part in ("torch on nvidia", "driver 470.82.01", "expected 580.65.06"):
+        assert part in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assumed = planned("gpt3_6.7B:torch:nvidia:1:2", assume=True)
-    assert "found driver 470.82.01" in str(assumed.environment.lacking)
+    assert assumed.environment.lacking == str(caught.value)
 
 
-def test_a_version_that_the_user_named_is_not_changed(machine) -> None:
+def test_a_version_that_the_user_named_is_not_changed(machine: FakeMachine) -> None:
     machine("550.54.15")
-    with pytest.raises(NotHere, match=r"found driver 550.54.15, expected 580.65.06 or newer: torch 2.13.0 is a build"):
+    with pytest.raises(NotHere, match=r"driver 550\.54\.15,.expected.580\.65\.06"):
         planned("gpt3_6.7B:torch_2.13.0:nvidia:1:2")
     assert planned("gpt3_6.7B:torch_2.10.0:nvidia:1:2").deviations == ()
 
 
-def test_a_driver_that_nobody_can_read_is_said_and_not_guessed(machine) -> None:
+def test_a_driver_that_nobody_can_read_is_said_and_not_guessed(machine: FakeMachine) -> None:
     machine("[Not Supported]")
-    (said,) = planned("gpt3_6.7B:torch:nvidia:1:2").deviations
-    assert said.startswith("torch needs driver 580.65.06 or newer") and "not checked: [Not Supported]" in said
+    [remark] = planned("gpt3_6.7B:torch:nvidia:1:2").deviations
+    assert "580.65.06" in remark and "[Not Supported]" in remark
 
 
-def test_a_python_of_the_users_own_needs_no_check(machine) -> None:
+def test_a_python_of_the_users_own_needs_no_check(machine: FakeMachine) -> None:
     machine("470.82.01")
-    for given in ({"runtime": "inside"}, {"python": "python3"}):
-        plan = planned("gpt3_6.7B:torch:nvidia:1:2", **given)
+    for fields in ({"runtime": "inside"}, {"python": "python3"}):
+        plan = planned("gpt3_6.7B:torch:nvidia:1:2", **fields)
         assert plan.deviations == () and plan.environment.requirements == ()
 
 
@@ -258,38 +264,47 @@ def own_python(tmp_path: Path) -> tuple[str, Path]:
     return str(tmp_path / "own/bin/python"), next((tmp_path / "own/lib").glob("python*/site-packages"))
 
 
-def test_a_given_python_without_what_every_run_uses_is_refused(machine, own_python: tuple[str, Path]) -> None:
+def test_a_given_python_without_what_every_run_uses_is_refused(
+    machine: FakeMachine, own_python: tuple[str, Path]
+) -> None:
     machine("580.95.05")
     python, packages = own_python
-    wanted = re.escape(f"megatron on nvidia: found no transformer-engine that {python} can import (ModuleNotFoundError")
-    for given, other in (({}, "leave --python out"), ({"runtime": "inside"}, "start a container that has it")):
-        with pytest.raises(NotHere, match=wanted) as caught:
-            planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, **given)
-        assert "), expected one: every run on these devices uses it. Install transformer-engine[" in str(caught.value)
-        assert other in str(caught.value)
+    parts = (
+        "megatron on nvidia",
+        "no transformer-engine",
+        python,
+        "ModuleNotFoundError",
+        "Install transformer-engine[",
+    )
+    for fields, remedy in (({}, "leave --python out"), ({"runtime": "inside"}, "start a container that has it")):
+        with pytest.raises(NotHere) as caught:
+            planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, **fields)
+        for part in (*parts, remedy):
+            assert part in str(caught.value)
     lacking = planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, assume=True).environment.lacking
-    assert str(lacking).startswith("megatron on nvidia: found no transformer-engine")
+    assert parts[1] in str(lacking)
     build_checks._faults.cache_clear()
     (packages / "transformer_engine.py").write_text("print('a greeting', end='')")
     assert planned("gpt3_6.7B:megatron:nvidia:1:2", python=python).environment.lacking is None
 
 
-def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(machine, own_python: tuple[str, Path]) -> None:
+def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(
+    machine: FakeMachine, own_python: tuple[str, Path]
+) -> None:
     machine("580.95.05")
     python, packages = own_python
     assert planned("gpt3_6.7B:torch:nvidia:1:2", python=python).environment.lacking is None
     (packages / "flash_attn.py").write_text("print('hello', end=''); raise ImportError('undefined symbol: _ZN2at')")
-    with pytest.raises(
-        NotHere, match=r"found no flash-attn that .* can import \(ImportError: undefined symbol: _ZN2at"
-    ):
+    with pytest.raises(NotHere, match=r"no flash-attn.*ImportError.*_ZN2at"):
         planned("gpt3_6.7B:torch:nvidia:1:2", python=python, attention="flash_attn")
 
 
 def test_a_given_python_needs_one_library_for_fp8(own_python: tuple[str, Path]) -> None:
     python, packages = own_python
     build = BUILD.model_copy(update={"name": "acme", "instead": ("other-acme",)})
-    (said,) = build_checks.not_importable(python, [build])
-    assert said.startswith(f"found no acme and no other-acme that {python} can import (ModuleNotFoundError: No module ")
+    [sentence] = build_checks.not_importable(python, [build])
+    for part in ("no acme", "no other-acme", python, "ModuleNotFoundError"):
+        assert part in sentence
     (packages / "other_acme.py").touch()
     build_checks._faults.cache_clear()
     assert list(build_checks.not_importable(python, [build])) == []
@@ -297,8 +312,9 @@ def test_a_given_python_needs_one_library_for_fp8(own_python: tuple[str, Path]) 
 
 def test_a_build_whose_module_has_another_name_than_its_package_is_found(own_python: tuple[str, Path]) -> None:
     python, packages = own_python
-    (said,) = build_checks.not_importable(python, [BUILD])
-    assert said.startswith(f"found no acme that {python} can import (ModuleNotFoundError: No module named 'acme')")
+    [sentence] = build_checks.not_importable(python, [BUILD])
+    for part in ("no acme", python, "named 'acme'"):
+        assert part in sentence
     build_checks._faults.cache_clear()
     (packages / "acme-1.dist-info").mkdir()
     (packages / "acme-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
@@ -306,15 +322,15 @@ def test_a_build_whose_module_has_another_name_than_its_package_is_found(own_pyt
 
 
 def test_a_python_that_does_not_answer_is_left_to_the_training(tmp_path: Path) -> None:
-    for name, said in (("silent", ""), ("strange", "[1]"), ("other", "no JSON")):
-        python = program(tmp_path / name, said, code=1)
+    for name, output in (("silent", ""), ("strange", "[1]"), ("other", "no JSON")):
+        python = program(tmp_path / name, output, code=1)
         assert list(build_checks.not_importable(str(python), [BUILD])) == [], name
     assert list(build_checks.not_importable(str(tmp_path / "absent"), [BUILD])) == []
 
 
-def test_paddles_index_is_asked_for_before_anything(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paddles_index_is_asked_for_before_anything(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("580.95.05")
-    with pytest.raises(NotHere, match=r"paddle on nvidia: found none in LEVELFIELD_PADDLE_INDEX, expected the URL"):
+    with pytest.raises(NotHere, match=r"^paddle.*none.*LEVELFIELD_PADDLE_INDEX"):
         planned("gpt3_6.7B:paddle:nvidia:1:2")
     monkeypatch.setenv("LEVELFIELD_PADDLE_INDEX", "https://me:secret@acme.example/simple")
     plan = planned("gpt3_6.7B:paddle:nvidia:1:2")
@@ -322,13 +338,11 @@ def test_paddles_index_is_asked_for_before_anything(machine, monkeypatch: pytest
 
 
 def test_a_kernel_that_must_be_built_needs_its_compiler(
-    machine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine("580.95.05")
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
-    with pytest.raises(
-        NotHere, match=r"found no nvcc \(in CUDA_HOME=/nowhere\), expected nvcc 13, which builds flash-"
-    ):
+    with pytest.raises(NotHere, match=r"no nvcc.*CUDA_HOME=/nowhere.*flash-attn"):
         planned("gpt3_6.7B:torch:nvidia:1:2", attention="flash_attn")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
     plan = planned("gpt3_6.7B:torch:nvidia:1:2", attention="flash_attn")
@@ -338,9 +352,9 @@ def test_a_kernel_that_must_be_built_needs_its_compiler(
     assert plain.environment.digest != plan.environment.digest and "ninja==1.13.0" not in plain.environment.requirements
 
 
-def test_an_image_has_the_same_checks(machine) -> None:
+def test_an_image_has_the_same_checks(machine: FakeMachine) -> None:
     machine("470.82.01")
-    with pytest.raises(NotHere, match=r"found driver 470\.82\.01"):
+    with pytest.raises(NotHere, match=r"driver 470\.82\.01"):
         planned("gpt3_6.7B:torch:nvidia:1:2", runtime="docker")
     plan = planned("gpt3_6.7B:torch:nvidia:1:2", runtime="docker", base_image="mine:1", base_has_framework=True)
     assert plan.container and plan.container.image.requirements == () and plan.environment.lacking is None
@@ -358,7 +372,7 @@ def test_a_machine_without_devices_is_not_said_to_have_none_of_the_vendors_first
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match=r"^found no devices \(vendor nvidia\), expected 8\."):
+    with pytest.raises(UsageError, match=r"^found.no.devices.*nvidia.*expected 8\."):
         planned("gpt3_6.7B:torch:nvidia:1:8")
-    with pytest.raises(UsageError, match=r"^found 0 x H100-SXM5-80GB \(vendor nvidia\), expected 8\."):
+    with pytest.raises(UsageError, match=r"^found.0.*H100-SXM5-80GB.*expected 8\."):
         planned("gpt3_6.7B:torch:H100:1:8")

@@ -31,9 +31,9 @@ def plan_of(text: str, **choice: object) -> Plan:
 def test_a_part_of_all_combinations_gives_plans_or_reasons() -> None:
     registry = Registry()
     every = list(default_plans.combinations(registry))
-    found = {text: default_plans.outcome(registry, text) for text in every[::797]}
-    assert {text: said for text, said in found.items() if said.startswith("error")} == {}
-    assert set(found.values()) >= {"full", "smoke", "refused: the framework does not offer it"}
+    outcomes = {text: default_plans.outcome(registry, text) for text in every[::797]}
+    assert {text: outcome for text, outcome in outcomes.items() if outcome.startswith("error")} == {}
+    assert {outcome.partition(":")[0] for outcome in outcomes.values()} >= {"full", "smoke", "refused"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "megatron", "deepspeed", "paddle"])
@@ -62,9 +62,10 @@ def test_the_plan_takes_the_planner_s_fastest_row_with_some_free_memory() -> Non
     )
     assert chosen.memory_bytes == plan.expected_memory.total_bytes <= 0.97 * 80 * 2**30
     assert len(plan.predicted) == 4
-    speeds = [row.tokens_per_second for row in plan.predicted]
-    assert speeds == sorted(speeds, reverse=True)
-    assert plan.origins["layout"] == plan.origins["recompute"] == "planner: fastest of those that fit"
+    speeds = [row.tokens_per_second for row in plan.predicted if row.tokens_per_second is not None]
+    assert len(speeds) == 4 and speeds == sorted(speeds, reverse=True)
+    assert plan.origins["layout"] == plan.origins["recompute"]
+    assert plan.origins["layout"].startswith("planner: fastest")
 
 
 def test_a_layout_that_is_asked_for_has_the_fields_with_which_it_fits() -> None:
@@ -72,11 +73,12 @@ def test_a_layout_that_is_asked_for_has_the_fields_with_which_it_fits() -> None:
     plan = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH1")
     assert str(plan.tuning.layout) == "DP8TP1PP1SH1SP8"
     assert plan.expected_memory.total_bytes <= 80 * 2**30
-    said = "planner: fastest of this layout that fits; the case's does not"
-    assert plan.origins["micro_batch"] == plan.origins["recompute"] == said
-    kept = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH1", micro_batch=1)
-    assert kept.tuning.micro_batch == 1 and kept.origins["micro_batch"] == "command line"
-    assert kept.expected_memory.total_bytes <= 80 * 2**30
+    assert plan.origins["micro_batch"] == plan.origins["recompute"]
+    for part in ("planner: fastest", "this layout", "the case's"):
+        assert part in plan.origins["recompute"]
+    chosen = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH1", micro_batch=1)
+    assert chosen.tuning.micro_batch == 1 and chosen.origins["micro_batch"] == "command line"
+    assert chosen.expected_memory.total_bytes <= 80 * 2**30
 
 
 def test_a_layout_that_fits_keeps_the_case_s_fields() -> None:
@@ -89,18 +91,19 @@ def test_a_field_of_the_user_stays_and_the_planner_searches_the_others() -> None
     plan = plan_of("gpt3_6.7B:torch:H100:1:8", micro_batch=1, recompute="full")
     assert (plan.tuning.micro_batch, plan.tuning.recompute) == (1, "full")
     assert {(row.micro_batch, row.recompute) for row in plan.predicted} == {(1, "full")}
-    assert plan.origins["micro_batch"] == plan.origins["recompute"] == "command line", "so the run is a tuned one"
-    assert plan.origins["layout"] == "planner: fastest of those that fit"
+    assert plan.origins["micro_batch"] == plan.origins["recompute"] == "command line"  # so the run is a tuned one
+    assert plan.origins["layout"].startswith("planner: fastest")
 
 
 def test_a_default_recomputes_the_first_layers_where_that_is_faster() -> None:
     """gpt2_medium by megatron on a V100 has room for most of its layers: by 20 % faster than with all of them."""
-    text, said = "gpt2_medium:megatron:V100-SXM2-16GB:1:1", "planner: fastest of those that fit"
+    text = "gpt2_medium:megatron:V100-SXM2-16GB:1:1"
     plan = plan_of(text)
     chosen, fit = plan.predicted[0], 0.9 * (plan.expected_memory.available_bytes or 0)
     assert (chosen.recompute, chosen.recompute_layers) == (plan.tuning.recompute, plan.tuning.recompute_layers)
     assert plan.tuning.recompute == "full" and 1 <= (plan.tuning.recompute_layers or 0) < 24
-    assert plan.origins["recompute_layers"] == plan.origins["recompute"] == said
+    assert plan.origins["recompute_layers"] == plan.origins["recompute"]
+    assert plan.origins["recompute"].startswith("planner: fastest")
     assert chosen.memory_bytes == plan.expected_memory.total_bytes <= fit
     whole = plan_of(text, recompute="full", micro_batch=plan.tuning.micro_batch)
     assert whole.tuning.recompute_layers is None and "recompute_layers" not in whole.origins
@@ -120,11 +123,12 @@ def test_a_layout_of_the_user_stays_with_the_case_s_micro_batch() -> None:
 
 def test_where_rates_are_not_public_the_origin_says_what_was_assumed() -> None:
     origin = plan_of("gpt3_6.7B:torch:P800:1:8").origins["layout"]
-    assert origin.endswith("(not public, so assumed: peak of fp16, memory bandwidth, links)")
+    for part in ("peak of fp16", "memory bandwidth", "links"):
+        assert part in origin
 
 
 def test_a_published_row_runs_on_its_own_hardware_only() -> None:
-    assert plan_of("llama3_8b:megatron:H100:1:8").origins["layout"] == "vendor nvidia: FlagPerf's PP1DP4TP2"
+    assert plan_of("llama3_8b:megatron:H100:1:8").origins["layout"].startswith("vendor nvidia")
     assert plan_of("llama3_8b:megatron:H100:2:8").origins["layout"].startswith("planner")
     assert plan_of("llama3_8b:torch:H100:1:8").origins["layout"].startswith("planner")
 
@@ -135,7 +139,7 @@ def test_a_published_row_runs_on_its_own_hardware_only() -> None:
 def test_smoke_scale_says_what_is_lacking_and_from_where_on_the_case_fits() -> None:
     plan = plan_of("gpt3_13B:deepspeed:A100-SXM4-40GB:1:1")
     assert plan.scale == "smoke"
-    assert "12,853,626,880 parameters and needs" in plan.scale_reason
+    assert "12,853,626,880 parameters" in plan.scale_reason
     nodes, devices = 1, int(plan.scale_reason.split("--devices ")[1].rstrip("`"))
     assert plan_of(f"gpt3_13B:deepspeed:A100-SXM4-40GB:{nodes}:{devices}").scale == "full"
     assert plan_of(f"gpt3_13B:deepspeed:A100-SXM4-40GB:{nodes}:{devices // 2}").scale == "smoke"
@@ -147,24 +151,27 @@ def test_a_default_micro_batch_gives_way_to_the_layout() -> None:
     assert plan.tuning.layout.world_size == 64
     here = resolve(place(Registry(), Entry("gpt3_6.7B:torch:cpu:1:8", UserRequest("smoke", assume=True))), "x")
     assert (str(here.tuning.layout), here.tuning.micro_batch) == ("DP8TP1PP1", 4)
-    assert here.origins["micro_batch"] == "default: nearest to 8 that divides the global batch 32"
+    for part in ("default: ", "nearest to 8", "batch 32"):
+        assert part in here.origins["micro_batch"]
 
 
 def test_what_nothing_divides_is_refused_with_the_sizes_and_who_chose_them() -> None:
-    with pytest.raises(LayoutError) as raised:
+    with pytest.raises(LayoutError) as caught:
         plan_of("gpt3_6.7B:megatron:H100:1:7")
-    said = str(raised.value)
-    assert said.startswith("no layout of 7 devices is possible") and "nearest: DP8TP1PP1" in said
-    assert "micro_batch from case gpt3_6.7B" in said
+    message = str(caught.value)
+    assert "7 devices" in message and "nearest: DP8TP1PP1" in message
+    assert "case gpt3_6.7B" in message
     assert plan_of("gpt3_6.7B:torch:H100:1:7").tuning.layout.pipeline == 7  # 32 layers: torch runs unequal stages
 
 
 def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_number() -> None:
-    with pytest.raises(LayoutError) as raised:
+    with pytest.raises(LayoutError) as caught:
         plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH2SP8", micro_batch=3)
-    said = str(raised.value)
-    assert "scale full (the estimate says that it fits), global batch 1024" in said
-    assert "layout from command line; micro_batch from command line" in said
+    last = str(caught.value).splitlines()[-1].strip()
+    assert last == (
+        "scale full (the estimate says that it fits), global batch 1024; layout from command line; micro_batch from "
+        "command line"
+    )
 
 
 # ---- the parts
@@ -176,7 +183,9 @@ def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> Non
     large = default_layout.fits_from(small, TuningChoice())
     assert large is not None
     before = default_layout.Place(large.selection, large.work, large.nodes // 2 or 1, large.devices)
-    assert answer(default_layout.question_of(large)).rows and not answer(default_layout.question_of(before)).rows
+    fitting, lacking = (default_layout.question_of(place) for place in (large, before))
+    assert fitting is not None and lacking is not None
+    assert answer(fitting).rows and not answer(lacking).rows
 
 
 def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +193,9 @@ def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monke
     registry = Registry([PLUGINS])
     plan = make_plan(registry, "tiny:fake:fake")
     assert plan.hardware.devices_per_node == plan.tuning.layout.world_size == 2
-    assert plan.deviations == ("2 of the 3 devices here are used: no layout of 3 devices divides the case",)
-    with pytest.raises(LayoutError, match="no layout of 3 devices is possible"):
+    [deviation] = plan.deviations
+    assert "2 of the 3 devices" in deviation and "no layout of 3" in deviation
+    with pytest.raises(LayoutError, match="3 devices"):
         make_plan(registry, "tiny:fake:fake:1:3")
 
 

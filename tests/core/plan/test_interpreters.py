@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from levelfield import installer
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.plan import environment as plan_environment
@@ -92,7 +93,7 @@ def test_one_of_no_use_is_passed_over_and_named_where_there_is_no_other(
     path = plant(machine / "first", script)
     with pytest.raises(UsageError) as caught:
         find_interpreter(f"=={OTHER}.*")
-    assert f"found, but of no use: {path} {words}" in str(caught.value)
+    assert f"{path} {words}" in str(caught.value)
     good = plant(machine / "second", f"echo {OTHER}")
     assert find_interpreter(f"=={OTHER}.*").python == good
 
@@ -107,10 +108,16 @@ def test_a_file_that_cannot_be_executed_is_none(machine: Path) -> None:
 def test_the_error_says_what_is_needed_where_was_looked_and_what_to_do(machine: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_interpreter(f"=={OTHER}.*")
-    message = str(caught.value)
-    assert f"Python =={OTHER}.* is needed" in message and "this is {}.{}:".format(*OWN) in message
-    assert f"on PATH and below {machine}/home/.pyenv/versions and {machine}/home/.local/share/uv/python" in message
-    assert "Install one there" in message and "--python" in message and "of no use" not in message
+    home = machine / "home"
+    for part in (
+        f"=={OTHER}.*",
+        "{}.{}:".format(*OWN),
+        "on PATH",
+        f"{home}/.pyenv/versions",
+        f"{home}/.local/share/uv",
+    ):
+        assert part in str(caught.value)
+    assert "--python" in str(caught.value) and "no use" not in str(caught.value)
 
 
 def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +129,7 @@ def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("wanted", "fitting"),
+    ("clauses", "fitting"),
     [
         (">=3.10", [(3, 10), (3, 11), (4, 0)]),
         ("<3.10", [(2, 7), (3, 9)]),
@@ -130,15 +137,15 @@ def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: p
         (">=3.9, <3.11", [(3, 9), (3, 10)]),
     ],
 )
-def test_clauses(wanted: str, fitting: list[tuple[int, int]]) -> None:
+def test_clauses(clauses: str, fitting: list[tuple[int, int]]) -> None:
     versions = [(2, 7), (3, 9), (3, 10), (3, 11), (4, 0)]
-    assert [version for version in versions if takes_python(wanted, version)] == fitting
+    assert [version for version in versions if takes_python(clauses, version)] == fitting
 
 
-@pytest.mark.parametrize("wanted", ["", "3.10", "==3.10", "==3", "~=3.10", ">=3.10.2", "<3.9,banana", ">=3.10.*"])
-def test_other_clauses_are_refused(wanted: str) -> None:
-    with pytest.raises(ValueError, match="expected clauses like"):
-        takes_python(wanted, (3, 11))
+@pytest.mark.parametrize("clauses", ["", "3.10", "==3.10", "==3", "~=3.10", ">=3.10.2", "<3.9,banana", ">=3.10.*"])
+def test_other_clauses_are_refused(clauses: str) -> None:
+    with pytest.raises(ValueError, match="expected clauses"):
+        takes_python(clauses, (3, 11))
 
 
 def test_other_clauses_are_refused_where_requirements_are_read() -> None:
@@ -158,20 +165,26 @@ def environment(file: ImplementationFile, python: str | None = None) -> Environm
 
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(plan_environment, "find_interpreter", lambda wanted: asked.append(wanted) or found)
-    digests = set()
-    for found in (Interpreter("/a/python3.10", (3, 10)), Interpreter("/b/python3.9", (3, 9))):
+    searched, digests = [], set()
+    for interpreter in (Interpreter("/a/python3.10", (3, 10)), Interpreter("/b/python3.9", (3, 9))):
+
+        def find(versions: str, interpreter: Interpreter = interpreter) -> Interpreter:
+            searched.append(versions)
+            return interpreter
+
+        monkeypatch.setattr(plan_environment, "find_interpreter", find)
         plan = environment(oneflow())
-        assert plan.made_with == found.python and plan.python != found.python
+        assert plan.made_with == interpreter.python and plan.python != interpreter.python
         digests.add(plan.digest)
-    assert asked == ["==3.10.*"] * 2 and len(digests) == 2
+    assert searched == ["==3.10.*"] * 2 and len(digests) == 2
 
 
 def test_where_an_interpreter_lies_does_not_make_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = set()
     for path in ("/a/python3.10", "/b/python3.10"):
-        monkeypatch.setattr(plan_environment, "find_interpreter", lambda _wanted, path=path: Interpreter(path, (3, 10)))
+        monkeypatch.setattr(
+            plan_environment, "find_interpreter", lambda _versions, path=path: Interpreter(path, (3, 10))
+        )
         digests.add(environment(oneflow()).digest)
     assert len(digests) == 1
 
@@ -179,7 +192,7 @@ def test_where_an_interpreter_lies_does_not_make_another_environment(monkeypatch
 def test_a_missing_interpreter_is_told_with_its_framework(machine: Path) -> None:
     if OWN == (3, 10):
         pytest.skip("this Python is the one that is needed")
-    with pytest.raises(UsageError, match=r"^oneflow on cpu: Python ==3\.10\.\* is needed"):
+    with pytest.raises(UsageError, match=r"^oneflow.*cpu:.*==3\.10\.\*"):
         environment(oneflow())
 
 
@@ -198,7 +211,7 @@ def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.Monk
 
     target = tmp_path / "made" / "bin" / "python"
     monkeypatch.setattr(environments, "_run", install)
-    monkeypatch.setattr(environments.installer, "lacking", lambda folder, made: [])
+    monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     plan = EnvironmentPlan(
         name="made",
         folder=str(tmp_path / "made"),
@@ -208,5 +221,6 @@ def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.Monk
         digest="x",
     )
     with environment_in_use(plan, lambda _text: None):
-        create, install = calls
-        assert create[0] == "/a/python3.10" and str(target) in install and install[-1] == "a==1"
+        created, installed = calls
+        assert created[0] == "/a/python3.10"
+        assert str(target) in installed and installed[-1] == "a==1"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 
 LAUNCHER = """
@@ -44,10 +45,11 @@ def plugins(tmp_path: Path) -> Path:
     return tmp_path / "plugins"
 
 
-def shown(capsys: pytest.CaptureFixture[str], plugins: Path, *arguments: str) -> list[dict[str, Any]]:
-    given = ["--launcher", "mine", "--plugins", str(plugins), "--dry-run", "--json", *arguments]
-    assert main(given) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+def dry_runs(capsys: pytest.CaptureFixture[str], plugins: Path, *arguments: str) -> list[dict[str, Any]]:
+    command = ["--launcher", "mine", "--plugins", str(plugins), "--dry-run", "--json", *arguments]
+    assert main(command) == 0, capsys.readouterr().err
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return runs
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -56,36 +58,36 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_rank_of_every_node_is_shown(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
-    (found,) = shown(capsys, plugins, "--case", "llama3_8b:megatron:H100:4:8")
-    nodes = found["request"]["nodes"]
+    [run] = dry_runs(capsys, plugins, "--case", "llama3_8b:megatron:H100:4:8")
+    nodes = run["request"]["nodes"]
     ranks = [process["environment"] for node in nodes for process in node["processes"]]
     assert [int(rank["RANK"]) for rank in ranks] == list(range(32))
     assert [int(rank["NODE_RANK"]) for rank in ranks] == [n for n in range(4) for _ in range(8)]
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"{first_node}"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1 and ranks[0]["MASTER_PORT"].isdecimal()
-    assert not found["plan"]["hardware"]["assumed"] and found["plan"]["scale"] == "full"
+    assert not run["plan"]["hardware"]["assumed"] and run["plan"]["scale"] == "full"
 
 
 def test_a_python_of_the_nodes_is_not_looked_into_here(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
-    given = ("--case", "llama3_8b:megatron:H100:4:8", "--python", sys.executable)
-    assert shown(capsys, plugins, *given)[0]["plan"]["environment"].get("lacking") is None
-    assert main([*given, "--dry-run"]) == 0
-    assert "found no transformer-engine" in " ".join(capsys.readouterr().out.split())
+    case = ("--case", "llama3_8b:megatron:H100:4:8", "--python", sys.executable)
+    assert dry_runs(capsys, plugins, *case)[0]["plan"]["environment"].get("lacking") is None
+    assert main([*case, "--dry-run"]) == 0
+    assert "no transformer-engine" in " ".join(capsys.readouterr().out.split())
 
 
 def test_hosts_give_nodes_devices_address_and_interface(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
-    (found,) = shown(capsys, plugins, "--case", "gpt3_6.7B:torch:cpu", "--hosts", str(plugins.parent / "hosts.json"))
-    assert found["plan"]["hardware"]["nodes"] == 4 and found["plan"]["hardware"]["devices_per_node"] == 2
-    rank = found["request"]["nodes"][2]["processes"][1]["environment"]
+    [run] = dry_runs(capsys, plugins, "--case", "gpt3_6.7B:torch:cpu", "--hosts", str(plugins.parent / "hosts.json"))
+    assert run["plan"]["hardware"]["nodes"] == 4 and run["plan"]["hardware"]["devices_per_node"] == 2
+    rank = run["request"]["nodes"][2]["processes"][1]["environment"]
     assert (rank["RANK"], rank["MASTER_ADDR"], rank["GLOO_SOCKET_IFNAME"]) == ("5", "10.0.0.1", "eth1")
-    content = json.loads(found["request"]["submissions"][2]["stdin"])
+    content = json.loads(run["request"]["submissions"][2]["stdin"])
     assert (content["name"], content["node_rank"], content["nodes"]) == ("host3", 2, 4)
 
 
 def test_fewer_nodes_than_hosts_take_the_first(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     hosts = str(plugins.parent / "hosts.json")
-    (found,) = shown(capsys, plugins, "--case", "gpt3_6.7B:torch:cpu:2:1", "--hosts", hosts)
-    assert [host["name"] for host in found["plan"]["launch"]["hosts"]] == ["host1", "host2"]
+    [run] = dry_runs(capsys, plugins, "--case", "gpt3_6.7B:torch:cpu:2:1", "--hosts", hosts)
+    assert [host["name"] for host in run["plan"]["launch"]["hosts"]] == ["host1", "host2"]
 
 
 def test_hosts_that_a_site_lists_and_a_run_leaves_out_are_said(
@@ -94,50 +96,58 @@ def test_hosts_that_a_site_lists_and_a_run_leaves_out_are_said(
     site = plugins.parent / "site.json"
     hosts = str(plugins.parent / "hosts.json")
     site.write_text(json.dumps({"schema": "levelfield.site/1", "launcher": "ssh", "hosts": hosts}))
-    for case, said in (("gpt3_6.7B:torch:cpu", True), ("gpt3_6.7B:torch:cpu:1:1", False)):
+    for case, has_notice in (("gpt3_6.7B:torch:cpu", True), ("gpt3_6.7B:torch:cpu:1:1", False)):
         assert main(["--case", case, "--site", str(site), "--dry-run", "--json"]) == 0
-        (found,) = json.loads(capsys.readouterr().out)
-        notices = " ".join(found["plan"]["notices"])
-        assert ("1 of 4 hosts is used" in notices and "chip:4 for all" in notices) is said
+        [run] = json.loads(capsys.readouterr().out)
+        notices = " ".join(run["plan"]["notices"])
+        assert ("1 of 4" in notices) is ("chip:4" in notices) is has_notice
 
 
 def test_secrets_reach_no_submission(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     hosts = str(plugins.parent / "hosts.json")
-    given = ("--case", "gpt3_6.7B:torch:cpu", "--hosts", hosts, "--env", "HF_TOKEN=verysecret")
-    (found,) = shown(capsys, plugins, *given)
-    assert "verysecret" not in json.dumps(found["request"])
-    assert json.loads(found["request"]["submissions"][0]["stdin"])["inherit"] == ["HF_TOKEN"]
+    case = ("--case", "gpt3_6.7B:torch:cpu", "--hosts", hosts, "--env", "HF_TOKEN=verysecret")
+    [run] = dry_runs(capsys, plugins, *case)
+    assert "verysecret" not in json.dumps(run["request"])
+    assert json.loads(run["request"]["submissions"][0]["stdin"])["inherit"] == ["HF_TOKEN"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fault"),
     [
         (("--case", "gpt3_6.7B:torch"), "names no vendor or chip"),
         (("--case", "gpt3_6.7B:torch:cpu:8:1"), "found 4 hosts, expected 8"),
     ],
 )
 def test_wrong_requests_are_refused(
-    capsys: pytest.CaptureFixture[str], plugins: Path, arguments: tuple[str, ...], said: str
+    capsys: pytest.CaptureFixture[str], plugins: Path, arguments: tuple[str, ...], fault: str
 ) -> None:
     launched = ("--launcher", "mine", "--plugins", str(plugins), "--hosts", str(plugins.parent / "hosts.json"))
-    assert said in refused(capsys, *launched, *arguments, "--dry-run")
+    assert fault in refused(capsys, *launched, *arguments, "--dry-run")
 
 
-def test_an_unknown_launcher_or_site_is_named(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
-    case = ("--case", "gpt3_6.7B:torch:cpu:2:1", "--dry-run")
-    assert "unknown launcher 'slrum'; nearest: slurm" in refused(capsys, "--launcher", "slrum", *case)
-    assert "unknown site 'example-slrum'" in refused(capsys, "--site", "example-slrum", *case)
-    assert "found no hosts" in refused(capsys, "--launcher", "ssh", *case)
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--launcher", "slrum"), "unknown launcher 'slrum'; nearest: slurm"),
+        (("--site", "example-slrum"), "unknown site 'example-slrum'"),
+        (("--launcher", "ssh"), "found no hosts"),
+    ],
+)
+def test_an_unknown_launcher_or_site_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], fault: str
+) -> None:
+    assert fault in refused(capsys, *arguments, "--case", "gpt3_6.7B:torch:cpu:2:1", "--dry-run")
 
 
 def test_a_launcher_that_cannot_be_loaded_names_its_file(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     file = plugins / "launchers" / "mine" / "launcher.py"
     file.write_text("import nothing_of_this_name\n")
-    given = ("--launcher", "mine", "--plugins", str(plugins), "--case", "gpt3_6.7B:torch:cpu:2:1", "--dry-run")
-    assert f"{file}: ModuleNotFoundError" in refused(capsys, *given)
+    command = ("--launcher", "mine", "--plugins", str(plugins), "--case", "gpt3_6.7B:torch:cpu:2:1", "--dry-run")
+    assert f"{file}: ModuleNotFoundError" in refused(capsys, *command)
 
 
 def test_a_suite_on_the_hardware_that_it_names(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
-    found = shown(capsys, plugins, "--suite", "oneflow_gpt")
-    assert len(found) == 18 and {each["plan"]["scale"] for each in found} == {"full"}
-    assert {len(each["request"]["nodes"]) for each in found} == {1, 2, 4}
+    runs = dry_runs(capsys, plugins, "--suite", "oneflow_gpt")
+    assert len(runs) == len(Registry().suite("oneflow_gpt").entries)
+    assert {run["plan"]["scale"] for run in runs} == {"full"}
+    assert {len(run["request"]["nodes"]) for run in runs} == {1, 2, 4}

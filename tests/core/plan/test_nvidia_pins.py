@@ -32,30 +32,30 @@ NO_INDEX = "no package index answers"
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     hidden = ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT")
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    mirror = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    own = {"PIP_CONFIG_FILE": os.devnull, **({"PIP_INDEX_URL": mirror} if mirror else {})}
+    query = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    mirror = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    settings = {"PIP_CONFIG_FILE": os.devnull, **({"PIP_INDEX_URL": mirror} if mirror else {})}
     argv = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-cache-dir", "--retries", "0"]
     try:
         return subprocess.run(
-            argv, env={**own, **variables, **own}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+            argv, env={**variables, **settings}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
         )
     except subprocess.TimeoutExpired:
         pytest.skip(f"{NO_INDEX} within {PATIENCE_SECONDS} s")
 
 
 @cache
-def listed(name: str) -> tuple[str, ...]:
+def versions_of(name: str) -> tuple[str, ...]:
     """The versions of a package on the index."""
-    found = re.search(r"Available versions: (.+)", pip("index", "versions", name).stdout)
-    return tuple(found[1].split(", ")) if found else ()
+    match = re.search(r"Available versions: (.+)", pip("index", "versions", name).stdout)
+    return tuple(match[1].split(", ")) if match else ()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def index() -> None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("the pins for NVIDIA devices are looked up for Linux on x86-64")
-    if not listed("packaging"):
+    if not versions_of("packaging"):
         pytest.skip(NO_INDEX)
 
 
@@ -77,8 +77,8 @@ def resolved(packages: list[str], python: str, folder: Path, *options: str) -> d
     done = pip("install", *chosen, *packages)
     assert done.returncode == 0, f"{packages}: {done.stderr[-600:]}"
     assert not (folder / "nothing").exists()
-    found = json.loads(report.read_text())["install"]
-    return {each["metadata"]["name"].lower().replace("_", "-"): each["metadata"] for each in found}
+    metadata = [package["metadata"] for package in json.loads(report.read_text())["install"]]
+    return {package["name"].lower().replace("_", "-"): package for package in metadata}
 
 
 def name_of(package: str) -> str:
@@ -101,7 +101,7 @@ def batches() -> Iterator[tuple[str, list[str]]]:
         )
     while left:
         python = next(iter(left))[0]
-        batch = {name_of(p): p for own, p in left if own == python}
+        batch = {name_of(p): p for version, p in left if version == python}
         yield python, list(batch.values())
         left = {key: None for key in left if key[0] != python or key[1] not in batch.values()}
 
@@ -112,11 +112,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], di
 
     It is looked up once: an index without metadata of its own gives pip the whole wheels, a gigabyte for each torch.
     """
-    found: dict[tuple[str, str], dict[str, Any] | None] = {}
+    metadata: dict[tuple[str, str], dict[str, Any] | None] = {}
     for python, packages in batches():
-        of_batch = resolved(packages, python, tmp_path_factory.mktemp("batch"), "--no-deps")
-        found |= {(python, package): of_batch.get(name_of(package)) for package in packages}
-    return found
+        batch = resolved(packages, python, tmp_path_factory.mktemp("batch"), "--no-deps")
+        metadata |= {(python, package): batch.get(name_of(package)) for package in packages}
+    return metadata
 
 
 def test_every_pin_with_wheels_is_on_the_index(wheels: dict[tuple[str, str], dict[str, Any] | None]) -> None:
@@ -129,25 +129,25 @@ def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
         for package in fitting((*stages.first, *(p for step in stages.steps for p in step.packages)), python):
             name, _, version = package.partition(";")[0].strip().partition("==")
             if name_of(name) in SOURCES_ONLY:
-                assert version in listed(name_of(name)), f"{label}: {package}"
+                assert version in versions_of(name_of(name)), f"{label}: {package}"
             if name_of(name) in elsewhere:
-                assert version not in listed(name_of(name)), f"{label}: {package} needs no named index any more"
+                assert version not in versions_of(name_of(name)), f"{label}: {package} needs no named index any more"
             if name_of(name) == "transformer-engine":  # its extra `pytorch` is a package of sources
-                assert version in listed("transformer-engine-torch"), f"{label}: {package}"
+                assert version in versions_of("transformer-engine-torch"), f"{label}: {package}"
 
 
 def test_a_pin_that_is_not_there_is_seen(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="packaging==99999"):
         resolved(["packaging==99999"], "3.11", tmp_path, "--no-deps")
-    assert "99999" not in listed("packaging")
+    assert "99999" not in versions_of("packaging")
 
 
 def cuda_of(torch: dict[str, Any]) -> int:
     """The CUDA that a build of torch is for, by the libraries that it requires."""
-    wanted = " ".join(torch["requires_dist"])
-    found = re.search(r"cuda-toolkit\[[^]]*\]==(\d+)|nvidia-cuda-runtime-cu\d+==(\d+)", wanted)
-    assert found, wanted
-    return int(found[1] or found[2])
+    required = " ".join(torch["requires_dist"])
+    match = re.search(r"cuda-toolkit\[[^]]*\]==(\d+)|nvidia-cuda-runtime-cu\d+==(\d+)", required)
+    assert match, required
+    return int(match[1] or match[2])
 
 
 def test_a_driver_is_asked_for_by_the_cuda_of_the_build(

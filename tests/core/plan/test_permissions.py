@@ -34,33 +34,32 @@ from levelfield.specs.vendor import ContainerOptions, VendorFile
 from plans import PLUGINS, ROOT
 
 BEYOND = {
-    "capability:SYS_ADMIN": {"capabilities": ("CAP_SYS_ADMIN",)},
-    "capability:ALL": {"capabilities": ("all",)},
-    "device:/dev/sda*": {"device_nodes": ("/dev/sda1",)},
-    "device:/dev/mem": {"device_nodes": ("/dev/kfd", "/dev/dri/../mem")},
-    "device:/etc/shadow": {"device_nodes": ("/dev/../etc/shadow",)},
-    "device:/dev": {"device_nodes": ("/dev/",)},
-    "device:/dev/kfd/..x": {"device_nodes": ("/dev/kfd/..x",)},
-    "mount:/etc": {"read_only_mounts": ("/opt/../etc",)},
-    "mount:/": {"read_only_mounts": ("//opt/..",)},
-    "mount:/opt": {"read_only_mounts": ("/opt/",)},
-    "mount:/usr/run/docker.sock": {"read_only_mounts": ("/usr/run/docker.sock",)},
-    "mount:/srv/keys": {"read_only_mounts": ("/opt/x", "/srv/keys")},
-    "mount:/optional": {"read_only_mounts": ("/optional",)},
-    "group:docker": {"groups": ("video", "docker")},
-    "security:seccomp=unconfined": {"security_options": ("seccomp=unconfined",)},
-    "security:apparmor=unconfined": {"security_options": ("apparmor=unconfined",)},
-    "network:host": {"network": "host"},
-    "ipc:host": {"host_ipc": True},
-    "runtime:evil": {"engine_runtime": "evil"},
-    "driver:evil": {"request_driver": "evil"},
-    "ulimit:nproc": {"ulimits": {"memlock": -1, "nproc": -1}},
+    "capability:SYS_ADMIN": ContainerOptions(capabilities=("CAP_SYS_ADMIN",)),
+    "capability:ALL": ContainerOptions(capabilities=("all",)),
+    "device:/dev/sda*": ContainerOptions(device_nodes=("/dev/sda1",)),
+    "device:/dev/mem": ContainerOptions(device_nodes=("/dev/kfd", "/dev/dri/../mem")),
+    "device:/etc/shadow": ContainerOptions(device_nodes=("/dev/../etc/shadow",)),
+    "device:/dev": ContainerOptions(device_nodes=("/dev/",)),
+    "device:/dev/kfd/..x": ContainerOptions(device_nodes=("/dev/kfd/..x",)),
+    "mount:/etc": ContainerOptions(read_only_mounts=("/opt/../etc",)),
+    "mount:/": ContainerOptions(read_only_mounts=("//opt/..",)),
+    "mount:/opt": ContainerOptions(read_only_mounts=("/opt/",)),
+    "mount:/usr/run/docker.sock": ContainerOptions(read_only_mounts=("/usr/run/docker.sock",)),
+    "mount:/srv/keys": ContainerOptions(read_only_mounts=("/opt/x", "/srv/keys")),
+    "mount:/optional": ContainerOptions(read_only_mounts=("/optional",)),
+    "group:docker": ContainerOptions(groups=("video", "docker")),
+    "security:seccomp=unconfined": ContainerOptions(security_options=("seccomp=unconfined",)),
+    "security:apparmor=unconfined": ContainerOptions(security_options=("apparmor=unconfined",)),
+    "network:host": ContainerOptions(network="host"),
+    "ipc:host": ContainerOptions(host_ipc=True),
+    "runtime:evil": ContainerOptions(engine_runtime="evil"),
+    "driver:evil": ContainerOptions(request_driver="evil"),
+    "ulimit:nproc": ContainerOptions(ulimits={"memlock": -1, "nproc": -1}),
 }
 
 
-@pytest.mark.parametrize(("need", "given"), BEYOND.items(), ids=list(BEYOND))
-def test_what_is_beyond_the_closed_list_needs_the_users_word(need: str, given: dict[str, object]) -> None:
-    options = ContainerOptions(**given)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("need", "options"), BEYOND.items(), ids=list(BEYOND))
+def test_what_is_beyond_the_closed_list_needs_the_users_word(need: str, options: ContainerOptions) -> None:
     assert needs(options) == (need,)
     with pytest.raises(UsageError, match="closed list") as refused:
         permitted(options, ("ipc:other", need.upper()), "acme")
@@ -82,7 +81,7 @@ def test_a_link_counts_as_what_it_leads_to(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("path", ["/opt/a:/etc", "opt", "/opt/a\nb", ""])
 def test_a_path_that_the_engine_would_read_otherwise_is_never_given(path: str) -> None:
     for options in (ContainerOptions(read_only_mounts=(path,)), ContainerOptions(device_nodes=(path,))):
-        with pytest.raises(UsageError, match="expected an absolute one"):
+        with pytest.raises(UsageError, match="absolute"):
             permitted(options, (f"mount:{path}", f"device:{path}"), "acme")
 
 
@@ -99,22 +98,22 @@ def test_an_unknown_permission_is_an_error_that_names_the_forms(text: str) -> No
 
 
 def test_adapter_code_is_held_to_the_same_list() -> None:
-    with pytest.raises(UsageError, match="LD_PRELOAD cannot be set"):
+    with pytest.raises(UsageError, match="LD_PRELOAD"):
         permitted(ContainerOptions(environment={"LD_PRELOAD": "/x.so"}), (), "acme")
 
 
 def test_the_page_lists_what_the_code_allows() -> None:
     page = (ROOT / "docs/security.md").read_text()
     rows = {row.split("`")[1]: row.split(" | ")[1] for row in page.splitlines() if row.startswith("| `")}
-    named = {kind: tuple(re.findall("`([^`]+)`", cell)) for kind, cell in rows.items()}
-    assert list(named) == ["capability", "device", *[k for k in named if k not in ("capability", "device")]]
-    assert set(named) == set(KINDS) and named["ipc"] == () and named["network"] == ("none",)
+    allowed = {kind: tuple(re.findall("`([^`]+)`", cell)) for kind, cell in rows.items()}
+    assert list(allowed) == ["capability", "device", *[k for k in allowed if k not in ("capability", "device")]]
+    assert set(allowed) == set(KINDS) and allowed["ipc"] == () and allowed["network"] == ("none",)
     closed = {"capability": CAPABILITIES, "group": GROUPS, "runtime": RUNTIMES, "driver": DRIVERS, "ulimit": ULIMITS}
-    assert {kind: named[kind] for kind in closed} == closed and named["mount"] == READABLE
-    assert all(NODES.fullmatch(node) for node in named["device"])
-    spoken = {re.sub("[0-9]+$", "", node) for node in named["device"]}
+    assert {kind: allowed[kind] for kind in closed} == closed and allowed["mount"] == READABLE
+    assert all(NODES.fullmatch(node) for node in allowed["device"])
+    nodes = {re.sub("[0-9]+$", "", node) for node in allowed["device"]}
     alternatives = re.sub(r"\(/\(card\|renderD\)\\d\+\)\?|\\d\+", "", NODES.pattern)  # names without numbers
-    assert len(spoken) == len(re.findall(r"[|(]", alternatives)) - 3
+    assert len(nodes) == len(re.findall(r"[|(]", alternatives)) - 3
 
 
 # -- from the command line to the result
@@ -161,7 +160,8 @@ def test_what_the_user_allowed_is_in_the_result(run: RunPaths) -> None:
     plan["container"] = {"image": image, "options": {"host_ipc": True}, "visible": {}, "allowed": ["ipc:host"]}
     run.plan.write_text(json.dumps(plan))
     assert collect(run).allowed == ("ipc:host",)
-    assert "| allowed to the container | ipc:host |" in run_report(collect(run), read_plan(run))
+    [row] = [line for line in run_report(collect(run), read_plan(run)).splitlines() if "allowed to" in line]
+    assert row.endswith("| ipc:host |")
 
 
 # -- what becomes a Dockerfile
@@ -188,7 +188,7 @@ def test_what_the_user_allowed_is_in_the_result(run: RunPaths) -> None:
 )
 def test_no_text_of_an_image_becomes_a_command_of_a_dockerfile(key: str, value: object) -> None:
     image = {"image": "debian", "source": "made for the tests", key: value}
-    with pytest.raises(DocumentError, match=rf"a\.yaml: key 'images\.base\.{key}"):
+    with pytest.raises(DocumentError, match=rf"^a\.yaml:.*'images\.base\.{key}"):
         parse(VendorFile, vendor(images={"base": image}), "a.yaml")
 
 
@@ -199,7 +199,7 @@ def test_nor_does_a_name_or_a_requirement(registry: Registry, tmp_path: Path) ->
     content["requirements"]["fake"]["packages"] = ["numpy==1\n--index-url=http://h"]
     from levelfield.specs.implementation import ImplementationFile
 
-    with pytest.raises(DocumentError, match="expected a name and a version in one line"):
+    with pytest.raises(DocumentError, match=r"requirements.fake.*packages:.*one.line"):
         parse(ImplementationFile, content, "a.yaml")
 
 
@@ -207,16 +207,17 @@ def test_nor_does_a_name_or_a_requirement(registry: Registry, tmp_path: Path) ->
     "image", ["registry:5000/a/b@sha256:" + "0" * 64, "debian", "rocm/pytorch:rocm7.2_py3.12", "sha256:0"]
 )
 def test_the_names_of_images_are_read(image: str) -> None:
-    found = parse(VendorFile, vendor(images={"base": {"image": image, "source": "made for the tests"}}), "a.yaml")
-    assert found.images["base"].image == image
+    content = vendor(images={"base": {"image": image, "source": "made for the tests"}})
+    assert parse(VendorFile, content, "a.yaml").images["base"].image == image
 
 
 def test_a_base_image_of_the_user_is_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--case", "gpt3_6.7B:torch:cpu", "--runtime", "docker", "--dry-run", "--base-image", "debian\nRUN id"]
     assert main(argv) == 2
-    assert "--base-image or LEVELFIELD_BASE_IMAGE: key 'image'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--base-image" in error and "key 'image'" in error
 
 
 def vendor(**changes: object) -> dict[str, object]:
-    own = {"name": "acme", "title": "t", "device_kind": "acme", "frameworks": {}, "chips": [], "verified": "none"}
-    return {"schema": "levelfield.vendor/1", **own, **changes}
+    plain = {"name": "acme", "title": "t", "device_kind": "acme", "frameworks": {}, "chips": [], "verified": "none"}
+    return {"schema": "levelfield.vendor/1", **plain, **changes}

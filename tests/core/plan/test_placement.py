@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,10 +33,10 @@ def planned(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Planned:
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr(placement, "usable_cores", lambda: 2)
 
-    def make(text: str, where: str | None, layout: str | None = None, **asked: object) -> Plan:
+    def make(text: str, where: str | None, layout: str | None = None, **fields: Any) -> Plan:
         suggestion = Suggestion(TuningChoice(layout=layout, micro_batch=1), "suite s")
-        named = read_hardware(where) if where else None
-        entry = Entry(text, UserRequest(**asked), suggestion=suggestion, hardware=named)  # type: ignore[arg-type]
+        hardware = read_hardware(where) if where else None
+        entry = Entry(text, UserRequest(**fields), suggestion=suggestion, hardware=hardware)
         return resolve(placement.place(registry, entry), "run-id")
 
     return make
@@ -50,20 +52,20 @@ def test_hardware_is_nodes_by_devices_and_a_chip(text: str) -> None:
     "text", ["", "4x8", "V100", "4x8V100", "0x8 V100", "4x0 V100", "4*8 V100", "x8 V100", "-1x8 V100"]
 )
 def test_other_texts_are_refused_with_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match=r"found '.*', expected nodes x devices per node and a chip"):
+    with pytest.raises(ValueError, match=f"found '{re.escape(text)}', expected"):
         read_hardware(text)
 
 
 def test_a_suite_with_wrong_hardware_names_the_key() -> None:
     content = {"schema": "levelfield.suite/1", "title": "t", "entries": [{"case": "a:b", "hardware": "8 V100"}]}
-    with pytest.raises(DocumentError, match=r"^s.yaml: key 'entries.0.hardware': found '8 V100', expected nodes"):
+    with pytest.raises(DocumentError, match=r"^s.yaml:.*'entries.0.hardware'.*'8 V100'"):
         parse(Suite, content, "s.yaml")
 
 
 def test_a_suite_with_one_row_twice_is_refused() -> None:
     entries = [{"case": "a:b", "name": "row"}, {"case": "a:c", "name": "row"}]
     content = {"schema": "levelfield.suite/1", "title": "t", "entries": entries}
-    with pytest.raises(DocumentError, match=r"entries: found the name 'row' twice; expected one entry for each row"):
+    with pytest.raises(DocumentError, match=r"entries:.*'row' twice"):
         parse(Suite, content, "s.yaml")
 
 
@@ -82,21 +84,21 @@ def test_a_base_run_takes_the_defaults_and_no_choice_of_vendor_or_suite(planned:
 
 
 def test_a_base_run_refuses_a_layout_in_its_case_string(planned: Planned) -> None:
-    with pytest.raises(UsageError, match="--base: found layout TP2 in"):
+    with pytest.raises(UsageError, match=r"--base:.*TP2"):
         planned("tiny:fake:TP2F1:1:2", None, base=True)
 
 
 @pytest.mark.parametrize("hardware", ["1x4 F1", "2x2 F1", "1x2 F2"])
 def test_hardware_that_is_not_here_is_assumed_for_a_plan(planned: Planned, hardware: str) -> None:
-    named = read_hardware(hardware)
-    plan = planned("tiny:fake", hardware, f"TP{named.nodes * named.devices}", assume=True)
-    assert plan.hardware.assumed and plan.hardware.chip.name == named.chip
-    assert (plan.hardware.nodes, plan.hardware.devices_per_node) == (named.nodes, named.devices)
+    place = read_hardware(hardware)
+    plan = planned("tiny:fake", hardware, f"TP{place.nodes * place.devices}", assume=True)
+    assert plan.hardware.assumed and plan.hardware.chip.name == place.chip
+    assert (plan.hardware.nodes, plan.hardware.devices_per_node) == (place.nodes, place.devices)
     assert (plan.scale, plan.tuning.micro_batch) == ("full", 1)
-    numbers = tuple(range(named.devices))  # two are here, of another number than the plan's
+    numbers = tuple(range(place.devices))  # two are here, of another number than the plan's
     assert plan.hardware.device_indices == numbers
     assert plan.hardware.visible == {"FAKE_VISIBLE_DEVICES": ",".join(map(str, numbers))}
-    assert plan.scale_reason == f"on the hardware that the suite names, {hardware}"
+    assert "suite" in plan.scale_reason and plan.scale_reason.endswith(hardware)
 
 
 @pytest.mark.parametrize("assume", [False, True])
@@ -104,7 +106,7 @@ def test_a_run_without_the_hardware_is_scaled_and_says_so(planned: Planned, assu
     plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", assume=assume, scale="smoke" if assume else "auto")
     assert (str(plan.tuning.layout), plan.scale, plan.hardware.assumed) == ("DP1TP1PP2", "smoke", False)
     assert plan.deviations == ("1x8 F2 is not here: layout DP2TP2PP2 of 8 devices scaled to DP1TP1PP2 for 2",)
-    assert plan.origins["micro_batch"] == "vendor fake: two dies"
+    assert plan.origins["micro_batch"].startswith("vendor fake")
 
 
 def test_a_sharding_stage_that_is_not_offered_is_lowered_and_said(
@@ -113,43 +115,47 @@ def test_a_sharding_stage_that_is_not_offered_is_lowered_and_said(
     monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
     plan = planned("gpt3_6.7B:paddle", "1x8 A100-SXM4-40GB", "TP1PP1SH2SP8")
     assert plan.hardware.vendor == "cpu" and str(plan.tuning.layout) == "DP2TP1PP1SH1SP2"
-    assert plan.deviations[1:] == ("sharding stage 2 lowered to 1: it is not offered by paddle on cpu",)
+    [lowered] = plan.deviations[1:]
+    for part in ("stage 2", "to 1", "paddle on cpu"):
+        assert part in lowered
 
 
 def test_hardware_that_is_named_twice_is_refused(planned: Planned) -> None:
     for text in ("tiny:fake:F1", "tiny:fake:fake:1:2", "tiny:fake:TP2F1"):
-        with pytest.raises(UsageError, match="hardware is named twice for tiny:fake: '1x8 F2'"):
+        with pytest.raises(UsageError, match=r"twice.*tiny:fake.*'1x8 F2'"):
             planned(text, "1x8 F2")
     assert str(planned("tiny:fake:TP2", "1x8 F2").tuning.layout) == "DP1TP2PP1"
 
 
 def test_a_layout_on_the_command_line_is_not_scaled(planned: Planned) -> None:
     plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", choice=TuningChoice(layout="DP1TP2PP1"))
-    assert str(plan.tuning.layout) == "DP1TP2PP1" and plan.deviations == ("1x8 F2 is not here: smoke scale on F1",)
+    assert str(plan.tuning.layout) == "DP1TP2PP1"
+    [deviation] = plan.deviations
+    assert "1x8 F2" in deviation and deviation.endswith("on F1")
 
 
 def test_full_scale_without_the_hardware_is_refused(planned: Planned) -> None:
-    with pytest.raises(DoesNotFit, match="--scale full: 1x8 F2 is not here"):
+    with pytest.raises(DoesNotFit, match=r"--scale full.*1x8.F2"):
         planned("tiny:fake", "1x8 F2", "DP8", scale="full")
 
 
 def test_a_withheld_chip_has_no_plan_of_its_own(planned: Planned) -> None:
     plan = planned("tiny:fake", "1x8 withheld", "DP8", assume=True)
     assert plan.hardware.chip.name == "F1" and plan.scale == "smoke" and not plan.hardware.assumed
-    assert plan.deviations[0].startswith("the chip of 1x8 is withheld: layout DP8TP1PP1 of 8 devices scaled to")
+    assert "1x8 is withheld" in plan.deviations[0] and "DP8TP1PP1" in plan.deviations[0]
 
 
 def test_assumed_hardware_is_marked_even_where_it_is_here(planned: Planned) -> None:
     plan = planned("tiny:fake", None, "TP2", assume=True, hardware=read_hardware("1x2 F1"))
-    assert plan.hardware.assumed and plan.scale_reason == "asked for with --assume-hardware"
+    assert plan.hardware.assumed and "--assume-hardware" in plan.scale_reason
     over = planned("tiny:fake", "1x8 F1", "TP2", assume=True, hardware=read_hardware("1x2 F2"))
     assert over.hardware.chip.name == "F2"
 
 
 def test_a_chip_that_nobody_makes_is_refused(planned: Planned) -> None:
-    with pytest.raises(UnknownName, match="unknown vendor or chip 'F9'"):
+    with pytest.raises(UnknownName, match=r"unknown.*'F9'"):
         planned("tiny:fake", "1x8 F9")
-    with pytest.raises(UsageError, match="found the vendor 'fake', expected a chip: F1, F2"):
+    with pytest.raises(UsageError, match=r"'fake'.*chip: F1"):
         planned("tiny:fake", "1x8 fake")
 
 
@@ -172,7 +178,8 @@ def test_a_layout_as_flagperf_prints_it_is_planned_as_its_row_ran(
     decision = placement.place(registry, Entry("llama3_8b:megatron", request))
     plan = resolve(decision, "run-id")
     assert str(plan.tuning.layout) == ran
-    assert any(f"'{name}' ran as {ran}" in each for each in plan.deviations for name in ROWS) is ("SH" in ran)
+    rows = [name for name in ROWS for deviation in plan.deviations if name in deviation and ran in deviation]
+    assert bool(rows) is ("SH" in ran)
     if chip.startswith("A800"):  # the report has 76 of 80 GB
         assert 70 < plan.expected_memory.total_bytes / 2**30 < 80
 
@@ -195,7 +202,7 @@ def test_the_user_picks_devices_of_this_machine(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "devices", "says"),
+    ("text", "devices", "fault"),
     [
         ("tiny:fake:fake", (1, 2), "--devices: found 2, expected devices of F1 here: 0, 1"),
         ("tiny:fake:fake:1:2", (1,), "found 1 x F1"),
@@ -203,9 +210,9 @@ def test_the_user_picks_devices_of_this_machine(planned: Planned) -> None:
     ],
 )
 def test_devices_that_are_not_here_are_refused(
-    planned: Planned, text: str, devices: tuple[int, ...], says: str
+    planned: Planned, text: str, devices: tuple[int, ...], fault: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=fault):
         planned(text, None, devices=devices)
 
 
@@ -276,6 +283,6 @@ SIZES = st.integers(1, 100)  # together at most 2^20 ranks
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 64))
 def test_what_comes_out_can_always_be(data: int, tensor: int, pipeline: int, devices: int) -> None:
-    found = reduced(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, SMOKE, 8, ALL)
-    assert found.world_size <= devices
-    assert broken(SMOKE, found, 8, 1, found.world_size) == []
+    layout = reduced(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, SMOKE, 8, ALL)
+    assert layout.world_size <= devices
+    assert broken(SMOKE, layout, 8, 1, layout.world_size) == []

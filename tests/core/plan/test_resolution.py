@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.lookup import find
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
@@ -40,8 +41,8 @@ Make = Callable[..., Plan]
 def test_a_folder_of_plugins_that_is_named_from_here_is_absolute_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's engine takes no other one, and ranks have a working directory of their own."""
     monkeypatch.chdir(PLUGINS.parent)
-    found = make_plan(Registry([Path(PLUGINS.name)]), "tiny:fake:fake:1:1")
-    assert found.implementation.folder == str(PLUGINS / "models" / "fake")
+    plan = make_plan(Registry([Path(PLUGINS.name)]), "tiny:fake:fake:1:1")
+    assert plan.implementation.folder == str(PLUGINS / "models" / "fake")
 
 
 @pytest.fixture(autouse=True)
@@ -57,45 +58,57 @@ def test_a_framework_without_its_program_is_told_by_the_plan(tmp_path: Path) -> 
     (folder / "train.py").unlink()
     with pytest.raises(DocumentError) as caught:
         make_plan(Registry([tmp_path / "plugins"]), "tiny:fake:F1:1:1", scale="smoke", assume=True)
-    said = (
-        f"{folder}/implementation.yaml: key 'launch.argv': found '{{folder}}/train.py', and there is no file {folder}/"
-    )
-    assert str(caught.value).startswith(f"{said}train.py; expected")
+    for part in (f"{folder}/implementation.yaml", "'launch.argv'", "'{folder}/train.py'", f"file {folder}/train.py"):
+        assert part in str(caught.value)
 
 
 def test_without_an_accelerator_auto_is_smoke_and_says_so(plan_for: Make) -> None:
     plan = plan_for("tiny:torch:cpu")
-    assert (plan.scale, plan.scale_reason) == ("smoke", "there is no accelerator here")
+    assert plan.scale == "smoke"
     assert plan.work.training.steps == 12
 
 
+@pytest.mark.parametrize(
+    ("text", "fields", "reason"),
+    [
+        ("tiny:torch:cpu", {}, "there is no accelerator here"),
+        ("tiny:torch:cpu", {"scale": "full"}, "asked for with --scale full"),
+        ("tiny:fake:F1", {"scale": "smoke"}, "asked for with --scale smoke"),
+        ("tiny:fake:F1", {}, "the estimate says that it fits"),
+    ],
+)
+def test_the_plan_says_who_set_the_scale(plan_for: Make, text: str, fields: dict[str, str], reason: str) -> None:
+    assert plan_for(text, **fields).scale_reason == reason
+
+
 def test_a_case_that_is_too_large_gives_its_numbers(plan_for: Make) -> None:
-    reason = plan_for("gpt3_6.7B:fake:F1:1:2").scale_reason
-    assert reason.startswith("gpt3_6.7B has 6,658,596,864 parameters and needs ")
-    assert "GiB on the fullest of 2 devices as DP2TP1PP1; there are 8.0 GiB" in reason
-    assert plan_for("gpt3_6.7B:fake:F1:1:2").scale == "smoke"
+    plan = plan_for("gpt3_6.7B:fake:F1:1:2")
+    assert plan.scale == "smoke"
+    for part in ("6,658,596,864 parameters", "2 devices", "as DP2TP1PP1", "8.0 GiB"):
+        assert part in plan.scale_reason
 
 
 def test_auto_is_full_where_it_fits(plan_for: Make) -> None:
     plan = plan_for("tiny:fake:F1")
-    assert (plan.scale, plan.scale_reason) == ("full", "the estimate says that it fits")
-    assert plan.expected_memory.total_bytes <= plan.expected_memory.available_bytes == 8 * 2**30
+    assert plan.scale == "full"
+    assert plan.expected_memory.available_bytes == 8 * 2**30
+    assert plan.expected_memory.total_bytes <= 8 * 2**30
 
 
 def test_full_that_does_not_fit_is_refused_with_the_numbers(plan_for: Make) -> None:
     with pytest.raises(DoesNotFit) as caught:
         plan_for("gpt3_6.7B:fake:F1:1:2", scale="full")
     assert caught.value.exit_code == 2
-    assert "6,658,596,864 parameters" in str(caught.value) and "there are 8.0 GiB" in str(caught.value)
+    assert "6,658,596,864 parameters" in str(caught.value) and "8.0 GiB" in str(caught.value)
     assert plan_for("gpt3_6.7B:fake:F1:1:2", scale="full", assume=True).scale == "full"
 
 
 def test_full_that_fits_on_the_cpu_may_be_asked_for(plan_for: Make) -> None:
-    assert plan_for("tiny:torch:cpu", scale="full").scale_reason == "asked for with --scale full"
+    assert plan_for("tiny:torch:cpu", scale="full").scale == "full"
 
 
 def test_smoke_may_be_asked_for_where_full_fits(plan_for: Make) -> None:
-    assert plan_for("tiny:fake:F1", scale="smoke").scale_reason == "asked for with --scale smoke"
+    assert plan_for("tiny:fake:F1", scale="smoke").scale == "smoke"
 
 
 def test_scales_are_different_work(plan_for: Make) -> None:
@@ -107,7 +120,7 @@ def test_scales_are_different_work(plan_for: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "micro_batch", "origin"),
+    ("text", "fields", "micro_batch", "origin"),
     [
         ("tiny:torch:cpu", {}, 4, "case tiny"),
         ("tiny:fake:F1:1:1", {}, 1, "vendor fake: any number of devices"),
@@ -118,17 +131,17 @@ def test_scales_are_different_work(plan_for: Make) -> None:
     ],
 )
 def test_the_last_to_choose_wins_and_is_named(
-    plan_for: Make, text: str, given: dict[str, object], micro_batch: int, origin: str
+    plan_for: Make, text: str, fields: dict[str, object], micro_batch: int, origin: str
 ) -> None:
-    plan = plan_for(text, scale="smoke", **given)
+    plan = plan_for(text, scale="smoke", **fields)
     assert (plan.tuning.micro_batch, plan.origins["micro_batch"]) == (micro_batch, origin)
 
 
 def test_fields_keep_different_origins(plan_for: Make) -> None:
     plan = plan_for("tiny:fake:DP2:1:2", scale="smoke", compile=True)
-    chosen = {name: plan.origins[name] for name in ("micro_batch", "recompute", "layout", "compile")}
-    assert chosen == {
-        "micro_batch": "vendor fake: two dies",
+    origins = {name: plan.origins[name].partition(":")[0] for name in ("micro_batch", "recompute", "layout", "compile")}
+    assert origins == {
+        "micro_batch": "vendor fake",
         "recompute": "case tiny",
         "layout": "case string",
         "compile": "command line",
@@ -143,7 +156,7 @@ def test_the_command_line_wins_over_the_layout_of_the_case_string(plan_for: Make
 def test_without_a_layout_all_devices_are_data_parallel(plan_for: Make) -> None:
     plan = plan_for("tiny:fake:F1", scale="smoke")
     assert plan.tuning.layout == Layout(data=2) and plan.world_size == 2
-    assert plan.origins["layout"] == "default: data parallel over all devices"
+    assert plan.origins["layout"].startswith("default: ")
 
 
 def test_a_layout_says_how_many_devices_there_are(plan_for: Make) -> None:
@@ -158,13 +171,13 @@ def test_a_layout_says_how_many_devices_there_are(plan_for: Make) -> None:
 def test_threads_share_the_usable_cores_of_a_divided_host(plan_for: Make) -> None:
     plan = plan_for("tiny:torch:cpu:1:2", scale="smoke")
     assert plan.tuning.threads == max(1, usable_cores() // 2)
-    assert plan.origins["threads"] == f"default: {usable_cores()} usable cores over 2 process(es)"
+    assert plan.origins["threads"].startswith(f"default: {usable_cores()} ")
     assert plan_for("tiny:torch:cpu:1:2", scale="smoke", threads=7).tuning.threads == 7
 
 
 def test_variables_of_several_sources_are_merged(registry: Registry) -> None:
-    own = {"smoke": TuningChoice(environment={"A": "0", "B": "2"})}
-    case = registry.case("tiny").model_copy(update={"tuning": own})
+    tuning = {"smoke": TuningChoice(environment={"A": "0", "B": "2"})}
+    case = registry.case("tiny").model_copy(update={"tuning": tuning})
     registry.__dict__["case"] = lambda name: case
     plan = make_plan(registry, "tiny:fake:F1:1:1", scale="smoke", environment={"A": "1"})
     assert plan.tuning.environment == {"A": "1", "B": "2"}
@@ -181,30 +194,31 @@ def test_tuning_that_sets_a_locked_field_is_refused_by_its_name(registry: Regist
         (folder / name).write_text((Path(__file__).parents[1] / "plugins/vendors/fake" / name).read_text())
     with pytest.raises(DocumentError) as caught:
         find(registry, parse_selector("tiny:fake:F1"))
-    assert f"{file}: key 'rows.0.set': 'global_batch' is locked, the case fixes it: the tokens" in str(caught.value)
+    for part in (str(file), "'rows.0.set'", "'global_batch' is locked"):
+        assert part in str(caught.value)
 
 
 # -- what cannot be
 
 
 def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp_path: Path) -> None:
-    given = {"scale": "smoke", "layout": "PP2", "virtual_pipeline": 2, "micro_batch": 1}
-    with pytest.raises(UsageError, match="paddle does not offer: interleaved on cpu"):
-        plan_for("gpt3_6.7B:paddle:cpu:1:2", **given)
+    fields = {"scale": "smoke", "layout": "PP2", "virtual_pipeline": 2, "micro_batch": 1}
+    with pytest.raises(UsageError, match=r"^paddle.*interleaved.*cpu"):
+        plan_for("gpt3_6.7B:paddle:cpu:1:2", **fields)
     for framework in ("megatron", "torch"):
-        plan = plan_for(f"gpt3_6.7B:{framework}:cpu:1:2", **given)
+        plan = plan_for(f"gpt3_6.7B:{framework}:cpu:1:2", **fields)
         assert plan.origins["virtual_pipeline"] == "command line"
         assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
 
 
 def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, tmp_path: Path) -> None:
-    given = {"scale": "smoke", "recompute": "full", "recompute_layers": 1}
-    plan = plan_for("gpt3_6.7B:torch:cpu:1:1", **given)
+    fields = {"scale": "smoke", "recompute": "full", "recompute_layers": 1}
+    plan = plan_for("gpt3_6.7B:torch:cpu:1:1", **fields)
     assert plan.origins["recompute_layers"] == plan.origins["recompute"] == "command line"
-    told = job_of(plan, RunPaths(tmp_path))["tuning"]
-    assert (told["recompute"], told["recompute_layers"]) == ("full", 1)
-    with pytest.raises(UsageError, match=r"paddle does not offer: recomputation of some layers \(not written"):
-        plan_for("gpt3_6.7B:paddle:cpu:1:1", **given)
+    tuning = job_of(plan, RunPaths(tmp_path))["tuning"]
+    assert (tuning["recompute"], tuning["recompute_layers"]) == ("full", 1)
+    with pytest.raises(UsageError, match=r"^paddle.*some.layers.*written"):
+        plan_for("gpt3_6.7B:paddle:cpu:1:1", **fields)
 
 
 def test_a_graph_is_told_to_the_training_only_where_it_is_chosen(plan_for: Make, tmp_path: Path) -> None:
@@ -218,12 +232,12 @@ def test_a_graph_is_told_to_the_training_only_where_it_is_chosen(plan_for: Make,
 
 
 def test_more_layers_than_a_chunk_has_are_refused_at_full_scale_only(plan_for: Make) -> None:
-    given = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "assume": True}
+    fields = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "assume": True}
     text = "gpt3_6.7B:torch:H100:1:8"
-    with pytest.raises(LayoutError, match="DP4TP1PP2 with virtual pipeline 1 has 16 of the 32 layers; give 1 to 16"):
-        plan_for(text, scale="full", recompute_layers=17, **given)
-    assert plan_for(text, scale="full", recompute_layers=16, **given).tuning.recompute_layers == 16
-    assert plan_for(text, scale="smoke", recompute_layers=17, **given).tuning.recomputation == "full 17"
+    with pytest.raises(LayoutError, match=r"17:.*DP4TP1PP2.*16.*32.layers"):
+        plan_for(text, scale="full", recompute_layers=17, **fields)
+    assert plan_for(text, scale="full", recompute_layers=16, **fields).tuning.recompute_layers == 16
+    assert plan_for(text, scale="smoke", recompute_layers=17, **fields).tuning.recomputation == "full 17"
 
 
 def test_a_later_choice_of_recomputation_is_of_all_layers(tmp_path: Path) -> None:
@@ -245,25 +259,23 @@ def test_a_later_choice_of_recomputation_is_of_all_layers(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("recompute", ["none", "selective", None])
 def test_a_number_of_layers_needs_full_beside_it(recompute: str | None) -> None:
-    found = recompute or r"\(not given\)"
-    with pytest.raises(
-        ValueError, match=f"recompute_layers: found 3 beside recompute {found}, expected full beside it"
-    ):
+    beside = recompute or r"\(not given\)"
+    with pytest.raises(ValueError, match=f"recompute_layers:.*3.*{beside},.*full"):
         TuningChoice.model_validate({"recompute": recompute, "recompute_layers": 3})
 
 
 @pytest.mark.parametrize(
-    ("text", "layout", "says"),
+    ("text", "layout", "fault"),
     [
         ("gpt3_6.7B:paddle:cpu:1:2", "CP2", r"paddle does not offer: context \(several ranks share each sequence"),
         ("gpt3_6.7B:deepspeed:cpu:1:2", "CP2SH1", "deepspeed does not offer: context"),
     ],
 )
-def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
+def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, fault: str) -> None:
     """Also with the command that predicts it. Where no training offers it, nothing starts."""
-    with pytest.raises(UsageError, match=says) as caught:
+    with pytest.raises(UsageError, match=fault) as caught:
         plan_for(text, scale="smoke", layout=layout, micro_batch=1)
-    assert "`plan --layout` predicts it" in str(caught.value)
+    assert "`plan --layout`" in str(caught.value)
 
 
 def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make, tmp_path: Path) -> None:
@@ -272,7 +284,7 @@ def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make,
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "error", "says"),
+    ("text", "fields", "error", "fault"),
     [
         ("tiny:fake:F1:1:2", {"layout": "DP3"}, LayoutError, "3 is not 2"),
         ("tiny:fake:F1:1:2", {"layout": "PP2", "micro_batch": 3}, LayoutError, "8 is not a multiple of 3"),
@@ -289,18 +301,18 @@ def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make,
     ],
 )
 def test_what_cannot_be_planned_is_refused(
-    plan_for: Make, text: str, given: dict[str, object], error: type[Exception], says: str
+    plan_for: Make, text: str, fields: dict[str, object], error: type[Exception], fault: str
 ) -> None:
     with pytest.raises(error) as caught:
-        plan_for(text, scale="smoke", **given)
-    assert says in str(caught.value)
+        plan_for(text, scale="smoke", **fields)
+    assert fault in str(caught.value)
 
 
 def test_a_precision_that_the_framework_lacks_is_refused(plan_for: Make, registry: Registry) -> None:
     case = registry.case("tiny")
     eight = case.model_copy(update={"training": case.training.model_copy(update={"precision": "fp8"})})
     registry.__dict__["case"] = lambda name: eight
-    with pytest.raises(UsageError, match="paddle does not offer: precision fp8 on cpu"):
+    with pytest.raises(UsageError, match=r"^paddle.*precision.fp8.*cpu"):
         plan_for("tiny:paddle:cpu", scale="full")
 
 
@@ -319,27 +331,30 @@ def test_a_published_peak_is_taken_with_its_source(plan_for: Make, registry: Reg
         update={"training": case.training.model_copy(update={"precision": "bf16"})}
     )
     peak = plan_for("tiny:fake:F1", measured=MeasuredPeaks({"bf16": 90.0, "fp32": 1.0}, "probe")).peak
-    assert (peak.dtype, peak.tflops, peak.source, peak.measured_tflops) == ("bf16", 100.0, "made for the tests", 90.0)
+    assert (peak.dtype, peak.tflops, peak.measured_tflops) == ("bf16", 100.0, 90.0)
+    assert peak.source == find_chip(registry, "F1")[1].peaks["bf16"].source
 
 
 def test_the_peak_of_another_dtype_is_never_taken(plan_for: Make) -> None:
     peak = plan_for("tiny:fake:F1").peak  # fp32; F1 publishes bf16 and fp16
     assert (peak.dtype, peak.tflops) == ("fp32", None)
-    assert "F1 has no published fp32 peak" in peak.source
+    for part in ("F1", "no published", "fp32"):
+        assert part in peak.source
     assert plan_for("tiny:fake:F1", measured=MeasuredPeaks({"bf16": 90.0}, "probe")).peak.tflops is None
 
 
 def test_a_measured_peak_says_that_it_is_measured(plan_for: Make) -> None:
-    peak = plan_for("tiny:torch:cpu", measured=MeasuredPeaks({"fp32": 0.2}, "by a probe")).peak
-    assert (peak.tflops, peak.source, peak.measured_tflops) == (0.2, "measured: by a probe", 0.2)
+    peak = plan_for("tiny:torch:cpu", measured=MeasuredPeaks({"fp32": 0.2}, "by probe")).peak
+    assert (peak.tflops, peak.measured_tflops) == (0.2, 0.2)
+    assert peak.source.startswith("measured: ") and peak.source.endswith("by probe")
 
 
 # -- corpora
 
 
 def facts(**changes: object) -> CorpusFacts:
-    found = {"kind": "megatron", "prefix": "/corpus", "tokens": 1000, "documents": 3, "dtype": "uint16"}
-    return CorpusFacts.model_validate({**found, "digest": "sha256:00", "max_token": 63, **changes})
+    plain = {"kind": "megatron", "prefix": "/corpus", "tokens": 1000, "documents": 3, "dtype": "uint16"}
+    return CorpusFacts.model_validate({**plain, "digest": "sha256:00", "max_token": 63, **changes})
 
 
 def test_a_corpus_is_in_the_plan_by_its_digest(plan_for: Make) -> None:
@@ -358,23 +373,23 @@ def test_without_one_the_synthetic_corpus_has_a_known_entropy(plan_for: Make) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "fault"),
     [
         ({"max_token": 64}, "/corpus: token 64 is outside the vocabulary of 64 tokens at scale smoke"),
         ({"tokens": 8}, "/corpus: found 8 tokens, expected at least 9: one sample"),
     ],
 )
-def test_a_corpus_that_does_not_fit_the_case_is_refused(plan_for: Make, changes: dict[str, object], says: str) -> None:
+def test_a_corpus_that_does_not_fit_the_case_is_refused(plan_for: Make, changes: dict[str, object], fault: str) -> None:
     with pytest.raises(CorpusError) as caught:
         plan_for("tiny:torch:cpu", corpus=facts(**changes))
-    assert says in str(caught.value)
+    assert fault in str(caught.value)
 
 
 # -- framework and environment
 
 
 def test_another_framework_version_is_refused(plan_for: Make) -> None:
-    with pytest.raises(UsageError, match=r"found version 2\.5\.1, expected one of: 1\.2\.3 \(the default\)"):
+    with pytest.raises(UsageError, match=r"version 2\.5\.1,.expected.*1\.2\.3"):
         plan_for("tiny:fake_2.5.1:F1")
     assert plan_for("tiny:fake_1.2.3:F1").deviations == ()
 
@@ -392,7 +407,7 @@ def test_a_given_interpreter_is_taken_as_it_is(plan_for: Make) -> None:
 
 
 def test_an_interpreter_that_is_not_there_is_refused(plan_for: Make) -> None:
-    with pytest.raises(UsageError, match="--python /no/such/python: found no interpreter there"):
+    with pytest.raises(UsageError, match="--python /no/such/python:"):
         plan_for("tiny:fake:F1", python="/no/such/python")
 
 
@@ -415,23 +430,22 @@ def names_in(folder: Path) -> set[str]:
 def test_code_that_is_imported_from_beside_counts(name: str) -> None:
     """What a folder imports and does not have is found in one beside it, and the digest covers that one."""
     folder = ROOT / "models" / name
-    modules = {each: names_in(each) for each in folder.parent.iterdir() if each.is_dir()}
+    modules = {path: names_in(path) for path in folder.parent.iterdir() if path.is_dir()}
     texts = "".join(file.read_text() for file in folder.rglob("*.py"))
     lacking = set(re.findall(r"^(?:from|import) (\w+)", texts, re.MULTILINE)) - modules[folder]
-    candidates = [each for each in modules if each != folder and lacking & modules[each]]
+    candidates = [path for path in modules if path != folder and lacking & modules[path]]
     shared = shared_folders(folder)
-    assert bool(shared) == bool(candidates) and lacking & set().union(*modules.values()) <= set().union(
-        set(), *(modules[each] for each in shared)
-    )
+    assert bool(shared) == bool(candidates)
+    assert lacking & set().union(*modules.values()) <= set().union(set(), *(modules[path] for path in shared))
 
 
 def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) -> None:
     models = Path(shutil.copytree(ROOT / "models", tmp_path / "models"))
     before = {name: code_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
-    own = folder_digest(models / "megatron")
+    megatron = folder_digest(models / "megatron")
     (models / "torch" / "another.py").write_text("# another model")
     changed = {name for name, digest in before.items() if code_digest(models / name) != digest}
-    assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == own
+    assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == megatron
 
 
 def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,18 +508,18 @@ def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_
     plan = plan_for("tiny:fake:F1:1:2", scale="smoke", environment={"EXTRA": "1"}, threads=3)
     work = ProcessRuntime().node(plan, RunPaths(tmp_path), 0).processes[1]
     assert work.argv[0] == plan.environment.python and work.argv[1].endswith("plugins/models/fake/train.py")
-    wanted = {
+    expected = {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "OMP_NUM_THREADS": "3", "FAKE_RANK": "1 of 2",
         "FAKE_VISIBLE_DEVICES": "0,1", "EXTRA": "1", "LEVELFIELD_JOB": str(tmp_path / "job.json"),
     }  # fmt: skip
-    assert work.environment.items() >= wanted.items()
+    assert work.environment.items() >= expected.items()
     assert Path(work.environment["PYTHONPATH"].split(os.pathsep)[0], "levelfield").is_dir()
 
 
 def test_variables_that_lead_a_python_astray_are_not_inherited() -> None:
-    given = {"HOME": "/h", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}
-    assert inherited(given) == {"HOME": "/h"}
+    variables = {"HOME": "/h", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}
+    assert inherited(variables) == {"HOME": "/h"}
 
 
 # -- a run whose steps are recorded: how its ranks start, and which frameworks have it
@@ -521,18 +535,18 @@ def test_the_ranks_start_through_the_module_that_records(framework: str) -> None
     python, *program = plain.implementation.argv
     assert plan.implementation.argv == (python, "-m", "levelfield.worker.step_profile", *program)
     run = RunPaths(Path("/runs/one"))
-    told = {"steps": 4, "folder": "/runs/one/profile", "most_bytes": 2**26}
-    assert job_of(plan, run) == {**job_of(plain, run), "explain_step": told}
+    recording = {"steps": 4, "folder": "/runs/one/profile", "most_bytes": 2**26}
+    assert job_of(plan, run) == {**job_of(plain, run), "explain_step": recording}
     assert "explain_step" not in job_of(plain, run) and plain.explain_steps is None
-    assert plan.work_digest == plain.work_digest, "the work is another one, so that no run is compared with it"
+    assert plan.work_digest == plain.work_digest
 
 
 def test_a_framework_that_cannot_record_its_steps_is_refused_by_name() -> None:
-    with pytest.raises(NotHere, match=r"framework oneflow has no step_profile\.py"):
+    with pytest.raises(NotHere, match=r"oneflow.*step_profile\.py"):
         make_plan(Registry(), RECORDED.format("oneflow"), scale="smoke", explain_steps=3)
 
 
 @pytest.mark.parametrize("steps", ["0", "21", "-1"])
 def test_a_number_of_steps_has_bounds(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", RECORDED.format("torch"), "--explain-step", steps, "--dry-run"]) == 2
-    assert f"--explain-step: found {steps}, expected 1 to 20 steps" in capsys.readouterr().err
+    assert f"--explain-step: found {steps}, " in capsys.readouterr().err

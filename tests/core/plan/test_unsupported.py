@@ -36,12 +36,12 @@ def file(framework: str) -> ImplementationFile:
 UNEVEN = [name for name in REGISTRY.frameworks if "uneven" in file(name).offered_parallelism("cpu")]
 
 
-def plan_of(text: str, **given: object) -> Plan:
-    return make_plan(REGISTRY, text, scale="smoke", assume=True, **given)
+def plan_of(text: str, **fields: Any) -> Plan:
+    return make_plan(REGISTRY, text, scale="smoke", assume=True, **fields)
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "words"),
+    ("text", "fields", "words"),
     [
         ("oneflow:cpu", {"compile": True}, "compile (this implementation runs OneFlow eagerly)"),
         ("paddle:cpu", {"compile": True}, "compile (this implementation runs Paddle's dynamic graph)"),
@@ -69,14 +69,14 @@ def plan_of(text: str, **given: object) -> Plan:
         ("paddle:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (fleet's 1F1B"),
     ],
 )
-def test_a_choice_that_the_implementation_refuses(text: str, given: dict[str, object], words: str) -> None:
+def test_a_choice_that_the_implementation_refuses(text: str, fields: dict[str, object], words: str) -> None:
     with pytest.raises(NotHere) as caught:
-        plan_of(f"gpt2_small:{text}", **given)
-    assert f"{text.split(':')[0]} does not offer: {words}" in str(caught.value)
+        plan_of(f"gpt2_small:{text}", **fields)
+    assert str(caught.value).startswith(text.split(":")[0]) and words in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "given"),
+    ("text", "fields"),
     [
         ("megatron:nvidia", {"attention": "flash_attn"}),
         ("torch:cpu", {"layout": "DP4SH3SP2"}),
@@ -91,20 +91,20 @@ def test_a_choice_that_the_implementation_refuses(text: str, given: dict[str, ob
         ("torch:nvidia:1:2", {"graph": False}),
     ],
 )
-def test_what_another_implementation_offers_is_planned(text: str, given: dict[str, object]) -> None:
-    assert plan_of(f"gpt2_small:{text}", **given)
+def test_what_another_implementation_offers_is_planned(text: str, fields: dict[str, object]) -> None:
+    assert plan_of(f"gpt2_small:{text}", **fields)
 
 
 def test_a_refusal_comes_before_any_plan_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     graph = ["--case", "gpt2_small:torch:cpu:1:1", "--runs", str(tmp_path)]
     for command, words in (
         (["--case", "gpt2_small:deepspeed:cpu:1:4", "--layout", "DP4SH3SP2", "--runs", str(tmp_path)], "partial shard"),
-        ([*graph, "--graph"], "torch does not offer: graph (a CUDA graph needs CUDA devices)"),
+        ([*graph, "--graph"], "a CUDA graph needs CUDA devices"),
     ):
         for more in ([], ["--dry-run"]):
             assert main.main([*command, *more]) == 2
-            said = capsys.readouterr()
-            assert said.out == "" and words in said.err
+            output = capsys.readouterr()
+            assert output.out == "" and words in output.err
     assert list(tmp_path.iterdir()) == []
     assert main.main([*graph, "--no-graph", "--dry-run"]) == 0
 
@@ -112,8 +112,7 @@ def test_a_refusal_comes_before_any_plan_is_printed(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(("scale", "refused"), [(1000.0, True), (3.0, True), (1048576.0, False), (0.5, False)])
 def test_deepspeed_is_refused_a_loss_scale_that_it_would_truncate(scale: float, refused: bool) -> None:
     work = changed(SMOKE, training={"precision": "fp16", "loss_scale": {"initial": scale, "growth_interval": 10}})
-    found = refusal("deepspeed", "nvidia", work, Tuning())
-    assert ("loss scale between powers of two" in found) == refused
+    assert ("loss scale" in refusal("deepspeed", "nvidia", work, Tuning())) == refused
     assert refusal("torch", "nvidia", work, Tuning()) == ""
 
 
@@ -137,9 +136,9 @@ def test_uneven_stages_are_planned_with_their_memory(framework: str) -> None:
 
 
 def test_uneven_stages_are_refused_where_the_framework_has_none() -> None:
-    with pytest.raises(LayoutError, match="4 layers cannot be cut over pipeline 3"):
+    with pytest.raises(LayoutError, match=r"4.layers.*pipeline 3"):
         plan_of("gpt2_small:megatron:cpu", layout="PP3")
-    with pytest.raises(LayoutError, match="4 layers cannot be cut over pipeline 5"):
+    with pytest.raises(LayoutError, match=r"4.layers.*pipeline 5"):
         plan_of("gpt2_small:torch:cpu", layout="PP5")
 
 
@@ -211,10 +210,11 @@ def own_check(framework: str) -> Callable[[SimpleNamespace], None]:
     """The check of models/<framework>/offered.py, which imports the worker only."""
     spec = importlib.util.spec_from_file_location(f"offered_{framework}", ROOT / f"models/{framework}/offered.py")
     assert spec and spec.loader
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found.check  # type: ignore[no-any-return]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    check: Callable[[SimpleNamespace], None] = module.check
+    return check
 
 
 # ---- a layout that the full case's batch does not allow, where the scale falls to smoke
@@ -235,9 +235,10 @@ def test_a_batch_that_440_devices_do_not_divide_is_the_full_case_s(layout: str |
     """FlagPerf's row of 55 x 8 has a global batch of 1760, which is another case."""
     with pytest.raises(LayoutError) as caught:
         make_plan(REGISTRY, "flagperf_llama3_8b:megatron:H100:55:8", assume=True, layout=layout)
-    said = " ".join(str(caught.value).split())
-    assert words in said and f"--global-batch {batch}, or another multiple" in said
-    assert "scale full (the smoke scale is not possible either), global batch 512" in said
+    message = " ".join(str(caught.value).split())
+    assert words in message and f"--global-batch {batch}," in message
+    for part in ("scale full", "smoke scale", "batch 512"):
+        assert part in message
     plan = make_plan(REGISTRY, "flagperf_llama3_8b_b1760:megatron:H100:55:8", assume=True, scale="full")
     assert plan.work.training.global_batch == 1760
 
@@ -245,7 +246,7 @@ def test_a_batch_that_440_devices_do_not_divide_is_the_full_case_s(layout: str |
 def test_a_layout_that_only_the_smoke_scale_forbids_names_its_sizes_alone() -> None:
     with pytest.raises(LayoutError) as caught:
         make_plan(REGISTRY, "gpt2_small:megatron:cpu", assume=True, layout="PP12")
-    assert str(caught.value).startswith("layout DP1TP1PP12 with micro-batch")
+    assert str(caught.value).startswith("layout DP1TP1PP12")
 
 
 EXPERTS = {"count": 4, "chosen": 2, "ffn_hidden_size": 48}
@@ -308,7 +309,7 @@ SCALE = {"initial": 1024.0, "growth_interval": 10}
 )
 def test_torch_captures_no_step_that_the_host_decides_on(parts: dict[str, dict[str, object]], words: str) -> None:
     work = changed(SMOKE, **parts)
-    assert f"torch does not offer: {words}" in refusal("torch", "nvidia", work, Tuning(graph=True))
+    assert words in refusal("torch", "nvidia", work, Tuning(graph=True))
     assert refusal("torch", "nvidia", work, Tuning()) == ""
 
 
