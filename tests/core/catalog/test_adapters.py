@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -40,8 +41,8 @@ def adapted(plugins: Path) -> Callable[..., list[str]]:
     """adapted(method, body, ...): the options for a folder of plugins whose adapter has this method, or these."""
 
     def write(method: str, body: str, *others: str) -> list[str]:
-        given = "self, spec" if method == "__init__" else "self, devices=()"
-        methods = "".join(f"\n    def {name}({given}):\n        {body}\n" for name in (method, *others))
+        parameters = "self, spec" if method == "__init__" else "self, devices=()"
+        methods = "".join(f"\n    def {name}({parameters}):\n        {body}\n" for name in (method, *others))
         text = HEAD + methods if method else body
         (plugins / "vendors" / "fake" / "adapter.py").write_text(text)
         return ["--plugins", str(plugins)]
@@ -50,7 +51,7 @@ def adapted(plugins: Path) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("return None", "devices() returned None, expected a list of Device"),
         ("return -1", "devices() returned -1, expected a list of Device"),
@@ -70,18 +71,18 @@ def adapted(plugins: Path) -> Callable[..., list[str]]:
         ("import queue; raise queue.Empty", "the adapter raised Empty"),
     ],
 )
-def test_devices_that_are_none_are_said(
-    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+def test_a_wrong_list_of_devices_is_reported(
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, message: str
 ) -> None:
-    given = adapted("devices", body)
-    assert main(["show", "vendors", *given]) == 0
-    assert says in " ".join(capsys.readouterr().out.split())
-    assert main(["--case", "tiny:fake:fake:1:1", *given, "--python", sys.executable]) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    options = adapted("devices", body)
+    assert main(["show", "vendors", *options]) == 0
+    assert message in " ".join(capsys.readouterr().out.split())
+    assert main(["--case", "tiny:fake:fake:1:1", *options, "--python", sys.executable]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("return None", "container() returned None, expected ContainerOptions"),
         ("return {'network': 'host'}", "container() returned {'network': 'host'}, expected ContainerOptions"),
@@ -89,13 +90,13 @@ def test_devices_that_are_none_are_said(
         ("import sys; sys.exit(7)", "container() called sys.exit(7)"),
     ],
 )
-def test_a_container_that_is_none_is_refused(
-    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+def test_wrong_options_of_a_container_are_refused(
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, message: str
 ) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--dry-run", "--runtime", "docker", "--base-image", "a"]
     assert main([*words, *adapted("container", body)]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert says in said and "adapter.py" in said
+    error = " ".join(capsys.readouterr().err.split())
+    assert message in error and "adapter.py" in error
 
 
 @pytest.mark.parametrize("body", ["return None", "return -1", "return 'text'", "import sys; sys.exit(7)"])
@@ -104,8 +105,7 @@ def test_a_run_goes_on_without_readings(
 ) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--runs", str(tmp_path / "runs")]
     assert main([*words, *adapted("sample", body, "software")]) == 0
-    said = capsys.readouterr()
-    assert "result   valid" in said.out and "fault of the platform" not in said.err
+    assert re.search(r"^result +valid", capsys.readouterr().out, re.MULTILINE)
     (root,) = (tmp_path / "runs").iterdir()
     for method, file in (("sample", "telemetry.jsonl"), ("software", "provenance.json")):
         recorded = (root / file).read_text()
@@ -115,7 +115,7 @@ def test_a_run_goes_on_without_readings(
 @pytest.mark.parametrize(
     "body", ["import time; time.sleep(9)", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)"]
 )
-def test_an_adapter_that_never_answers_is_said(
+def test_an_adapter_that_never_answers_is_reported(
     adapted: Callable[..., list[str]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -124,7 +124,7 @@ def test_an_adapter_that_never_answers_is_said(
 ) -> None:
     monkeypatch.setattr(checked_adapter, "LIMIT_SECONDS", 0.5)
     assert main(["show", "vendors", *adapted("devices", body)]) == 0
-    assert "devices() gave no answer within 0.5 s" in " ".join(capsys.readouterr().out.split())
+    assert re.search(r"devices\(\).*0\.5 s", " ".join(capsys.readouterr().out.split()))
     wait_for_no_tool()
 
 
@@ -150,26 +150,23 @@ def wait_for_no_tool() -> None:
 
 def commands() -> list[list[str]]:
     """Return the command line of every child of this process, also of those that another thread started."""
-    found = []
+    lines = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has just ended
-            found.append(child.cmdline())
-    return found
+            lines.append(child.cmdline())
+    return lines
 
 
 @pytest.mark.parametrize(
     "body", [pytest.param("raise ValueError('no')", marks=pytest.mark.thorough), "import sys; sys.exit(7)"]
 )
-def test_a_preflight_goes_on_without_readings(
-    adapted: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
-) -> None:
+def test_a_preflight_goes_on_without_readings(adapted: Callable[..., list[str]], tmp_path: Path, body: str) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--preflight", "--runs", str(tmp_path / "runs")]
-    assert main([*words, *adapted("sample", body)]) in (0, 3)
-    assert "fault of the platform" not in capsys.readouterr().err
+    assert main([*words, *adapted("sample", body)]) in (0, 3)  # a fault of the platform would be another code
 
 
 @pytest.mark.parametrize(
-    ("method", "body", "says"),
+    ("method", "body", "message"),
     [
         ("", "import sys; sys.exit(7)", "adapter.py: cannot be loaded: SystemExit: 7"),
         ("", "class Adapter: pass", "adapter.py: Adapter(spec) raised TypeError"),
@@ -178,7 +175,7 @@ def test_a_preflight_goes_on_without_readings(
     ],
 )
 def test_an_adapter_that_cannot_be_made_is_refused(
-    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], method: str, body: str, says: str
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], method: str, body: str, message: str
 ) -> None:
     assert main(["--case", "tiny:fake:F1:1:1", "--dry-run", *adapted(method, body)]) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())

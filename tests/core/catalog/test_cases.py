@@ -20,7 +20,7 @@ from plans import ROOT
 from published_models import MODELS
 
 # What a published shape leaves open in tests/core/published_models.py, or a case sets by its own source.
-OWN = {"family", "rope_base", "norm_eps", "init_std", "scaled_residual_init", "experts"}
+OPEN_FIELDS = {"family", "rope_base", "norm_eps", "init_std", "scaled_residual_init", "experts"}
 NAMES = sorted(p.stem for p in (ROOT / "configs/cases").glob("*.yaml"))
 
 
@@ -69,8 +69,8 @@ def test_a_case_of_a_published_model_has_its_parameters(name: str) -> None:
     model = case(name).work("full").model
     count = parameters(model, 4096)
     assert (count.total, count.active) == (MODELS[name].total, MODELS[name].active)
-    wanted = MODELS[name].model().model_dump()
-    assert {key for key, value in model.model_dump().items() if wanted.get(key) != value} <= OWN
+    published = MODELS[name].model().model_dump()
+    assert {key for key, value in model.model_dump().items() if published.get(key) != value} <= OPEN_FIELDS
 
 
 def test_the_published_models_have_cases() -> None:
@@ -82,7 +82,7 @@ def test_a_part_that_a_framework_does_not_have_is_named(name: str) -> None:
     file, _ = Registry().implementation(name)
     if "latent_attention" in file.architecture:
         return
-    with pytest.raises(NotHere, match=f"{name} does not have .*latent_attention.*, which case deepseek_v3 needs"):
+    with pytest.raises(NotHere, match=rf"^{name} .*latent_attention.*\bdeepseek_v3\b"):
         find(Registry(), Selector(case="deepseek_v3", framework=name, target="cpu"))
 
 
@@ -97,8 +97,9 @@ def test_a_smoke_scale_is_the_same_architecture_with_less_of_it(name: str) -> No
     assert all(less[key] <= whole[key] for key in SIZES & set(whole) if whole[key] is not None)
     assert smoke.model.hidden_dropout == smoke.model.attention_dropout == 0
     assert smoke.training.optimizer.name == full.training.optimizer.name
-    own = {"gpt3_6.7B_bf16": "bf16", "llama3_8b_bf16": "bf16", "llama3_8b_fp8": "fp8"}  # to show what it can tell
-    assert smoke.training.precision == own.get(name, "fp32")
+    # These cases are of their precision at smoke scale too.
+    precisions = {"gpt3_6.7B_bf16": "bf16", "llama3_8b_bf16": "bf16", "llama3_8b_fp8": "fp8"}
+    assert smoke.training.precision == precisions.get(name, "fp32")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +114,7 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"smoke.model": {"layer": 1}}, "at scale smoke: model.layer: Extra inputs are not permitted"),
         ({"smoke.model": {"layers": 0}}, "at scale smoke: model.layers: Input should be greater than or equal to 1"),
@@ -134,19 +135,19 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
     ],
 )
 def test_a_smoke_block_that_makes_no_work_is_refused_by_scale_and_key(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = written(tmp_path, change)
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(DocumentError) as refusal:
         load(Case, path)
-    assert str(path) in str(caught.value) and says in str(caught.value)
+    assert str(path) in str(refusal.value) and message in str(refusal.value)
 
 
 def test_smoke_changes_single_keys_and_leaves_their_neighbours(tmp_path: Path) -> None:
-    found = load(Case, written(tmp_path, {"smoke.training": {"steps": 12, "optimizer": {"beta1": 0.8}}}))
-    smoke = found.work("smoke")
+    case = load(Case, written(tmp_path, {"smoke.training": {"steps": 12, "optimizer": {"beta1": 0.8}}}))
+    smoke = case.work("smoke")
     assert (smoke.training.optimizer.beta1, smoke.training.optimizer.beta2) == (0.8, 0.95)
-    assert found.work("full").training.optimizer.beta1 == 0.9
+    assert case.work("full").training.optimizer.beta1 == 0.9
 
 
 def test_work_in_another_precision_has_the_same_digest_but_for_it(registry: Registry) -> None:
@@ -166,17 +167,15 @@ def test_the_number_of_parameters_is_held_to_the_model(tmp_path: Path) -> None:
     derived = Registry(case_files=[path]).case("case+seq128")
     assert derived.parameters is None, "learned positions would be fewer"
     written(tmp_path, {**right, "model.tied_embeddings": True}, llama)
-    with pytest.raises(DocumentError) as refused:
+    numbers = r"8,030,261,248.*7,504,924,672.*embedding 525,336,576.*difference.* 525,336,576"
+    with pytest.raises(DocumentError, match=rf"case\.yaml:.*'parameters'.*{numbers}"):
         Registry(case_files=[path]).case("case")
-    said = str(refused.value)
-    assert "case.yaml: key 'parameters': found 8,030,261,248, expected 7,504,924,672" in said
-    assert "embedding 525,336,576" in said and "The difference is 525,336,576" in said
 
 
 def test_parameters_are_no_part_of_the_work(tmp_path: Path) -> None:
     llama = ROOT / "configs/cases/llama3_8b.yaml"
-    said = load(Case, written(tmp_path, {"parameters": 8_030_261_248}, llama))
-    assert said.work("full") == load(Case, llama).work("full")
+    counted = load(Case, written(tmp_path, {"parameters": 8_030_261_248}, llama))
+    assert counted.work("full") == load(Case, llama).work("full")
 
 
 @pytest.mark.parametrize(("number", "is_right"), [(8_030_261_248, False), (7_504_924_672, True), (None, True)])
@@ -190,5 +189,5 @@ def test_an_extension_has_parameters_of_its_own(tmp_path: Path, number: int | No
     if is_right:
         assert registry.case("tied").parameters == number
     else:
-        with pytest.raises(DocumentError, match=r"tied\.yaml: key 'parameters'"):
+        with pytest.raises(DocumentError, match=r"tied\.yaml: .*'parameters'"):
             registry.case("tied")

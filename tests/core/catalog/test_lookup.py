@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,22 +28,23 @@ def hardware(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return registry
 
 
-def found(registry: Registry, target: str | None) -> tuple[str, str, int]:
+def hardware_of(registry: Registry, target: str | None) -> tuple[str, str, int]:
+    """The vendor, the chip and the number of devices of a target."""
     here = lookup.find_hardware(registry, target)
     return here.adapter.spec.name, here.chip.name, len(here.devices)
 
 
 def test_without_an_accelerator_the_cpu_is_taken(hardware: Registry) -> None:
-    assert found(hardware, None) == ("cpu", "cpu", 1)
+    assert hardware_of(hardware, None) == ("cpu", "cpu", 1)
 
 
 def test_an_accelerator_that_is_here_is_taken_first(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "4")
-    assert found(hardware, None) == ("fake", "F1", 4)
+    assert hardware_of(hardware, None) == ("fake", "F1", 4)
 
 
 def test_a_named_vendor_without_devices_gives_its_first_chip_and_none_here(hardware: Registry) -> None:
-    assert found(hardware, "fake") == ("fake", "F1", 0)
+    assert hardware_of(hardware, "fake") == ("fake", "F1", 0)
 
 
 @pytest.mark.parametrize(("name", "here"), [("F1", 2), ("f1-8gb", 2), ("F2", 0)])
@@ -50,7 +52,7 @@ def test_a_chip_by_name_or_alias_counts_only_its_own_devices(
     hardware: Registry, monkeypatch: pytest.MonkeyPatch, name: str, here: int
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    assert found(hardware, name) == ("fake", name[:2].upper(), here)
+    assert hardware_of(hardware, name) == ("fake", name[:2].upper(), here)
 
 
 def test_a_device_of_an_unknown_kind_has_no_peaks(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,32 +65,32 @@ def test_a_device_of_an_unknown_kind_has_no_peaks(hardware: Registry, monkeypatc
 
 
 def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registry) -> None:
-    with pytest.raises(UnknownName, match="unknown vendor or chip 'F1-80GB'; nearest: F1-8GB"):
+    with pytest.raises(UnknownName, match=r"'F1-80GB';.*\bF1-8GB\b"):
         lookup.find_hardware(hardware, "F1-80GB")
 
 
 @pytest.mark.parametrize(
-    ("alias", "asked", "says"),
+    ("alias", "name", "message"),
     [
         ("h100", "H100", "'H100' names (H100-SXM5-80GB|F1) of vendor .*, and (H100-SXM5-80GB|F1) of vendor"),
         ("NVIDIA", "nvidia", "'nvidia' names F1 of vendor fake, and the vendor nvidia; write another name"),
     ],
 )
-def test_a_name_of_two_things_is_refused(plugins: Path, alias: str, asked: str, says: str) -> None:
+def test_a_name_of_two_things_is_refused(plugins: Path, alias: str, name: str, message: str) -> None:
     file = plugins / "vendors/fake/vendor.yaml"
     file.write_text(file.read_text().replace("[F1-8GB]", f"[F1-8GB, {alias}]"))
-    with pytest.raises(UsageError, match=says):
-        find_chip(Registry([plugins]), asked)
+    with pytest.raises(UsageError, match=message):
+        find_chip(Registry([plugins]), name)
     assert find_chip(Registry([plugins]), "F1")[1].name == "F1"
     assert find_chip(Registry(), "H100")[1].name == "H100-SXM5-80GB"
 
 
 def test_a_vendor_is_no_chip_and_an_unknown_chip_may_be_in_a_folder_of_plugins(registry: Registry) -> None:
-    with pytest.raises(UsageError, match="found the vendor 'nvidia', expected a chip: V100-SXM2-16GB, "):
+    with pytest.raises(UsageError, match=r"'nvidia'.*: V100-SXM2-16GB, "):
         find_chip(registry, "nvidia")
-    with pytest.raises(UnknownName, match=r"`show chips` shows all\.$"):
+    with pytest.raises(UnknownName, match=r"`show chips`[^-]*$"):
         find_chip(registry, "X1")
-    with pytest.raises(UnknownName, match="A folder of your own is given with --plugins DIR"):
+    with pytest.raises(UnknownName, match="--plugins DIR"):
         find_chip(Registry(), "X1")
 
 
@@ -104,11 +106,10 @@ def test_all_of_one_selector(hardware: Registry) -> None:
 
 
 def test_a_framework_that_the_vendor_does_not_know_is_refused(hardware: Registry) -> None:
-    why = "neither torch nor vendor fake says how torch reaches devices of kind 'fake'; add `reaches.fake` to torch's"
-    with pytest.raises(UsageError, match=why):
-        lookup.find(hardware, parse_selector("tiny:torch:fake"))
-    with pytest.raises(UsageError, match="neither fake nor vendor cpu says how fake reaches devices of kind 'cpu'"):
-        lookup.find(hardware, parse_selector("tiny:fake:cpu"))
+    for framework, vendor in (("torch", "fake"), ("fake", "cpu")):
+        facts = rf"neither {framework} nor.*\b{vendor}\b.*'{vendor}'.*`reaches\.{vendor}`.*\b{framework}'s"
+        with pytest.raises(UsageError, match=facts):
+            lookup.find(hardware, parse_selector(f"tiny:{framework}:{vendor}"))
 
 
 def test_a_framework_says_itself_how_it_reaches_devices() -> None:
@@ -125,8 +126,8 @@ def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
     nvidia = hardware.vendor_file("nvidia")
     torch = hardware.implementation("torch")[0].model_copy(update={"reaches": {"nvidia": reach}})
     assert lookup.access_of(torch, nvidia) == nvidia.frameworks["torch"] != reach.access
-    (said,) = lookup.access_notices(torch, nvidia)
-    assert "by cuda and nccl; torch says gpu and nccl" in said and "The vendor's words are used" in said
+    (notice,) = lookup.access_notices(torch, nvidia)
+    assert re.search(r"nvidia.*\bcuda.*nccl; torch.*\bgpu.*nccl.*'nvidia'\..*vendor", notice)
     same = torch.model_copy(update={"reaches": {"nvidia": DeviceReach(device="cuda", backend="nccl")}})
     assert lookup.access_notices(same, nvidia) == ()
     alone = nvidia.model_copy(update={"frameworks": {}})
@@ -137,14 +138,14 @@ def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
 def test_a_part_that_a_framework_lacks_is_refused(plugins: Path) -> None:
     file = plugins / "models/fake/implementation.yaml"
     file.write_text(file.read_text().replace("learned_positions, ", ""))
-    with pytest.raises(UsageError, match="fake does not have learned_positions, which case tiny needs; it has rope, "):
+    with pytest.raises(UsageError, match=r"^fake.*\blearned_positions,.*\btiny\b.*\brope, "):
         lookup.find(Registry([plugins]), parse_selector("tiny:fake:fake"))
 
 
 def test_tuning_for_another_case_is_refused(plugins: Path) -> None:
     file = plugins / "vendors/fake/tuning/tiny.yaml"
     file.write_text(file.read_text().replace("case: tiny", "case: large"))
-    with pytest.raises(UsageError, match="key 'case': found 'large', expected 'tiny' as in the file name"):
+    with pytest.raises(UsageError, match=r"tiny\.yaml:.*'case':.*'large'.*'tiny'"):
         tuning_rows(Registry([plugins]), "fake", "tiny")
 
 
@@ -159,19 +160,19 @@ def silent(problem: str, *devices: Device) -> DeviceList:
     return DeviceList(devices, problem)
 
 
+PROBLEM = "fake-smi did not answer within 5 s"
+
+
 @pytest.fixture
 def hung(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent("fake-smi did not answer within 5 s"))
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent(PROBLEM))
     return hardware
 
 
 def test_a_tool_that_is_here_and_does_not_answer_never_gives_a_cpu_plan(hung: Registry) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"^vendor fake: {PROBLEM}\..*`:cpu`.*FAKE_VISIBLE_DEVICES=$") as refusal:
         lookup.find(hung, parse_selector("tiny:fake"))
-    assert caught.value.exit_code == 2
-    said = str(caught.value)
-    assert said.startswith("vendor fake: fake-smi did not answer within 5 s. So it is unknown")
-    assert "`:cpu`" in said and "FAKE_VISIBLE_DEVICES=" in said
+    assert refusal.value.exit_code == 2
 
 
 def test_an_adapter_that_raises_is_a_tool_that_does_not_answer(
@@ -181,47 +182,46 @@ def test_an_adapter_that_raises_is_a_tool_that_does_not_answer(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(hardware.vendor("fake"), "devices", fail)
-    with pytest.raises(UsageError, match=r"vendor fake: the adapter raised OSError: \[Errno 5\] Input/output error"):
+    with pytest.raises(UsageError, match=r"^vendor fake:.*\bOSError:.*\b5\b.*Input/output"):
         lookup.find_hardware(hardware, None)
 
 
 def test_with_the_cpu_named_the_silent_vendor_is_said_not_to_be_used(hung: Registry) -> None:
     here = lookup.find_hardware(hung, "cpu")
     assert (here.adapter.spec.name, here.problem) == ("cpu", None)
-    assert here.notices == ("vendor fake is not used: fake-smi did not answer within 5 s",)
+    (notice,) = here.notices
+    assert re.fullmatch(rf"vendor fake.*not.*: {PROBLEM}", notice)
 
 
 @pytest.mark.parametrize("target", ["fake", "F1"])
 def test_a_silent_vendor_that_is_named_has_no_devices_and_the_reason(hung: Registry, target: str) -> None:
     here = lookup.find_hardware(hung, target)
-    assert (here.devices, here.problem) == ((), "fake-smi did not answer within 5 s")
-    assert here.notices == ("vendor fake: fake-smi did not answer within 5 s",)
+    assert (here.devices, here.problem) == ((), PROBLEM)
+    assert here.notices == (f"vendor fake: {PROBLEM}",)
 
 
 def test_devices_beside_a_lost_one_are_taken_and_the_loss_is_told(
     hardware: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = Device(0, "F1", "Fake F1 8GB", 8 * 2**30)
-    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent("device 1: lost", left))
+    problem = "device 1: lost"
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent(problem, left))
     here = lookup.find_hardware(hardware, None)
-    assert (here.adapter.spec.name, here.devices, here.notices) == ("fake", (left,), ("vendor fake: device 1: lost",))
+    assert (here.adapter.spec.name, here.devices, here.notices) == ("fake", (left,), (f"vendor fake: {problem}",))
 
 
 def test_an_accelerator_that_answers_is_taken_and_the_silent_one_before_it_is_named(
     hardware: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
-    monkeypatch.setattr(hardware.vendor("amd"), "devices", lambda: silent("amd-smi did not answer within 10 s"))
+    monkeypatch.setattr(hardware.vendor("amd"), "devices", lambda: silent(PROBLEM))
     here = lookup.find_hardware(hardware, None)
-    assert (here.adapter.spec.name, here.notices) == (
-        "fake",
-        ("vendor amd is not used: amd-smi did not answer within 10 s",),
-    )
+    (notice,) = here.notices
+    assert here.adapter.spec.name == "fake" and re.fullmatch(rf"vendor amd.*not.*: {PROBLEM}", notice)
 
 
 def test_each_tool_runs_once_in_a_command(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: calls.append("asked") or silent("hangs"))
-    for target in ("cpu", "cpu", "fake", "F1"):
-        lookup.find_hardware(hardware, target)
-    assert calls == ["asked"]
+    listings = iter([silent("hangs")])
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: next(listings))
+    problems = [lookup.find_hardware(hardware, target).problem for target in ("cpu", "cpu", "fake", "F1")]
+    assert problems == [None, None, "hangs", "hangs"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from plans import PLUGINS, ROOT
+
+PARTS = "vendors/, models/, configs/ or launchers/"
 
 
 def test_the_checkout_and_plugins_are_found(registry: Registry) -> None:
@@ -49,33 +53,29 @@ def test_an_adapter_may_add_to_the_generic_one(plugins: Path) -> None:
     ],
 )
 def test_a_name_claimed_twice_names_both_owners(plugins: Path, kind: str, attribute: str, path: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    name = "pair" if kind == "suite" else Path(path).stem if kind == "case" else "fake"
+    with pytest.raises(UsageError, match=rf"\b{kind} '{name}': {PLUGINS / path} and {plugins / path};"):
         getattr(Registry([PLUGINS, plugins]), attribute)
-    message = str(caught.value)
-    assert f"two plugins claim the {kind}" in message
-    assert str(PLUGINS / path) in message and str(plugins / path) in message
 
 
 def test_a_plugins_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="absent: no such folder; expected one with vendors/, models/, configs/ or"):
+    with pytest.raises(UsageError, match=rf"^--plugins {tmp_path}/absent: no.*{PARTS}$"):
         Registry([tmp_path / "absent"])
 
 
 def test_a_folder_without_plugins_is_refused_and_the_one_that_is_meant_is_told(tmp_path: Path) -> None:
     shutil.copytree(PLUGINS, tmp_path / "package/inner")
-    for given in (".", "package", "package/inner/models", "package/inner/models/fake", "package/inner/configs/cases"):
-        with pytest.raises(UsageError) as caught:
-            Registry([tmp_path / given])
-        assert str(caught.value).startswith(f"--plugins {tmp_path / given}: found a folder with none of these parts; ")
-        assert f"; give --plugins {tmp_path / 'package/inner'}, or install" in str(caught.value), given
+    for wrong in (".", "package", "package/inner/models", "package/inner/models/fake", "package/inner/configs/cases"):
+        with pytest.raises(UsageError, match=rf"^--plugins {tmp_path / wrong}: .*--plugins {tmp_path}/package/inner,"):
+            Registry([tmp_path / wrong])
     (tmp_path / "other/deep/notes").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"none of these parts; expected one with vendors/, .* or launchers/$"):
+    with pytest.raises(UsageError, match=rf"^--plugins {tmp_path}/other/deep: found.*{PARTS}$"):
         Registry([tmp_path / "other/deep"])
 
 
 def test_a_folder_that_is_still_empty_or_has_launchers_only_is_taken(tmp_path: Path) -> None:
     registry = Registry([tmp_path])
-    with pytest.raises(UnknownName, match=rf"Searched: {ROOT}, {tmp_path}.*; --plugins DIR adds a folder"):
+    with pytest.raises(UnknownName, match=rf"{ROOT}, {tmp_path}.*--plugins DIR"):
         registry.case("mini")
     (tmp_path / "launchers/pbs").mkdir(parents=True)
     (tmp_path / "launchers/pbs/launcher.py").touch()
@@ -87,9 +87,8 @@ def test_a_folder_that_is_still_empty_or_has_launchers_only_is_taken(tmp_path: P
 )
 def test_a_document_with_the_ending_yml_is_refused(plugins: Path, path: str) -> None:
     (plugins / f"{path}.yaml").rename(plugins / f"{path}.yml")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"^--plugins {plugins}: .*{plugins / path}\.yml\b.*\.yaml\b"):
         Registry([plugins])
-    assert f"found {plugins / path}.yml, expected the ending .yaml: rename it" in str(caught.value)
 
 
 def test_an_installed_package_brings_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugins: Path) -> None:
@@ -107,26 +106,25 @@ def test_an_installed_package_brings_plugins(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", ["case", "suite", "framework", "vendor"])
 def test_unknown_names_list_the_nearest(registry: Registry, kind: str) -> None:
-    lookups = {
+    lookups: dict[str, tuple[Callable[[str], object], str, str]] = {
         "case": (registry.case, "gpt3_67B", "gpt3_6.7B"),
         "suite": (registry.suite, "pairs", "pair"),
         "framework": (registry.implementation, "troch", "torch"),
         "vendor": (registry.vendor, "nvida", "nvidia"),
     }
     look_up, wrong, right = lookups[kind]
-    with pytest.raises(UnknownName) as caught:
+    with pytest.raises(UnknownName, match=rf"\b{kind} '{wrong}'; nearest: {re.escape(right)}\b") as refusal:
         look_up(wrong)
-    assert str(caught.value).startswith(f"unknown {kind} '{wrong}'; nearest: {right}")
-    assert caught.value.exit_code == 2
+    assert refusal.value.exit_code == 2
 
 
 def test_a_name_like_no_other_lists_all_there_are(registry: Registry) -> None:
-    with pytest.raises(UnknownName, match=r"known: amd, ascend, .*, cpu, fake, .*, nvidia"):
+    with pytest.raises(UnknownName, match=re.escape(", ".join(sorted(registry.vendors)))):
         registry.vendor("zzz")
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("import no_such_module", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("1 / 0", "cannot be loaded: ZeroDivisionError"),
@@ -135,14 +133,14 @@ def test_a_name_like_no_other_lists_all_there_are(registry: Registry) -> None:
         (None, "adapter.py; expected one of the three to find devices"),
     ],
 )
-def test_a_broken_adapter_is_named_by_its_file(plugins: Path, code: str | None, says: str) -> None:
+def test_a_broken_adapter_is_named_by_its_file(plugins: Path, code: str | None, message: str) -> None:
     adapter = plugins / "vendors/fake/adapter.py"
     adapter.unlink()
     if code is not None:
         adapter.write_text(code)
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(DocumentError) as refusal:
         Registry([plugins]).vendor("fake")
-    assert str(adapter) in str(caught.value) and says in str(caught.value)
+    assert str(adapter) in str(refusal.value) and message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +151,14 @@ def test_a_broken_adapter_is_named_by_its_file(plugins: Path, code: str | None, 
         ("vendors/fake/vendor.yaml", "name: fake", "name: real", lambda r: r.vendor_file("fake")),
     ],
 )
-def test_a_document_in_the_wrong_place_is_refused(plugins: Path, path: str, old: str, new: str, look_up) -> None:
+def test_a_document_in_the_wrong_place_is_refused(
+    plugins: Path, path: str, old: str, new: str, look_up: Callable[[Registry], object]
+) -> None:
     file = plugins / path
     file.write_text(file.read_text().replace(old, new, 1))
-    with pytest.raises(DocumentError) as caught:
+    before, after = old.split(": ")[1], new.split(": ")[1]
+    with pytest.raises(DocumentError, match=rf"^{file}: .*'{after}'.*'{before}'"):
         look_up(Registry([plugins]))
-    assert str(file) in str(caught.value) and "as in its path" in str(caught.value)
 
 
 def test_nothing_is_parsed_before_it_is_asked_for(plugins: Path) -> None:
@@ -194,28 +194,28 @@ def modules_after(*arguments: str) -> set[str]:
     ],
 )
 def test_a_command_imports_only_what_it_needs(arguments: list[str], unwanted: set[str]) -> None:
-    found = modules_after(*arguments)
-    assert "levelfield" in found
-    assert found & (unwanted | {"torch", "pandas", "tokenizers", "safetensors"}) == set()
+    modules = modules_after(*arguments)
+    assert "levelfield" in modules
+    assert modules & (unwanted | {"torch", "pandas", "tokenizers", "safetensors"}) == set()
 
 
 def test_an_unknown_name_says_what_its_own_folder_lacks_or_what_was_searched(tmp_path: Path) -> None:
     for folder in ("models/hips", "vendors/acme"):
         (tmp_path / folder).mkdir(parents=True)
     registry = Registry([tmp_path])
-    with pytest.raises(UnknownName, match=r"models/hips exists and has no implementation\.yaml, expected one\."):
+    with pytest.raises(UnknownName, match=rf"{tmp_path}/models/hips.*\bno implementation\.yaml\b"):
         registry.implementation("hips")
-    with pytest.raises(UnknownName, match=r"models/hips exists and has no implementation\.yaml, expected one\."):
+    with pytest.raises(UnknownName, match=rf"{tmp_path}/models/hips.*\bno implementation\.yaml\b"):
         FrameworkSubject("hips", [tmp_path])
-    with pytest.raises(UnknownName, match=r"vendors/acme exists and has no vendor\.yaml, expected one\."):
+    with pytest.raises(UnknownName, match=rf"{tmp_path}/vendors/acme.*\bno vendor\.yaml\b"):
         registry.vendor("acme")
     for look_up in (registry.case, registry.implementation, registry.suite):
-        with pytest.raises(UnknownName, match=rf"Searched: {ROOT}, {tmp_path}; --plugins DIR adds .*`show` shows all"):
+        with pytest.raises(UnknownName, match=rf"{ROOT}, {tmp_path};.*--plugins DIR.*`show`"):
             look_up("other")
 
 
 def test_an_installed_case_with_the_ending_yml_is_named(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (plugins / "configs/cases/tiny.yaml").rename(plugins / "configs/cases/tiny.yml")
     monkeypatch.setattr("levelfield.catalog.registry._installed", lambda path: (plugins,))
-    with pytest.raises(UnknownName, match=r"tiny\.yml exists, expected the ending \.yaml: rename it\."):
+    with pytest.raises(UnknownName, match=rf"{plugins}/configs/cases/tiny\.yml\b.*\.yaml\b"):
         Registry().case("tiny")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,18 @@ def record(folder: Path, **change: Any) -> Path:
     return path
 
 
-def said(**which: str) -> str | None:
-    return Rehearsals(Registry()).latest(**which)
+def latest(**conditions: str) -> str | None:
+    return Rehearsals(Registry()).latest(**conditions)
 
 
-def test_without_evidence_nothing_is_said(folder: Path) -> None:
-    assert said() is None and Rehearsals(Registry()).faults == {}
+def test_without_evidence_nothing_is_listed(folder: Path) -> None:
+    assert latest() is None and Rehearsals(Registry()).faults == {}
 
 
 def test_a_rehearsal_counts_for_its_framework_its_kind_and_its_vendor(folder: Path) -> None:
     record(folder)
-    assert said() == said(framework="torch", kind="nvidia") == said(vendor="nvidia") == "rehearsed 2026-11"
-    assert said(framework="megatron") is said(kind="cpu") is said(vendor="amd") is None
+    assert latest() == latest(framework="torch", kind="nvidia") == latest(vendor="nvidia") == "rehearsed 2026-11"
+    assert latest(framework="megatron") is latest(kind="cpu") is latest(vendor="amd") is None
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_a_rehearsal_of_other_code_or_with_failures_counts_for_nothing(
     change: dict[str, Any], fault: str, folder: Path
 ) -> None:
     record(folder, **change)
-    found = Rehearsals(Registry())
-    assert found.latest() is None and list(found.faults.values()) == [fault]
+    rehearsals = Rehearsals(Registry())
+    assert rehearsals.latest() is None and list(rehearsals.faults.values()) == [fault]
 
 
 def test_a_rehearsal_counts_until_what_takes_the_place_of_the_device_changes(folder: Path) -> None:
@@ -79,9 +80,9 @@ def test_a_rehearsal_counts_until_what_takes_the_place_of_the_device_changes(fol
         path = folder / name
         before = path.read_text()
         path.write_text(before + "// changed")
-        assert said() is None, name
+        assert latest() is None, name
         path.write_text(before)
-        assert said() is not None, name
+        assert latest() is not None, name
 
 
 @pytest.mark.parametrize(
@@ -113,8 +114,8 @@ def test_the_listings_say_when_and_fit_80_columns(folder: Path, capsys: pytest.C
     assert main(["show", "frameworks"]) == 0
     frameworks = capsys.readouterr().out
     cell = " ".join(vendors.split())  # it is folded where the name of this machine's processor is long
-    assert cell.endswith("; rehearsed 2026-11") and vendors.count("rehearsed") == 1
-    assert "nvidia: pins ran nowhere yet; rehearsed 2026-11" in frameworks and frameworks.count("rehearsed") == 1
+    assert cell.endswith("rehearsed 2026-11") and vendors.count("rehearsed") == 1
+    assert re.search(r"nvidia:.*; rehearsed 2026-11$", frameworks, re.MULTILINE) and frameworks.count("rehearsed") == 1
     assert max(map(len, (vendors + frameworks).splitlines())) <= 80
     assert main(["show", "frameworks", "--json"]) == 0
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["frameworks"]}

@@ -36,7 +36,7 @@ def test_another_name_stays_unknown(name: str) -> None:
 
 
 def test_a_file_in_place_of_a_name_is_told_how_files_are_given() -> None:
-    with pytest.raises(UnknownName, match=r"--case-file mine/own\.yaml, and its case is called 'own'"):
+    with pytest.raises(UnknownName, match=r"--case-file mine/own\.yaml,.*'own'"):
         REGISTRY.case("mine/own.yaml")
 
 
@@ -52,12 +52,13 @@ def test_a_spelling_of_two_cases_is_refused(tmp_path: Path) -> None:
         (folder / f"{name}.yaml").write_text(text.replace("name: gpt2_small\n", f"name: {name}\n"), "utf-8")
     registry = Registry([tmp_path])
     assert registry.case("mine-a").name == "mine-a"
-    with pytest.raises(UsageError, match="mine-a and mine_a, which differ in spelling only"):
+    with pytest.raises(UsageError, match=r"'MINE_A':.*\bmine-a.*\bmine_a\b"):
         registry.case("MINE_A")
     shutil.rmtree(tmp_path)
 
 
 def test_the_row_of_a_report_says_how_it_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", "2D_PP_2x8x2_512_2304x24:oneflow", "--dry-run"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert '`2D_PP_2x8x2_512_2304x24` is an entry of a suite: run `--suite oneflow_gpt --entry "2D_PP_' in said
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--suite oneflow_gpt" in error
+    assert '--entry "2D_PP_2x8x2_512_2304x24"' in error

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import HEADINGS, LAYOUTS, kind_of, rows
+from levelfield.catalog.support import HEADINGS, LAYOUTS, State, kind_of, rows
 from levelfield.cli.show_command import layout_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
@@ -22,40 +22,44 @@ RIGHT = Difference(
 )
 
 
-def run_of(layout: str = "DP2", difference: Difference | None = RIGHT, precision: str = "fp32") -> MatrixRun:
+def run_of(layout: str = "DP2", difference: Difference | None = RIGHT) -> MatrixRun:
     place = {"DP2": Layout(data=2), "TP2": Layout(tensor=2)}[layout]
-    row = {
-        "date": "2026-01-01",
-        "commit": None,
-        "code": training_code(*Registry([FAKE.parents[1]]).labelled("fake"), "cpu"),
-    }
-    row |= {"name": layout, "family": "gpt", "precision": precision, "layout": place, "steps": 40}
-    return MatrixRun(**row, difference=difference)
+    return MatrixRun(
+        date="2026-01-01",
+        commit=None,
+        code=training_code(*Registry([FAKE.parents[1]]).labelled("fake"), "cpu"),
+        name=layout,
+        family="gpt",
+        precision="fp32",
+        layout=place,
+        steps=40,
+        difference=difference,
+    )
 
 
-def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, str]:
+def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, State]:
     """The row of GPT of the implementation `fake` with these runs recorded."""
     home = folder / "models" / "fake"
     shutil.copytree(FAKE, home)
     if runs:
         tested = LayoutRuns(framework="fake", version="1.2.3", device_kind="cpu", machine="a machine", runs=runs)
         (home / "tested.json").write_text(dump(tested))
-    found = [row for row in rows(Registry([folder])) if row.framework == "fake"]
-    return next(row.cells for row in found if (row.family, row.precision) == ("gpt", precision))
+    table = [row for row in rows(Registry([folder])) if row.framework == "fake"]
+    return next(row.cells for row in table if (row.family, row.precision) == ("gpt", precision))
 
 
-def test_without_a_record_nothing_is_tested(tmp_path):
-    found = cells(tmp_path)
-    assert (found.pop("CP"), found.pop("EP")) == ("-", "-")  # which its manifest does not offer
-    assert set(found.values()) == {"written"}
+def test_without_a_record_nothing_is_tested(tmp_path: Path) -> None:
+    states = cells(tmp_path)
+    assert (states.pop("CP"), states.pop("EP")) == ("-", "-")  # which its manifest does not offer
+    assert set(states.values()) == {"written"}
 
 
-def test_a_passed_run_makes_its_own_cell_tested_and_no_other(tmp_path):
-    found = cells(tmp_path, run_of())
-    assert {key for key, state in found.items() if state == "tested"} == {"DP"}
+def test_a_passed_run_makes_its_own_cell_tested_and_no_other(tmp_path: Path) -> None:
+    states = cells(tmp_path, run_of())
+    assert {key for key, state in states.items() if state == "tested"} == {"DP"}
 
 
-def test_what_only_an_accelerator_offers_needs_the_chip(tmp_path):
+def test_what_only_an_accelerator_offers_needs_the_chip(tmp_path: Path) -> None:
     assert set(cells(tmp_path, run_of(), precision="fp16").values()) == {"chip", "-"}
 
 
@@ -74,16 +78,16 @@ def test_what_only_an_accelerator_offers_needs_the_chip(tmp_path):
     ],
     ids=str,
 )
-def test_one_run_that_does_not_pass_is_said(change, tmp_path):
+def test_one_run_that_does_not_pass_fails_the_cell(change: dict[str, float | None], tmp_path: Path) -> None:
     wrong = run_of(difference=RIGHT.model_copy(update=change))
     assert cells(tmp_path, run_of(), wrong)["DP"] == "fails"
 
 
-def test_a_run_that_did_not_end_is_said(tmp_path):
+def test_a_run_that_did_not_end_fails_the_cell(tmp_path: Path) -> None:
     assert cells(tmp_path, run_of("TP2", difference=None))["TP"] == "fails"
 
 
-def test_sixteen_bits_are_held_to_their_own_limits():
+def test_sixteen_bits_are_held_to_their_own_limits() -> None:
     coarse = RIGHT.model_copy(update={"first_loss": 1e-4, "loss": 1e-3, "grad_norm": 0.02, "parameter_norm": 0.5})
     assert coarse.within("bf16") and not coarse.within("fp32")
     assert not coarse.model_copy(update={"loss": 6e-3}).within("bf16")
@@ -124,7 +128,7 @@ def test_a_noise_that_is_no_number_is_no_record(noise: float) -> None:
         OwnNoise(first_loss=noise, loss=1e-5, grad_norm=1e-4)
 
 
-def test_a_damaged_record_is_named(tmp_path):
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     home = tmp_path / "models" / "fake"
     shutil.copytree(FAKE, home)
     (home / "tested.json").write_text(json.dumps({"schema": "levelfield.tested/2", "runs": []}))
@@ -132,7 +136,7 @@ def test_a_damaged_record_is_named(tmp_path):
         list(rows(Registry([tmp_path])))
 
 
-def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offered():
+def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offered() -> None:
     by = {(row.framework, row.family, row.precision): row.cells for row in rows(Registry())}
     assert by["megatron", "llama", "fp32"]["EP"] == "-"
     assert by["megatron", "mixture", "fp32"]["EP"] != "-"
@@ -142,16 +146,15 @@ def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offere
     assert "-" not in [by["torch", "mixture", "fp32"][key] for key in tensor]
 
 
-def test_kinds_of_layouts():
-    zero = {"data": 2, "sharding_degree": 2}
+def test_a_layout_has_the_column_of_what_it_divides() -> None:
     assert kind_of(Layout()) == "one"
-    assert kind_of(Layout(**zero, sharding_stage=3)) == "Z3"
+    assert kind_of(Layout(data=2, sharding_degree=2, sharding_stage=3)) == "Z3"
     assert kind_of(Layout(tensor=2, sequence_parallel=True)) == "TP+SP"
     assert kind_of(Layout(pipeline=2, tensor=2)) == "TPxPP"
-    assert kind_of(Layout(**zero, sharding_stage=1, tensor=2)) is None  # no column says so much
+    assert kind_of(Layout(data=2, sharding_degree=2, sharding_stage=1, tensor=2)) is None  # no column says so much
 
 
-def test_the_table_fits_80_columns():
+def test_the_table_fits_80_columns() -> None:
     lines = "\n".join(layout_lines(list(rows(Registry())))).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[3:] == [HEADINGS.get(key, key) for key in LAYOUTS]
