@@ -18,10 +18,10 @@ LATENT = {"key_value_rank": 64, "plain_size": 16, "rotary_size": 8, "value_size"
 
 
 def reason(document: type[Value], **content: Any) -> str:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as refusal:
         document.model_validate(content)
-    (found,) = refused.value.errors()
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+    (fault,) = refusal.value.errors()
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
 
 
 def model_reason(**changes: Any) -> str:
@@ -39,11 +39,11 @@ def test_each_kind_of_scaling_is_whole_with_its_own_keys() -> None:
 @pytest.mark.parametrize("key", ["low_factor", "high_factor", "original_length"])
 def test_llama3_scaling_names_the_missing_key(key: str) -> None:
     content = {name: value for name, value in LLAMA3.items() if name != key}
-    assert reason(RopeScaling, **content).endswith(f"rope_scaling llama3: missing {key}")
+    assert reason(RopeScaling, **content).endswith(f"llama3: missing {key}")
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ({**YARN, "beta_fast": None}, "rope_scaling yarn: missing beta_fast"),
         ({**YARN, "low_factor": 1}, "rope_scaling yarn: found low_factor, which this kind does not have"),
@@ -56,15 +56,15 @@ def test_llama3_scaling_names_the_missing_key(key: str) -> None:
         ({**LLAMA3, "kind": "dynamic"}, "kind: Input should be 'linear', 'llama3' or 'yarn'"),
     ],
 )
-def test_a_wrong_scaling_is_refused(content: dict[str, Any], says: str) -> None:
-    assert says in reason(RopeScaling, **content)
+def test_a_wrong_scaling_is_refused(content: dict[str, Any], message: str) -> None:
+    assert message in reason(RopeScaling, **content)
 
 
 # ---- experts
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"chosen": 9}, "chosen: found 9, expected at most count 8"),
         ({"chosen": 0}, "chosen: Input should be greater than or equal to 1"),
@@ -81,8 +81,8 @@ def test_a_wrong_scaling_is_refused(content: dict[str, Any], says: str) -> None:
         ({"chosen": 3, "router": {"groups": {"count": 4, "chosen": 1}}}, "that hold the 3 chosen experts"),
     ],
 )
-def test_wrong_experts_are_refused(change: dict[str, Any], says: str) -> None:
-    assert says in reason(Experts, **{**MIXTURE, **change})
+def test_wrong_experts_are_refused(change: dict[str, Any], message: str) -> None:
+    assert message in reason(Experts, **{**MIXTURE, **change})
 
 
 def test_the_layers_that_are_mixtures() -> None:
@@ -105,7 +105,7 @@ def test_the_number_of_mixtures_is_that_of_the_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         (
             {"positions": "learned", "rope_base": None, "rope_scaling": LLAMA3},
@@ -127,8 +127,8 @@ def test_the_number_of_mixtures_is_that_of_the_layers() -> None:
         ({"norm_place": "sandwich"}, "norm_place: Input should be 'before' or 'after'"),
     ],
 )
-def test_parts_that_do_not_compose_are_refused(changes: dict[str, Any], says: str) -> None:
-    assert says in model_reason(**changes)
+def test_parts_that_do_not_compose_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert message in model_reason(**changes)
 
 
 def test_a_head_size_of_its_own_needs_no_division() -> None:
@@ -209,5 +209,5 @@ def test_the_families_of_the_table_are_made_of_parts() -> None:
 
 
 def test_a_router_s_defaults_are_mixtral_s() -> None:
-    found = Router()
-    assert (found.scores, found.normalised, found.scale, found.auxiliary_loss) == ("softmax", True, 1.0, 0.0)
+    router = Router()
+    assert (router.scores, router.normalised, router.scale, router.auxiliary_loss) == ("softmax", True, 1.0, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("deep.yaml", "[" * 100_000, "found more than 100 nested levels"),
         ("deep.yaml", "{a: " * 50_000, "found more than 100 nested levels"),
@@ -45,18 +46,18 @@ def written(folder: Path, name: str, text: str) -> Path:
     ],
     ids=lambda value: value[:12],
 )
-def test_a_hostile_file_is_an_error_with_its_name(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_hostile_file_is_an_error_with_its_name(tmp_path: Path, name: str, text: str, message: str) -> None:
     """In a process of its own, as a loader that is too deep ends the process."""
     path = written(tmp_path, name, text)
     done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1, done.returncode
     last = done.stderr.splitlines()[-1]
-    assert "DocumentError" in last and name in last and says in last
+    assert "DocumentError" in last and name in last and message in last
 
 
 def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_reading, "MOST_BYTES", 10)
-    with pytest.raises(DocumentError, match="found 11 bytes, expected at most 10"):
+    with pytest.raises(DocumentError, match=r"large\.yaml: .*\b11\b.*\b10$"):
         read_mapping(written(tmp_path, "large.yaml", "a: 12345678"))
 
 
@@ -71,12 +72,12 @@ def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_honest_files_are_read_as_before(tmp_path: Path, text: str, content: object) -> None:
-    found = read_mapping(written(tmp_path, "good.yaml", text))
-    assert content is None or found == content
+    mapping = read_mapping(written(tmp_path, "good.yaml", text))
+    assert content is None or mapping == content
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "message"),
     [
         ("017", "which is 15 in YAML 1.1 and 17 in YAML 1.2; write 15, 17 or '017'"),
         ("-010", "which is -8 in YAML 1.1 and -10 in YAML 1.2; write -8, -10 or '-010'"),
@@ -93,12 +94,13 @@ def test_honest_files_are_read_as_before(tmp_path: Path, text: str, content: obj
     ],
     ids=lambda value: value[:8],
 )
-def test_a_word_that_two_versions_of_yaml_read_differently_is_refused(tmp_path: Path, word: str, says: str) -> None:
+def test_a_word_that_two_versions_of_yaml_read_differently_is_refused(tmp_path: Path, word: str, message: str) -> None:
     for text in (f"a: 1\n{word}: b", f"a: 1\nb: {word}", f"a: 1\nb: [{word}]", f"a: 1\nb: {{c: {word}}}"):
         path = written(tmp_path, "a.yaml", text + "\n")
-        with pytest.raises(DocumentError) as caught:
+        with pytest.raises(DocumentError) as refusal:
             read_mapping(path)
-        assert f"{path}: line 2, `{text[5:65]}`: found {word[:25]}" in str(caught.value) and says in str(caught.value)
+        place = re.escape(f"{path}: line 2, `{text[5:65]}`:")
+        assert re.search(rf"{place}.*{re.escape(word[:25])}", str(refusal.value)) and message in str(refusal.value)
     for quoted in (f"'{word}'", f'"{word}"'):
         assert read_mapping(written(tmp_path, "a.yaml", f"b: {quoted}")) == {"b": word}
 
@@ -122,11 +124,20 @@ def test_what_show_prints_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["!!bool maybe", "!!timestamp x", "!!float ''", "!!int x", "!other x"])
 def test_a_tag_that_does_not_fit_its_value_is_an_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DocumentError, match="not valid yaml"):
+    with pytest.raises(DocumentError, match=r": not.*yaml"):
         read_mapping(written(tmp_path, "a.yaml", f"b: {text}"))
 
 
-@pytest.mark.parametrize("counts", ["1:10000000000", "10000000000", "1:8:99999999", "1:8:" + "9" * 400])
-def test_numbers_far_above_what_exists_are_refused(counts: str) -> None:
-    with pytest.raises(UsageError, match="expected a whole number from 1 to"):
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ("10000000000", "nodes: found '10000000000', expected a whole number from 1 to 100000"),
+        ("1:10000000000", "devices: found '10000000000', expected a whole number from 1 to 1024"),
+        ("1:8:99999999", "repeats: found '99999999', expected a whole number from 1 to 1000"),
+        ("1:8:" + "9" * 400, "from 1 to 1000"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_numbers_far_above_what_exists_are_refused(counts: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"{message}$"):
         parse_selector(f"gpt3_6.7B:torch:H100:{counts}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,14 @@ def test_a_number_of_a_foreign_plan_is_refused_with_its_key(
     changed(run.plan, {key: OF_A_PLAN[key]})
     for words in (["report"], ["evidence", "collect"], ["compare"]):
         assert main([*words, str(run.root)]) == 2
-        said = capsys.readouterr().err
-        assert f"plan.json: key '{key}': found " in said and "expected" in said, said
+        error = capsys.readouterr().err
+        assert re.search(rf"plan\.json: .*'{re.escape(key)}': found.*expected", error), words
 
 
 def test_a_plan_of_many_ranks_is_refused(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     changed(run.plan, {"hardware.nodes": 10**5, "hardware.devices_per_node": 1000})
     assert main(["report", str(run.root)]) == 2
-    assert "nodes x devices_per_node: found 100,000,000, expected at most 1,048,576" in capsys.readouterr().err
+    assert re.search(r"nodes x devices_per_node: .*\b100,000,000\b.*\b1,048,576\b", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,14 @@ def test_the_largest_numbers_are_read_in_seconds(
     seal_again(run)
     begun = time.process_time()
     assert main(["report", str(run.root)]) == 0
-    said = capsys.readouterr().out
-    assert time.process_time() - begun < SECONDS and len(said) < 2**20
-    assert "invalid" in said and "missing" in said
+    report = capsys.readouterr().out
+    assert time.process_time() - begun < SECONDS and len(report) < 2**20
+    assert "invalid" in report and "missing" in report
 
 
 @pytest.mark.parametrize("key", ["layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size"])
 def test_a_number_of_a_case_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
-    with pytest.raises(DocumentError, match=rf"case\.yaml: key 'model\.{key}': found {FAR}, expected at most"):
+    with pytest.raises(DocumentError, match=rf"case\.yaml:.*'model\.{key}':.*\b{FAR},.*\bmost\b"):
         load(Case, written(tmp_path, {f"model.{key}": FAR}))
 
 
@@ -102,7 +103,7 @@ def test_steps_and_batches_of_the_command_line_are_refused(capsys: pytest.Captur
 
 
 def test_ranks_are_bounded_together() -> None:
-    with pytest.raises(UsageError, match="found 102,400,000 devices, expected at most 1,048,576"):
+    with pytest.raises(UsageError, match=r"\b102,400,000 devices,.*\b1,048,576\b"):
         parse_selector("tiny:fake:F1:100000:1024")
-    with pytest.raises(UsageError, match="found 1,099,511,627,776 ranks, expected at most 1,048,576"):
+    with pytest.raises(UsageError, match=r"\b1,099,511,627,776 ranks,.*\b1,048,576\b"):
         parse_layout(f"DP{MOST_RANKS}TP{MOST_RANKS}PP1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ BUILD = {
     "tools": [{"program": "g++", "source": "install it"}],
     "without": "no fp8",
 }
-RIGHT = {
+RIGHT: dict[str, Any] = {
     "packages": ["torch==2.13.0"],
     "driver": {"least": "580.65.06", "reason": "a build for CUDA 13"},
     "index": {"setting": "LEVELFIELD_ACME_INDEX", "packages": ["torch"], "reason": "its own"},
@@ -46,7 +47,7 @@ def test_requirements_without_builds_have_the_digest_that_they_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"builds": [{**BUILD, "packages": ["engine>=1"]}]}, "builds.engine.packages: found engine>=1"),
         ({"builds": [{**BUILD, "beside": ["ninja"]}]}, "builds.engine.beside: found ninja"),
@@ -63,10 +64,10 @@ def test_requirements_without_builds_have_the_digest_that_they_had() -> None:
         ({"index": {**RIGHT["index"], "packages": ["paddle"]}}, "found paddle, which packages does not have"),
     ],
 )
-def test_each_fault_of_a_manifest_is_named(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(DocumentError, match=r"here") as caught:
+def test_each_fault_of_a_manifest_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DocumentError, match=r"here") as refusal:
         parse(Requirements, {**RIGHT, **change}, "here")
-    assert said in str(caught.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_each_fault_of_a_manifest_is_named(change: dict[str, Any], said: str) ->
 def test_a_version_beside_other_packages_is_pinned_to_its_own(version: str, package: str, is_pinned: bool) -> None:
     if is_pinned:
         return require_pin((package,), version, "here")
-    with pytest.raises(ValueError, match="expected a package pinned"):
+    with pytest.raises(ValueError, match=re.escape(version)):
         require_pin((package,), version, "here")
 
 

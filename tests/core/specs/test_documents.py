@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -48,9 +49,9 @@ SHIPPED = [
 
 
 def refusal(path: Path, kind: type[Document] = Case) -> str:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(DocumentError) as error:
         load(kind, path)
-    return str(caught.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(("kind", "path"), SHIPPED, ids=[f"{p.parent.name}/{p.name}" for _, p in SHIPPED])
@@ -66,7 +67,7 @@ def test_there_are_documents_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"model.layer": 2}, "key 'model.layer': unknown key (found 2); nearest: layers; all: activation, attention"),
         ({"colour": "red"}, "key 'colour': unknown key (found 'red'); known: acceptance, data, evidence, limits"),
@@ -90,9 +91,11 @@ def test_there_are_documents_of_every_kind() -> None:
         ({"schema": None}, "key 'schema': found None, expected 'levelfield.case/1'"),
     ],
 )
-def test_a_wrong_document_names_file_key_found_and_expected(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_a_wrong_document_names_file_key_found_and_expected(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     path = written(tmp_path, change)
-    assert refusal(path).startswith(f"{path}: {says}")
+    assert refusal(path).startswith(f"{path}: {message}")
 
 
 def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"model.heads": 3}, "hidden_size 16 is not divisible by heads 3"),
         ({"model.kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
@@ -113,13 +116,13 @@ def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_contradict_each_other_are_refused_with_both(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    assert says in refusal(written(tmp_path, change))
+    assert message in refusal(written(tmp_path, change))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("- a\n- b\n", "found list, expected a mapping"),
         ("just words\n", "found str, expected a mapping"),
@@ -129,17 +132,17 @@ def test_values_that_contradict_each_other_are_refused_with_both(
         ("a: [1, 2\n", "not valid yaml"),
     ],
 )
-def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "case.yaml"
     path.write_text(text)
-    found = refusal(path)
-    assert found.startswith(f"{path}: ") and says in found and "\n" not in found
+    error = refusal(path)
+    assert error.startswith(f"{path}: ") and message in error and "\n" not in error
 
 
 def test_a_twice_written_key_is_refused_in_json_too(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
     path.write_text('{"schema": "levelfield.case/1", "name": "a", "name": "b"}')
-    assert "found key 'name' twice" in refusal(path)
+    assert re.search(r"'name' twice", refusal(path))
 
 
 def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
@@ -151,15 +154,23 @@ def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
     assert [(e.case, e.scale) for e in load(Suite, path).entries] == [("x:torch", "smoke"), ("y:torch", "smoke")]
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "absent.yaml") == f"{tmp_path}/absent.yaml: cannot be read: No such file or directory"
-    assert "found a folder, expected a regular file" in refusal(tmp_path)
-    latin = tmp_path / "latin.yaml"
-    latin.write_bytes(b"schema: caf\xe9\n")
-    assert refusal(latin) == f"{latin}: not UTF-8 text: byte 11"
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"a": ')
-    assert refusal(broken).startswith(f"{broken}: not valid json")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.yaml", None, "cannot be read: No such file or directory"),
+        ("", None, "found a folder, expected a regular file"),
+        ("latin.yaml", b"schema: caf\xe9\n", "not UTF-8 text: byte 11"),
+        ("broken.json", b'{"a": ', "not valid json"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    error = refusal(path)
+    assert error.startswith(f"{path}: ") and message in error
 
 
 def test_equal_values_have_equal_fingerprints_whatever_their_file(tmp_path: Path) -> None:
@@ -172,8 +183,8 @@ def test_equal_values_have_equal_fingerprints_whatever_their_file(tmp_path: Path
 def test_any_changed_value_changes_the_fingerprint(tmp_path: Path) -> None:
     case = load(Case, TINY)
     changes = ({"training.seed": 43}, {"model.norm_eps": 1.1e-5}, {"title": "another"}, {"smoke.training.steps": 13})
-    found = [load(Case, written(tmp_path, change)).fingerprint() for change in changes]
-    assert len({case.fingerprint(), *found}) == 5
+    fingerprints = [load(Case, written(tmp_path, change)).fingerprint() for change in changes]
+    assert len({case.fingerprint(), *fingerprints}) == 1 + len(changes)
 
 
 class Earlier(Value):
@@ -193,9 +204,9 @@ class Holder(Value, Generic[P]):
 @pytest.mark.parametrize("added", [7, 8])
 def test_a_field_that_is_added_later_changes_a_digest_only_where_it_is_used(added: int) -> None:
     later, earlier = Later(size=1, added=added), Earlier(size=1)
-    held = Holder[Later](one=later, many=(later, later), named={"a": later})
+    holder = Holder[Later](one=later, many=(later, later), named={"a": later})
     before = Holder[Earlier](one=earlier, many=(earlier, earlier), named={"a": earlier})
-    for new, old in ((later, earlier), (held, before)):
+    for new, old in ((later, earlier), (holder, before)):
         assert (new.fingerprint() == old.fingerprint()) is (added == 7)
     assert json.loads(later.to_json())["added"] == added, "a document shows all its fields"
 
@@ -210,7 +221,7 @@ def test_a_case_keeps_its_digest_until_it_limits_disturbance(tmp_path: Path) -> 
     assert case.fingerprint() == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     same, other = (load(Case, written(tmp_path, {"window.disturbance_limit": limit})) for limit in (0.1, 0.2))
     assert same.fingerprint() == case.fingerprint() != other.fingerprint()
-    works = [each.work("smoke").fingerprint() for each in (case, same, other)]
+    works = [variant.work("smoke").fingerprint() for variant in (case, same, other)]
     assert works[0] == works[1] != works[2]
 
 
@@ -220,7 +231,7 @@ def test_documents_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"launch.argv": ["{python}", "{host}"]}, "unknown placeholder ['host'] in '{host}'; known: ["),
         ({"launch.environment": {"A": "{gpu}"}}, "unknown placeholder ['gpu']"),
@@ -230,10 +241,10 @@ def test_documents_are_frozen() -> None:
     ],
 )
 def test_an_implementation_that_cannot_be_launched_is_refused(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = written(tmp_path, change, PLUGINS / "models/fake/implementation.yaml")
-    assert says in refusal(path, ImplementationFile)
+    assert message in refusal(path, ImplementationFile)
 
 
 # ---- digests

@@ -85,7 +85,7 @@ def test_data_parallel_layouts_are_read_with_machines_and_batch(nodes: int, devi
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "has an unknown notation; write DP4TP2PP1"),
         ("fast", "has an unknown notation"),
@@ -109,10 +109,10 @@ def test_data_parallel_layouts_are_read_with_machines_and_batch(nodes: int, devi
         ("DP4SH4SP4", "sharding_stage Input should be less than or equal to 3"),
     ],
 )
-def test_what_is_no_layout_is_explained(text: str, says: str) -> None:
-    with pytest.raises(LayoutError) as caught:
+def test_what_is_no_layout_is_explained(text: str, message: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
         parse_layout(text)
-    assert str(caught.value).startswith(f"layout '{text}'") and says in str(caught.value)
+    assert str(refusal.value).startswith(f"layout '{text}'") and message in str(refusal.value)
 
 
 def test_a_layout_without_context_is_stored_as_before() -> None:
@@ -136,7 +136,7 @@ def test_states_are_sharded_over_all_ranks_that_hold_them_or_over_a_part(text: s
 @given(st.text(alphabet="CDTPSHdx0123456789n_gbs+eq", max_size=14))
 def test_any_text_is_a_layout_or_a_layout_error(text: str) -> None:
     try:
-        found = parse_layout(text)
+        layout = parse_layout(text).layout
     except LayoutError:
         return
-    assert parse_layout(str(found.layout)).layout == found.layout
+    assert parse_layout(str(layout)).layout == layout

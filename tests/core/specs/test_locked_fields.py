@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from golden_files import golden
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import RunPlace, row_changes, tuned, tuning_rows
+from levelfield.catalog.tuning_changes import UNCHOSEN, RunPlace, row_changes, tuned, tuning_rows
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
@@ -23,21 +25,21 @@ FREE = set(TuningChoice.model_fields)
 
 def names_in(kind: type[Value]) -> set[str]:
     """The fields of a document and of all documents in it."""
-    found = set()
+    names = set()
     for name, field in kind.model_fields.items():
-        found.add(name)
+        names.add(name)
         for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(part, type) and issubclass(part, Value):
-                found |= names_in(part)
-    return found
+                names |= names_in(part)
+    return names
 
 
 # -- the table
 
 
 def test_every_field_that_a_case_fixes_is_in_the_table_once() -> None:
-    listed = [name for group in LOCKED for name in (*group.fields, *group.also)]
-    assert len(listed) == len(set(listed))
+    names = [name for group in LOCKED for name in (*group.fields, *group.also)]
+    assert len(names) == len(set(names))
     assert {name for group in LOCKED for name in group.fields} == names_in(Work) | {"tokenizer"}
 
 
@@ -59,21 +61,20 @@ def planted(plugins: Path, row: dict[str, Any]) -> Path:
 
 
 def refusal(plugins: Path) -> str:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         tuning_rows(Registry([plugins]), "fake", "tiny")
-    assert caught.value.exit_code == 2
-    return str(caught.value)
+    assert error.value.exit_code == 2
+    return str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(names_in(Work)))
 def test_each_locked_field_is_refused_by_name_with_its_reason(plugins: Path, name: str) -> None:
     path = planted(plugins, {"set": {"micro_batch": 2, name: 1}, "why": "faster"})
-    message = refusal(plugins)
-    assert message.startswith(f"{path}: key 'rows.3.set': '{name}' is locked, the case fixes it: {reason(name)}")
+    assert re.match(rf"{path}: key 'rows\.3\.set': '{name}'.*: {re.escape(reason(name) or '')}", refusal(plugins))
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "beginning"),
     [
         ("global_batch_size", "the tokens of a step decide"),
         ("learning_rate", "the same steps from the same weights"),
@@ -84,9 +85,10 @@ def test_each_locked_field_is_refused_by_name_with_its_reason(plugins: Path, nam
         ("tokenizer", "initial weights and the order of samples"),
     ],
 )
-def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, why: str) -> None:
+def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, beginning: str) -> None:
     planted(plugins, {"set": {name: 1}, "why": "faster"})
-    assert f"'{name}' is locked, the case fixes it: {why}" in refusal(plugins)
+    assert (reason(name) or "").startswith(beginning)
+    assert re.search(rf"'{name}'.*\blocked\b.*: {re.escape(beginning)}", refusal(plugins))
 
 
 @pytest.mark.parametrize(
@@ -94,43 +96,43 @@ def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, why: s
 )
 def test_a_typing_error_is_no_locked_field(plugins: Path, name: str, near: str) -> None:
     path = planted(plugins, {"set": {name: 1}, "why": "faster"})
-    message = refusal(plugins)
-    assert f"{path}: key 'rows.3.set': unknown field '{name}'; nearest: {near}. Free fields: layout, " in message
-    assert "locked" not in message
+    error = refusal(plugins)
+    assert re.match(rf"{path}: .*'rows\.3\.set': .*'{name}'; nearest: {near}\. .*: layout, ", error)
+    assert "locked" not in error
 
 
 def test_a_field_like_no_other_lists_the_free_ones(plugins: Path) -> None:
     planted(plugins, {"set": {"zzz": 1}, "why": "faster"})
-    assert f"unknown field 'zzz'. Free fields: {', '.join(TuningChoice.model_fields)}" in refusal(plugins)
+    assert re.search(rf"'zzz'\. .*: {', '.join(TuningChoice.model_fields)}", refusal(plugins))
 
 
 def test_a_locked_field_beside_set_is_refused_with_its_reason_too(plugins: Path) -> None:
     planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", "precision": "fp8"})
-    assert "key 'rows.3': 'precision' is locked, the case fixes it: a peak" in refusal(plugins)
+    assert re.search(r"'rows\.3': 'precision'.*\blocked\b.*: a peak", refusal(plugins))
     planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", "colour": "red"})
-    with pytest.raises(DocumentError, match=r"key 'rows\.0\.colour': unknown key"):
+    with pytest.raises(DocumentError, match=r"'rows\.0\.colour': unknown"):
         row = {"set": {}, "why": "faster", "colour": 1}
         parse(TuningFile, {"schema": "levelfield.tuning/1", "case": "x", "rows": [row]}, "f")
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [({"micro_batch": 0}, "rows.3.set.micro_batch': found 0"), ([], "found []")]
+    ("value", "message"), [({"micro_batch": 0}, "rows.3.set.micro_batch': found 0"), ([], "found []")]
 )
-def test_a_free_field_keeps_its_own_rules(plugins: Path, value: Any, says: str) -> None:
+def test_a_free_field_keeps_its_own_rules(plugins: Path, value: Any, message: str) -> None:
     planted(plugins, {"set": value, "why": "faster"})
-    assert says in refusal(plugins)
+    assert message in refusal(plugins)
 
 
 def test_suites_and_cases_are_fenced_as_well(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     entry = {"case": "tiny:fake", "set": {"seed": 7}}
     path.write_text(yaml.safe_dump({"schema": "levelfield.suite/1", "title": "x", "entries": [entry]}))
-    with pytest.raises(DocumentError, match=r"key 'entries\.0\.set': 'seed' is locked, the case fixes it: initial"):
+    with pytest.raises(DocumentError, match=r"'entries\.0\.set': 'seed'.*\blocked\b.*: initial"):
         load(Suite, path)
     content = yaml.safe_load((PLUGINS / "configs/cases/tiny.yaml").read_text())
     content["tuning"]["full"]["global_batch"] = 7
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(DocumentError, match=r"key 'tuning\.full': 'global_batch' is locked"):
+    with pytest.raises(DocumentError, match=r"'tuning\.full': 'global_batch'.*\blocked\b"):
         load(Case, path)
 
 
@@ -141,15 +143,15 @@ def test_nothing_runs_behind_the_fence(
     path = planted(plugins, {"scale": "smoke", "chip": "F2", "set": {"global_batch": 4}, "why": "faster"})
     arguments = ["--case", "tiny:fake:F1", "--scale", "smoke", "--plugins", str(plugins)]
     assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
-    error = capsys.readouterr().err
-    assert f"{path}: key 'rows.3.set': 'global_batch' is locked" in error and not (tmp_path / "runs").exists()
+    assert re.search(rf"{path}: .*'rows\.3\.set': 'global_batch'.*\blocked\b", capsys.readouterr().err)
+    assert not (tmp_path / "runs").exists()
 
 
 # -- rows that could never apply
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ({"chip": "F3"}, "key 'rows.3.chip': unknown chip of fake 'F3'; nearest: F"),
         ({"chip": "F1-8GB"}, "key 'rows.3.chip': unknown chip of fake 'F1-8GB'; nearest: F1"),
@@ -160,10 +162,10 @@ def test_nothing_runs_behind_the_fence(
         ({"why": ""}, "key 'rows.3.why': found ''"),
     ],
 )
-def test_a_row_that_could_never_apply_names_its_file(plugins: Path, row: dict[str, Any], says: str) -> None:
+def test_a_row_that_could_never_apply_names_its_file(plugins: Path, row: dict[str, Any], message: str) -> None:
     path = planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", **row})
-    message = refusal(plugins)
-    assert str(path) in message and says in message
+    error = refusal(plugins)
+    assert str(path) in error and message in error
 
 
 # -- what a vendor changes
@@ -180,13 +182,13 @@ def rows() -> tuple[TuningRow, ...]:
 
 
 def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict[int, list[tuple[str, Any, Any]]]:
-    found = row_changes(case, rows, "smoke", place)
-    return {row.number: [(c.field, c.before, c.after) for c in row.changes] for row in found}
+    changed_rows = row_changes(case, rows, "smoke", place)
+    return {row.number: [(c.field, c.before, c.after) for c in row.changes] for row in changed_rows}
 
 
 def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
     assert changes_at(case, rows, RunPlace()) == {
-        0: [("micro_batch", 4, 1), ("threads", "the rank's share of its cores", 3)],
+        0: [("micro_batch", 4, 1), ("threads", UNCHOSEN["threads"], 3)],
         1: [("micro_batch", 1, 2)],
         2: [("micro_batch", 1, 8)],
     }
@@ -225,8 +227,8 @@ def test_variables_join_those_before(case: Case) -> None:
 def test_all_rows_of_a_place_make_its_tuning(
     case: Case, rows: tuple[TuningRow, ...], place: RunPlace, micro_batch: int
 ) -> None:
-    found = tuned(case, rows, "smoke", place)
-    assert set(found) == FREE and (found["micro_batch"], found["threads"]) == (micro_batch, 3)
+    fields = tuned(case, rows, "smoke", place)
+    assert set(fields) == FREE and (fields["micro_batch"], fields["threads"]) == (micro_batch, 3)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -238,9 +240,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) ->
 
 def test_show_diff_prints_each_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "tiny", "--vendor", "fake", "--diff")
-    assert "tiny at full scale: fake changes nothing" in text
-    assert "  row 1: chip F1, devices 2\n    micro_batch      1 -> 2\n    why: two dies\n" in text
-    assert "  row 0: anywhere\n" in text and "the rank's share of its cores -> 3" in text
+    assert text == golden("tuning_changes.txt", text)
     assert all(len(line) <= 80 for line in text.splitlines())
     only = shown(capsys, "tiny", "--vendor", "fake", "--diff", "--chip", "f1-8gb", "--devices", "2")
     assert "row 1" in only and "row 2" not in only
@@ -256,14 +256,15 @@ def test_show_diff_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_with_a_vendor_gives_the_tuning_that_would_hold(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "tiny", "--vendor", "fake", "--chip", "F1", "--devices", "2")
     smoke = yaml.safe_load(text)["smoke"]
-    assert smoke["tuning"]["micro_batch"] == 2 and smoke["rows_applied"] == ["any number of devices", "two dies"]
+    reasons = [row.why for row in tuning_rows(Registry([PLUGINS]), "fake", "tiny")]
+    assert smoke["tuning"]["micro_batch"] == 2 and smoke["rows_applied"] == reasons[:2]
     assert smoke["rows_elsewhere"] == [] and smoke["default_tuning"]["micro_batch"] == 4
     open_ended = json.loads(shown(capsys, "tiny", "--vendor", "fake", "--json"))["smoke"]
     assert open_ended["rows_elsewhere"] == [{"chip": "F1", "devices": 2}, {"chip": "F2"}]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--diff"], "show: --diff: found no --vendor; add --vendor NAME; known: "),
         (["--chip", "F1", "--devices", "2"], "show: --chip, --devices: found no --vendor; add --vendor NAME"),
@@ -273,8 +274,8 @@ def test_show_with_a_vendor_gives_the_tuning_that_would_hold(capsys: pytest.Capt
         (["--vendor", "fake", "--devices", "0"], "--devices: found 0, expected 1 or more"),
     ],
 )
-def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
-    assert says in shown(capsys, "tiny", *arguments, code=2)
+def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert message in shown(capsys, "tiny", *arguments, code=2)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def test_what_is_not_plain_is_refused(content: bytes) -> None:
 
 def test_every_number_is_read_to_the_last_bit() -> None:
     generator = random.Random(7)
-    found = [value for (value,) in struct.iter_unpack("<d", generator.randbytes(80_000)) if math.isfinite(value)]
+    finite = [value for (value,) in struct.iter_unpack("<d", generator.randbytes(80_000)) if math.isfinite(value)]
     whole = [generator.getrandbits(bits) for bits in range(1, 80)]
-    text = json.dumps([found, whole, [f"{value:.17e}" for value in found]]).encode()
+    text = json.dumps([finite, whole, [f"{value:.17e}" for value in finite]]).encode()
     assert plain_json(text) == json.loads(text)
-    lines = [f"[{value!r}, {value:.25g}, {value:.3e}]".encode() for value in found]
+    lines = [f"[{value!r}, {value:.25g}, {value:.3e}]".encode() for value in finite]
     assert [event_of(b'{"a":' + line + b"}") for line in lines] == [{"a": json.loads(line)} for line in lines]
 
 

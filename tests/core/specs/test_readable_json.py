@@ -16,9 +16,9 @@ def test_letters_stay_and_what_is_no_number_is_null() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    found = json.loads(text, parse_constant=refuse)
-    assert found == {"名": ["é", None, {"most": None, "least": None}], "text": "NaN Infinity", "number": 1e-300}
+    content = json.loads(text, parse_constant=refuse)
+    assert content == {"名": ["é", None, {"most": None, "least": None}], "text": "NaN Infinity", "number": 1e-300}
 
 
 def test_finite_content_is_indented_by_two() -> None:
-    assert json_text({"a": [1, 2.5]}) == '{\n  "a": [\n    1,\n    2.5\n  ]\n}'
+    assert json_text({"a": [1, 2.5]}).splitlines() == ["{", '  "a": [', "    1,", "    2.5", "  ]", "}"]

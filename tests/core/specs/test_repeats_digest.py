@@ -18,7 +18,7 @@ from pydantic import BaseModel, JsonValue
 
 NAME = "NAME"  # of a mapping's value; one like `key` would be masked as a secret
 _OTHER = {str: "other", int: 7, float: 7.5, bool: True}
-_PLAIN: dict[Any, Any] = {each: each() for each in _OTHER} | {JsonValue: ""}
+_PLAIN: dict[Any, Any] = {kind: kind() for kind in _OTHER} | {JsonValue: ""}
 
 
 def kinds_of(kind: Any) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def filled(kind: Any, is_other: bool = False) -> Any:
     """Return a value of an annotation, with all that may be null there. is_other: another one, for a plain value."""
     origin, parts = get_origin(kind), get_args(kind)
     if fields := kinds_of(kind):
-        values = {name: filled(each) for name, each in fields.items()}
-        return kind(**values) if is_dataclass(kind) else kind.model_construct(**values)
+        values = {name: filled(field) for name, field in fields.items()}
+        return kind(**values) if isinstance(kind, type) and is_dataclass(kind) else kind.model_construct(**values)
     if kind in _PLAIN:
         return _OTHER.get(kind, "other") if is_other else _PLAIN[kind]
     if origin is Literal:
@@ -41,8 +41,8 @@ def filled(kind: Any, is_other: bool = False) -> Any:
     if origin in (Union, types.UnionType):
         return filled(next(part for part in parts if part is not type(None)), is_other)
     if origin is tuple:
-        own = parts[:1] if parts[-1] is Ellipsis else parts
-        return tuple(filled(part, is_other) for part in own)
+        items = parts[:1] if parts[-1] is Ellipsis else parts
+        return tuple(filled(part, is_other) for part in items)
     if origin in (dict, Mapping):
         return {NAME: filled(parts[1], is_other)}
     return filled(parts[0], is_other)  # an annotated kind
@@ -51,8 +51,8 @@ def filled(kind: Any, is_other: bool = False) -> Any:
 def changes(kind: Any, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path of every plain field below a value, and the value with another one there."""
     if fields := kinds_of(type(value)):
-        for name, each in fields.items():
-            for where, other in changes(each, getattr(value, name), f"{path}.{name}".strip(".")):
+        for name, field in fields.items():
+            for where, other in changes(field, getattr(value, name), f"{path}.{name}".strip(".")):
                 is_data = is_dataclass(value)
                 yield where, replace(value, **{name: other}) if is_data else value.model_copy(update={name: other})
     elif isinstance(value, tuple) and value and kinds_of(type(value[0])):
@@ -88,15 +88,15 @@ def test_each_field_of_a_plan_parts_repeats_or_has_its_reason(whole: Plan, recor
     assert len(seen) > 300
     assert sorted(path for path in joined if not is_reasoned(path)) == [], "joins two trainings as repeats"
     stale = [key for key in OF_ONE_RUN if not any(p == key or p.startswith(f"{key}.") for p in joined)]
-    assert stale == [] and all(len(why) > 10 for why in OF_ONE_RUN.values())
+    assert stale == [] and all(len(reason) > 10 for reason in OF_ONE_RUN.values())
 
 
 def test_the_library_of_products_counts_though_the_measured_peak_does_not(run: RunPaths) -> None:
     plan = read_plan(run)
 
     def measured(ratio: float | None, tflops: float) -> str:
-        found = PeakMeasurement(at="2026-11-28T21:06:30+00:00", onednn_over_mkl=ratio)
-        peak = plan.peak.model_copy(update={"tflops": tflops, "measurement": found})
+        measurement = PeakMeasurement(at="2026-11-28T21:06:30+00:00", onednn_over_mkl=ratio)
+        peak = plan.peak.model_copy(update={"tflops": tflops, "measurement": measurement})
         return plan.model_copy(update={"peak": peak}).repeats_digest
 
     assert measured(2.0, 0.4) == measured(1.9, 0.5) != measured(0.5, 0.4)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from levelfield.errors import UsageError
 from levelfield.specs.selector import parse_selector
 
-GPT, LLAMA = {"case": "gpt3_6.7B", "framework": "torch"}, {"case": "llama3_8b", "framework": "torch"}
-PADDLE = {**GPT, "framework": "paddle", "version": "2.5.1", "devices": 8}
-THREE = {**PADDLE, "target": "A10040G", "layout": "TP2PP4SH1SP1", "repeats": 3}
-READ: dict[str, dict[str, str | int]] = {
+Parts = dict[str, str | int]
+GPT: Parts = {"case": "gpt3_6.7B", "framework": "torch"}
+LLAMA: Parts = {"case": "llama3_8b", "framework": "torch"}
+PADDLE: Parts = {**GPT, "framework": "paddle", "version": "2.5.1", "devices": 8}
+THREE: Parts = {**PADDLE, "target": "A10040G", "layout": "TP2PP4SH1SP1", "repeats": 3}
+READ: dict[str, Parts] = {
     "gpt3_6.7B:torch": GPT,
     "gpt3_6.7B:torch_2.13.0": {**GPT, "version": "2.13.0"},
     "gpt3_6.7B:torch_2.13.0+cpu": {**GPT, "version": "2.13.0+cpu"},
@@ -33,7 +35,7 @@ def test_a_case_string_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("gpt3_6.7B", "found 1 parts, expected case:framework"),
         ("a:b:c:1:1:1:1", "found 7 parts"),
@@ -48,10 +50,10 @@ def test_a_case_string_is_read(text: str) -> None:
         ("a:torch:DP6SH2SP4A100", "sharding_degree 4 does not divide"),
     ],
 )
-def test_a_wrong_case_string_names_the_part(text: str, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_a_wrong_case_string_names_the_part(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
         parse_selector(text)
-    assert says in str(caught.value) and caught.value.exit_code == 2
+    assert message in str(refusal.value) and refusal.value.exit_code == 2
 
 
 @given(st.text(max_size=30))

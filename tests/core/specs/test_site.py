@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import DocumentError
-from levelfield.specs.base import parse
+from levelfield.specs.base import load, parse
 from levelfield.specs.site import Host, HostsFile, Site, rendezvous_port
 
 
@@ -16,12 +16,12 @@ def site(**content: Any) -> Site:
 
 
 def test_an_empty_site_has_defaults() -> None:
-    found = site()
-    assert (found.launcher, found.ports, found.ssh.command) == (None, (23000, 31999), ("ssh",))
+    empty = site()
+    assert (empty.launcher, empty.ports, empty.ssh.command) == (None, (23000, 31999), ("ssh",))
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"partition": "x"}, "unknown key"),
         ({"slurm": {"partition": "a b"}}, "slurm.partition"),
@@ -40,14 +40,14 @@ def test_an_empty_site_has_defaults() -> None:
         ({"own": {"api_token": "abc"}}, "api_token looks like a secret"),
     ],
 )
-def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], said: str) -> None:
-    with pytest.raises(DocumentError, match=r"site\.yaml") as raised:
+def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(DocumentError, match=r"site\.yaml") as refusal:
         site(**content)
-    assert said in str(raised.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "message"),
     [
         ([], "hosts"),
         ([{"name": "a"}, {"name": "a"}], "expected each name once"),
@@ -56,10 +56,10 @@ def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], said: str
         ([{"name": "a", "slots": 0}], "hosts.0.slots"),
     ],
 )
-def test_a_wrong_hosts_file_is_refused(hosts: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(DocumentError) as raised:
+def test_a_wrong_hosts_file_is_refused(hosts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(DocumentError) as refusal:
         parse(HostsFile, {"schema": "levelfield.hosts/1", "hosts": hosts}, "hosts.yaml")
-    assert said in str(raised.value)
+    assert message in str(refusal.value)
 
 
 def test_a_host_is_reached_at_its_address_else_by_its_name() -> None:
@@ -75,10 +75,4 @@ def test_the_port_is_a_function_of_the_run_within_the_range() -> None:
 
 def test_every_shipped_site_file_can_be_read() -> None:
     folder = Path(__file__).parents[3] / "configs" / "sites"
-    assert [load_site(path) for path in folder.glob("*.yaml")]
-
-
-def load_site(path: Path) -> Site:
-    from levelfield.specs.base import load
-
-    return load(Site, path)
+    assert [load(Site, path) for path in folder.glob("*.yaml")]

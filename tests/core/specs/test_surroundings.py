@@ -37,8 +37,8 @@ def test_what_cannot_is_left_out() -> None:
     assert recorded(dict.fromkeys((*session, *more), "1")) == {}
     assert set(recorded(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1"))) != set()
     of_place = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "LEVELFIELD_RUNS")
-    found = recorded(dict.fromkeys(of_place, "1"))
-    assert set(found) == {*of_place} and counting(found, RULE) == {}
+    variables = recorded(dict.fromkeys(of_place, "1"))
+    assert set(variables) == {*of_place} and counting(variables, RULE) == {}
 
 
 def test_a_secret_is_a_digest_that_shows_a_change() -> None:
@@ -47,13 +47,18 @@ def test_a_secret_is_a_digest_that_shows_a_change() -> None:
 
 
 def test_provenance_of_an_earlier_run_counts_as_it_did() -> None:
-    found = {"PYTHONOPTIMIZE": "1", "LEVELFIELD_X": "1", "NCCL_X": "1", "MKL_X": "1"}
-    assert counting(found, None) == {"LEVELFIELD_X": "1", "MKL_X": "1"}
+    variables = {"PYTHONOPTIMIZE": "1", "LEVELFIELD_X": "1", "NCCL_X": "1", "MKL_X": "1"}
+    assert counting(variables, None) == {"LEVELFIELD_X": "1", "MKL_X": "1"}
 
 
 def test_a_reader_is_shown_what_is_known_to_matter_with_short_values() -> None:
-    known = {"CUDA_HOME": "/usr/local/cuda", "NVIDIA_TF32_OVERRIDE": "1", "MUSA_LAUNCH_BLOCKING": "1", "XLA_FLAGS": "x"}
+    relevant = {
+        "CUDA_HOME": "/usr/local/cuda",
+        "NVIDIA_TF32_OVERRIDE": "1",
+        "MUSA_LAUNCH_BLOCKING": "1",
+        "XLA_FLAGS": "x",
+    }
     others = ("SSL_CERT_FILE", "NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NV_CUDA_LIB_VERSION", "LEVELFIELD_RUNS", "PATH")
-    assert for_readers({**known, **dict.fromkeys(others, "1")}) == known
+    assert for_readers({**relevant, **dict.fromkeys(others, "1")}) == relevant
     assert for_readers({"LD_LIBRARY_PATH": 80 * "x"}) == {"LD_LIBRARY_PATH": 80 * "x"}
     assert for_readers({"LD_LIBRARY_PATH": 81 * "x"}) == {"LD_LIBRARY_PATH": 77 * "x" + "..."}

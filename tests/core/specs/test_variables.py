@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -50,9 +51,9 @@ OPEN = {
 def test_a_reserved_variable_is_refused_with_its_reason(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--case", "tiny:fake:F1", "--dry-run", "--plugins", str(PLUGINS), "--python", sys.executable]
     assert main([*argv, "--env", f"{name}=1"]) == 2
-    assert f"{name} cannot be set here: " in capsys.readouterr().err
+    assert f"{name} cannot" in capsys.readouterr().err
     rows = [{"set": {"environment": {name: "1"}}, "why": "made for the tests"}]
-    with pytest.raises(DocumentError, match=f"t.yaml: key 'rows.0.set.environment': {name} cannot be set here: "):
+    with pytest.raises(DocumentError, match=rf"t\.yaml: .*'rows\.0\.set\.environment': {name} "):
         parse(TuningFile, {"schema": "levelfield.tuning/1", "case": "tiny", "rows": rows}, "t.yaml")
 
 
@@ -67,17 +68,18 @@ def test_nor_can_a_vendor_set_it(name: str) -> None:
 
 def test_a_list_of_devices_goes_into_no_variable_with_another_meaning() -> None:
     further = ("HOME", "TMPDIR", "BASH_ENV", "LC_ALL", "OMP_NUM_THREADS", "https_proxy", "A B", "", "A=B")
-    for name in [*further, *(each for each in RESERVED if "_VISIBLE_" not in each)]:
-        with pytest.raises(DocumentError, match=r"v\.yaml: key 'visible_devices_variable': found .*, expected "):
+    for name in [*further, *(name for name in RESERVED if "_VISIBLE_" not in name)]:
+        with pytest.raises(DocumentError, match=rf"v\.yaml: .*'visible_devices_variable': .*{re.escape(name)}"):
             parse(VendorFile, vendor(visible_devices_variable=name), "v.yaml")
     for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "ZE_AFFINITY_MASK", "ODD_MASK"):
         assert parse(VendorFile, vendor(visible_devices_variable=name), "v.yaml").visible_devices_variable == name
 
 
 def test_a_vendor_may_name_its_libraries_and_tell_its_container_the_devices() -> None:
-    shown = {"LD_LIBRARY_PATH": "/opt/acme/lib", "ACME_VISIBLE_DEVICES": "{index}"}
-    found = parse(VendorFile, vendor(environment={"LD_LIBRARY_PATH": "/x"}, container={"environment": shown}), "v.yaml")
-    assert found.container.environment == shown and found.environment == {"LD_LIBRARY_PATH": "/x"}
+    inside = {"LD_LIBRARY_PATH": "/opt/acme/lib", "ACME_VISIBLE_DEVICES": "{index}"}
+    content = vendor(environment={"LD_LIBRARY_PATH": "/x"}, container={"environment": inside})
+    file = parse(VendorFile, content, "v.yaml")
+    assert file.container.environment == inside and file.environment == {"LD_LIBRARY_PATH": "/x"}
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -98,7 +100,7 @@ def test_the_variable_of_the_vendor_is_refused_whatever_its_name(registry: Regis
     for old, new in (("name: fake", "name: odd"), ("FAKE_VISIBLE_DEVICES", "ODD_MASK"), ("F1", "O1"), ("F2", "O2")):
         text = text.replace(old, new)
     (folder / "vendor.yaml").write_text(text + "discovery: {device_nodes: '/dev/odd[0-9]*'}\n")
-    with pytest.raises(UsageError, match="ODD_MASK cannot be set: the platform chooses the devices of vendor odd"):
+    with pytest.raises(UsageError, match=r"\bODD_MASK\b.*\bvendor odd\b"):
         make_plan(Registry([PLUGINS, tmp_path]), "tiny:fake:O1:1:1", assume=True, environment={"ODD_MASK": "1"})
 
 
@@ -127,9 +129,9 @@ def test_no_file_of_a_run_holds_a_secret_or_is_more_open_than_the_umask(
         assert main([*argv, "--quiet", "--env", "FAKE_TOKEN=given-secret"]) == 0
     finally:
         os.umask(before)
-    made = [runs, *runs.rglob("*")]
-    assert len(made) > 10 and [path for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
-    written = [path for path in made if path.is_file() and "logs" not in path.parts]
+    paths = [runs, *runs.rglob("*")]
+    assert len(paths) > 10 and [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    written = [path for path in paths if path.is_file() and "logs" not in path.parts]
     assert {"plan.json", "request.json", "provenance.json", "result.json"} <= {path.name for path in written}
     holds = {path.name for path in written for word in ("given-secret", "inherited-secret") if word in path.read_text()}
     assert holds == set()
@@ -141,8 +143,8 @@ def test_a_dry_run_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--case", "tiny:fake:F1", "--dry-run", "--plugins", str(PLUGINS), "--python", sys.executable]
     for form in ([], ["--json"]):
         assert main([*argv, *form, "--env", "FAKE_TOKEN=given-secret", "--env", "A=seen"]) == 0
-        shown = capsys.readouterr().out
-        assert "given-secret" not in shown and MASK in shown and "seen" in shown
+        text = capsys.readouterr().out
+        assert "given-secret" not in text and MASK in text and "seen" in text
 
 
 def test_the_training_gets_the_secret_that_no_dump_has(registry: Registry) -> None:
@@ -154,9 +156,9 @@ def test_the_training_gets_the_secret_that_no_dump_has(registry: Registry) -> No
 
 
 def test_a_container_gets_the_secret_and_the_file_of_its_node_does_not(registry: Registry) -> None:
-    given = {"FAKE_TOKEN": "given-secret", "A": "1"}
+    variables = {"FAKE_TOKEN": "given-secret", "A": "1"}
     plan: Plan = make_plan(
-        registry, "gpt3_6.7B:torch:cpu:1:1", scale="smoke", runtime="docker", base_image="a", environment=given
+        registry, "gpt3_6.7B:torch:cpu:1:1", scale="smoke", runtime="docker", base_image="a", environment=variables
     )
     node = DockerRuntime().node(plan, RunPaths(Path("/run")), 0)
     (process,) = node.processes
@@ -182,5 +184,5 @@ def test_a_written_file_has_the_rights_of_the_umask(mask: int, tmp_path: Path) -
 
 
 def vendor(**changes: object) -> dict[str, object]:
-    own = {"name": "acme", "title": "t", "device_kind": "acme", "frameworks": {}, "chips": [], "verified": "none"}
-    return {"schema": "levelfield.vendor/1", **own, **changes}
+    keys = {"name": "acme", "title": "t", "device_kind": "acme", "frameworks": {}, "chips": [], "verified": "none"}
+    return {"schema": "levelfield.vendor/1", **keys, **changes}
