@@ -54,7 +54,7 @@ def main(job, recorder):
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
         )
-    if hasattr(job, "explain_step"):
+    if job.explain_step is not None:
         import_module("levelfield.worker.step_profile").profile_steps(job, recorder, Steps())
 
 
