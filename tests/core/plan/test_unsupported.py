@@ -22,6 +22,7 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import Tuning
+from levelfield.worker.architecture import UNUSED
 from levelfield.worker.faults import Unsupported
 from plans import ROOT, make_plan
 
@@ -197,7 +198,7 @@ def changed(work: Work, **parts: dict[str, Any]) -> Work:
 
 def job_of(work: Work, tuning: Tuning) -> SimpleNamespace:
     return SimpleNamespace(
-        model=SimpleNamespace(**work.model.model_dump()),
+        model=SimpleNamespace(**{**UNUSED, **work.model.model_dump()}),
         training=SimpleNamespace(**work.training.model_dump()),
         layout=SimpleNamespace(**{"context": 1, "expert": 1, **tuning.layout.model_dump()}),
         tuning=SimpleNamespace(**tuning.model_dump()),
