@@ -1,4 +1,4 @@
-"""`show` (compare chips): cases, frameworks, vendors, chips, suites, programs, runs; one case in full"""
+"""`show` (compare chips): cases, frameworks, vendors, chips, suites, programs; one case in full"""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, registry_of, runs_of
+from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.errors import UnknownName, UsageError
-from levelfield.report.sheets import aligned, padded, widths_of
-from levelfield.report.words import WIDTH, wrapped
+from levelfield.report.sheets import aligned, entry_lines, padded, widths_of
+from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 _HELP = """\
 List what there is, one line about each, or show every value of a case, at full
 and at smoke scale. NAME is a case or one of these kinds: cases, frameworks,
-vendors, chips, suites, published, programs, runs. Without NAME: every kind but
-runs. Programs are others' training code, which `plan --program` plans for.
+vendors, chips, suites, published, programs. Without NAME: every kind. Programs
+are others' training code, which `plan --program` plans for.
 
 --vendor adds a case's free fields after the vendor's tuning; --diff shows only
 what that tuning changes.
@@ -41,12 +40,11 @@ what that tuning changes.
 examples:
   run_benchmarks.py show
   run_benchmarks.py show chips      peaks in TFLOP/s, links in GB/s
-  run_benchmarks.py show runs --runs DIR
   run_benchmarks.py show llama3_8b
   run_benchmarks.py show gpt3_6.7B --scale smoke --json
   run_benchmarks.py show llama3_8b --vendor nvidia --diff
 """
-KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "programs", "runs")
+KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "programs")
 HERE_WIDTH = 28
 CHIP_DATA = {"peaks", "achievable", "interconnect", "node", "power_watts", "power_source"}
 _OF_A_CASE = ("scale", "vendor", "diff", "framework", "chip", "devices")
@@ -72,12 +70,12 @@ def execute(options: argparse.Namespace) -> int:
         return _show_case(options, registry)
     if stated := [f"--{name}" for name in _OF_A_CASE if getattr(options, name) not in (None, False)]:
         raise UsageError(f"show: found {', '.join(stated)}, expected a case beside it: show CASE {stated[0]}")
-    print(listing(registry, runs_of(options), options.name, options.json))
+    print(listing(registry, options.name, options.json))
     return 0
 
 
-def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> str:
-    """Return the names of a kind, by default of every kind but runs."""
+def listing(registry: Registry, kind: str | None, as_json: bool) -> str:
+    """Return the names of a kind, by default of every kind."""
     from levelfield.catalog import support
 
     shows_layouts = kind == "frameworks" or (as_json and kind is None)
@@ -90,20 +88,14 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
         "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
         "programs": lambda: _programs(registry),
-        "runs": lambda: _runs(runs),
     }
-    rows = {name: kinds[name]() for name in ([kind] if kind else [name for name in kinds if name != "runs"])}
+    rows = {name: kinds[name]() for name in ([kind] if kind else kinds)}
     if as_json:
         return json_text(rows)
-    blocks = ["\n".join([name, *LINES.get(name, _lines)(entries)]) for name, entries in rows.items()]
+    blocks = ["\n".join([name, *LINES.get(name, entry_lines)(entries)]) for name, entries in rows.items()]
     if kind == "frameworks":
         blocks += ["\n".join(layout_lines(works))]
     return "\n\n".join(blocks)
-
-
-def _lines(rows: list[Row]) -> list[str]:
-    lines = aligned([(f"  {row['name']}", row["says"]) for row in rows])
-    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines] or ["  none"]
 
 
 def _case_lines(rows: list[Row]) -> list[str]:
@@ -111,7 +103,7 @@ def _case_lines(rows: list[Row]) -> list[str]:
     derived = [row for row in rows if row["suite"]]
     suites = ", ".join(sorted({row["suite"] for row in derived}))
     more = [wrapped(f"  and {len(derived)} that rows of suites train: {suites}", 4)] if derived else []
-    return _lines([row for row in rows if not row["suite"]]) + more
+    return entry_lines([row for row in rows if not row["suite"]]) + more
 
 
 def _whole_lines(rows: list[Row]) -> list[str]:
@@ -251,14 +243,6 @@ def _programs(registry: Registry) -> list[Row]:
             row: Row = {"name": name, "says": f"{framework}; {program.title}", "framework": framework}
             rows.append({**row, "title": program.title, "source": program.source})
     return rows
-
-
-def _runs(runs: Path) -> list[Row]:
-    from levelfield.rundir.run_state import state_words
-    from levelfield.specs.paths import RunPaths
-
-    folders = [path.parent for path in sorted(runs.glob("*/status.json"))]
-    return [{"name": folder.name, "says": state_words(RunPaths(folder))} for folder in folders]
 
 
 def _rates(chip: Chip) -> str:

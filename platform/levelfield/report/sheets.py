@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from levelfield.report.escapes import markdown, one_line, printable, table
 from levelfield.report.words import WIDTH, wrapped
@@ -38,6 +39,12 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[st
     for column in right:
         widths[column] *= -1
     return [padded(row, widths) for row in rows]
+
+
+def entry_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each entry: its `name` and what it `says`, cut where that is too long."""
+    lines = aligned([(f"  {entry['name']}", entry["says"]) for entry in entries])
+    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines] or ["  none"]
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
