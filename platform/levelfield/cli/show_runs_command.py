@@ -1,4 +1,4 @@
-"""`show runs` (compare chips): the runs of a folder, each with its phase and its status"""
+"""`show runs`: list the runs of a folder, each with its phase and its status"""
 
 from __future__ import annotations
 
