@@ -3,15 +3,27 @@
 Every function computes this rank's part; weights are those of parameters.Kind, by name.
 """
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 from attention import attention, rotary_tables
-from dropout import ATTENTION, EMBEDDING, MLP, SCORES, drop, own_numbers, use_keys
+from dropout import ATTENTION, EMBEDDING, MLP, SCORES, drop, rank_numbers, use_keys
 from grid import TENSOR, vary
 from jax import lax
 from jax import numpy as jnp
-from layers import TensorParallel, biased, linear, mlp, norm
-from recompute import recomputed
+from layers import TensorParallel, add_bias, linear, mlp, norm
+from recompute import with_recomputation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import jax
+    from levelfield.worker.job import Job
+    from sharding import Sharding
+
+    Weights = Mapping[str, jax.Array]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 # On a processor XLA runs the operations of a loop one after another, and those of layers in a row beside each other.
@@ -19,91 +31,113 @@ LAYERS_AT_ONCE = 8
 
 
 class Decoder:
-    """A decoder-only transformer as functions of its weights. sharding: sharding.Sharding."""
+    """A decoder-only transformer as functions of its weights."""
 
-    def __init__(self, job, sharding):
+    def __init__(self, job: Job, sharding: Sharding) -> None:
         self.model, self.job, self.sharding = job.model, job, sharding
         self.dtype, self.parallel = DTYPES[job.training.precision], TensorParallel(job.layout)
 
-    def loss(self, weights, inputs, targets, keys):
-        """The mean loss of this rank's rows, float32; inputs, targets: [batch, sequence]; keys: of dropout.row_keys."""
+    def loss(self, weights: Weights, inputs: jax.Array, targets: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """Return the mean loss of this rank's rows, float32.
+
+        inputs, targets: [batch, sequence]. keys: of dropout.row_keys.
+        """
         ends = self.sharding.end_weights(weights)
         x = self.hidden(weights, ends, inputs, keys)[0]
         return self.head_loss(self.parallel.enter(x), self.head(ends), targets)
 
-    def activations(self, weights, inputs, keys):
-        """The tensors of levelfield's Capture, of one process."""
+    def activations(self, weights: Weights, inputs: jax.Array, keys: jax.Array | None) -> dict[str, jax.Array]:
+        """Return the tensors of levelfield's Capture, of one process."""
         ends = self.sharding.end_weights(weights)
         x, embedded, outputs = self.hidden(weights, ends, inputs, keys)
         blocks = {f"layers.{layer}": outputs[layer] for layer in range(self.model.layers)}
         return {"embedding": embedded, **blocks, "final_norm": x, "logits": linear(x, self.head(ends))}
 
-    def hidden(self, weights, ends, inputs, keys):
-        """(the hidden state after the final norm, the embedding, every block's output)."""
+    def hidden(
+        self, weights: Weights, ends: Weights, inputs: jax.Array, keys: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return (the hidden state after the final norm, the embedding, every block's output).
+
+        The first two are [batch, sequence, hidden], the third [layers, batch, sequence, hidden]. Under sequence
+        parallelism the sequence is this rank's part.
+        """
         embedded = self.embed(ends, inputs, keys)
         layers = {name[7:]: x for name, x in weights.items() if name.startswith("layers.")}
         rotary = self.rotary(inputs.shape[1])
 
-        def run(x, row):
-            layer, of_layer = row
-            x = block(x, of_layer, layer)
+        def run(x: jax.Array, row: tuple[jax.Array, Weights]) -> tuple[jax.Array, jax.Array]:
+            layer, layer_weights = row
+            x = block(x, layer_weights, layer)
             return x, x
 
-        kept = partial(self.block, rotary, keys)
-        block = recomputed(self.job, kept)
+        plain = partial(self.block, rotary, keys)
+        block = with_recomputation(self.job, plain)
         # Without the loop XLA would find that a recomputed value is known already.
-        at_once = LAYERS_AT_ONCE if self.job.device == "cpu" and block is kept else 1
+        at_once = LAYERS_AT_ONCE if self.job.device == "cpu" and block is plain else 1
         x, outputs = lax.scan(run, embedded, (jnp.arange(self.model.layers), layers), unroll=at_once)
         return norm(self.model, x, ends, "final_norm"), embedded, outputs
 
-    def block(self, rotary, keys, x, weights, layer):
-        """x + attention(norm(x)), then x + mlp(norm(x))."""
+    def block(
+        self,
+        rotary: tuple[jax.Array, jax.Array] | None,
+        keys: jax.Array | None,
+        x: jax.Array,
+        weights: Weights,
+        layer: jax.Array,
+    ) -> jax.Array:
+        """Return x + attention(norm(x)), then x + mlp(norm(x))."""
         weights = self.sharding.layer_weights(weights)
         scores = use_keys(keys, layer, SCORES) if self.model.attention_dropout else None
         y = self.parallel.enter(norm(self.model, x, weights, "attention_norm"))
         y = self.parallel.leave(attention(self.model, y, weights, rotary, scores))
-        x = x + self.dropped(self.biased(y, weights, "attention.output"), keys, layer, ATTENTION)
+        x = x + self.dropout(self.add_bias(y, weights, "attention.output"), keys, layer, ATTENTION)
         y = self.parallel.enter(norm(self.model, x, weights, "mlp_norm"))
         y = self.parallel.leave(mlp(self.model, y, weights))
-        return x + self.dropped(self.biased(y, weights, "mlp.down"), keys, layer, MLP)
+        return x + self.dropout(self.add_bias(y, weights, "mlp.down"), keys, layer, MLP)
 
-    def biased(self, y, weights, name):
-        """y with the bias of a layer whose inputs are split over ranks: it is added once, after their sum."""
-        return biased(y, weights[f"{name}.bias"]) if f"{name}.bias" in weights else y
+    def add_bias(self, y: jax.Array, weights: Weights, name: str) -> jax.Array:
+        """Add the bias of a layer whose inputs are split over ranks: once, after their sum."""
+        return add_bias(y, weights[f"{name}.bias"]) if f"{name}.bias" in weights else y
 
-    def dropped(self, x, keys, layer, use):
+    def dropout(self, x: jax.Array, keys: jax.Array | None, layer: jax.Array | int, use: int) -> jax.Array:
         if not self.model.hidden_dropout:
             return x
-        positions = own_numbers(x.shape[1], self.parallel.sequence_parallel)
+        positions = rank_numbers(x.shape[1], self.parallel.sequence_parallel)
         return drop(x, use_keys(keys, layer, use), self.model.hidden_dropout, positions)
 
-    def rotary(self, length):
+    def rotary(self, length: int) -> tuple[jax.Array, jax.Array] | None:
         model = self.model
-        if model.positions != "rope":
+        if model.positions != "rope" or model.rope_base is None:
             return None
         return rotary_tables(model.hidden_size // model.heads, length, model.rope_base, self.dtype)
 
-    def embed(self, ends, inputs, keys):
-        """[batch, sequence, hidden]. Each rank has rows of the table; its gradient is summed in float32."""
+    def embed(self, ends: Weights, inputs: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """Return the embeddings [batch, sequence, hidden] of tokens [batch, sequence].
+
+        Each rank has rows of the table, [vocabulary / ranks, hidden]; its gradient is summed in float32.
+        """
         table = ends["embedding.weight"].astype(jnp.float32)
         index = inputs - lax.axis_index(TENSOR) * table.shape[0]
-        here = (index >= 0) & (index < table.shape[0])
-        x = jnp.where(here[..., None], table[jnp.where(here, index, 0)], 0)
+        is_local = (index >= 0) & (index < table.shape[0])
+        x = jnp.where(is_local[..., None], table[jnp.where(is_local, index, 0)], 0)
         x = self.parallel.leave(x)
         if self.model.positions == "learned":
             x = x + self.parallel.part(ends["position.weight"].astype(jnp.float32)[: inputs.shape[1]], 0)
-        return self.dropped(x.astype(self.dtype), keys, 0, EMBEDDING)
+        return self.dropout(x.astype(self.dtype), keys, 0, EMBEDDING)
 
-    def head(self, ends):
+    def head(self, ends: Weights) -> jax.Array:
         return ends["embedding.weight"] if self.model.tied_embeddings else ends["head.weight"]
 
-    def head_loss(self, x, weight, targets):
-        """The mean cross-entropy of the logits x W^T, whose columns are split over ranks (Shoeybi et al., 2019)."""
-        logits = linear(x, weight).astype(jnp.float32)
-        largest = lax.pmax(lax.stop_gradient(logits.max(-1)), TENSOR)
+    def head_loss(self, x: jax.Array, weight: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return the mean cross-entropy of the logits x W^T, whose columns are split over ranks (Shoeybi et al., 2019).
+
+        x: [batch, sequence, hidden]. weight: [vocabulary / ranks, hidden]. targets: [batch, sequence].
+        """
+        logits = linear(x, weight).astype(jnp.float32)  # [batch, sequence, vocabulary / ranks]
+        largest = lax.pmax(lax.stop_gradient(logits.max(-1)), TENSOR)  # [batch, sequence]
         index = targets - lax.axis_index(TENSOR) * weight.shape[0]
-        here = (index >= 0) & (index < weight.shape[0])
-        picked = jnp.take_along_axis(logits, jnp.where(here, index, 0)[..., None], -1)[..., 0]
-        picked = lax.psum(jnp.where(here, picked, 0), TENSOR)
+        is_local = (index >= 0) & (index < weight.shape[0])
+        picked = jnp.take_along_axis(logits, jnp.where(is_local, index, 0)[..., None], -1)[..., 0]
+        picked = lax.psum(jnp.where(is_local, picked, 0), TENSOR)  # [batch, sequence]: the targets' logits
         sums = lax.psum(jnp.exp(logits - vary(largest, (TENSOR,))[..., None]).sum(-1), TENSOR)
         return (jnp.log(sums) + largest - picked).mean()

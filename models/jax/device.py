@@ -1,15 +1,23 @@
 """This rank's device and its place among the processes; what JAX says of itself and of its memory."""
 
+from __future__ import annotations
+
 import contextlib
 import os
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jaxlib
 from levelfield.worker import process_memory
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def configure(job):
-    """Before JAX touches a device: one device for this process, and exact products in float32."""
+    from levelfield.worker.job import Job
+
+
+def configure(job: Job) -> None:
+    """Give this process one device, and exact products in float32. Called before JAX touches a device."""
     if job.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 1)
@@ -22,8 +30,8 @@ def configure(job):
 
 
 @contextlib.contextmanager
-def joined(job):
-    """The ranks have met while the context lasts."""
+def process_group(job: Job) -> Iterator[None]:
+    """Join the other ranks while the context lasts."""
     if job.world_size == 1:
         yield
         return
@@ -41,16 +49,18 @@ def joined(job):
     jax.distributed.shutdown()
 
 
-def memory():
-    """Peaks since the start, in bytes: the allocator's counters, which the cpu has none of, and the process's."""
+def memory() -> dict[str, int | None]:
+    """Return peaks since the start, in bytes: the allocator's, which the cpu does not count, and the process's."""
     counters = jax.local_devices()[0].memory_stats() or {}
     reserved = counters.get("peak_pool_bytes", counters.get("peak_bytes_reserved"))
     return process_memory(counters.get("peak_bytes_in_use"), reserved)
 
 
-def describe(job):
-    """The device's name, and details of the build."""
+def describe(job: Job) -> tuple[str, dict[str, Any]]:
+    """Return the device's name, and details of the build."""
     device = jax.local_devices()[0]
-    details = {"build": f"jaxlib {jaxlib.__version__}, {device.client.platform_version.splitlines()[0]}"}
-    details["threads"] = int(os.environ.get("NPROC", 0)) or None
+    details = {
+        "build": f"jaxlib {jaxlib.__version__}, {device.client.platform_version.splitlines()[0]}",
+        "threads": int(os.environ.get("NPROC", 0)) or None,
+    }
     return ("cpu" if job.device == "cpu" else device.device_kind), details

@@ -6,16 +6,23 @@ that varies, JAX's derivative sums over that axis. That is right for tensor para
 must stay local.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh
 
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
+
 REPLICA, SHARD, TENSOR = AXES = ("replica", "shard", "tensor")
 DATA = (REPLICA, SHARD)
 
 
-def make_mesh(job):
+def make_mesh(job: Job) -> Mesh:
     layout = job.layout
     shards = layout.sharding_degree if layout.sharding_stage else 1
     devices = sorted(jax.devices(), key=lambda device: device.process_index)
@@ -23,12 +30,7 @@ def make_mesh(job):
     return Mesh(ranks, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def vary(x, axes):
-    """x, of a type that varies over `axes` too: its gradient is not summed over them."""
+def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Return x with a type that varies over `axes` too: its gradient is not summed over them."""
     missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
-
-
-def total(x, axes):
-    """The sum of x over `axes`; x may be equal on some of them."""
-    return lax.psum(vary(x, axes), axes)

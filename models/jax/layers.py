@@ -1,39 +1,49 @@
 """The layers of both families. Weights are given in the precision that is computed in."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 from grid import TENSOR, vary
 from jax import lax
 from jax import numpy as jnp
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def linear(x, weight, bias=None):
-    """x W^T + b; weight: [out, in]."""
+    from levelfield.worker.architecture import Model
+    from levelfield.worker.job import Layout
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Return x W^T + b. x: [..., in]; weight: [out, in]."""
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return y if bias is None else biased(y, bias)
+    return y if bias is None else add_bias(y, bias)
 
 
-def biased(y, bias):
-    """y + bias, added in float32: so the gradient of the bias is summed over the tokens in float32 too."""
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """Return y + bias, added in float32: so the gradient of the bias is summed over the tokens in float32 too."""
     return (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(y.dtype)
 
 
-def layer_norm(x, weight, bias, epsilon):
-    """Layer normalisation (Ba et al., 2016) over the last dimension, computed in float32."""
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    """Apply layer normalisation (Ba et al., 2016) over the last dimension, computed in float32."""
     exact = x.astype(jnp.float32)
     centred = exact - exact.mean(-1, keepdims=True)
     normal = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
     return (normal * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def rms_norm(x, weight, epsilon):
-    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension, computed in float32."""
+def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
+    """Apply root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension, computed in float32."""
     exact = x.astype(jnp.float32)
     normal = exact * lax.rsqrt(jnp.square(exact).mean(-1, keepdims=True) + epsilon)
     return (normal * weight.astype(jnp.float32)).astype(x.dtype)
 
 
-def norm(model, x, weights, name):
-    """The model's normalisation with the weights of layer `name`."""
+def norm(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
+    """Apply the model's normalisation with the weights of layer `name`."""
     if model.norm == "layernorm":
         return layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"], model.norm_eps)
     return rms_norm(x, weights[f"{name}.weight"], model.norm_eps)
@@ -46,23 +56,26 @@ class TensorParallel:
     With sequence parallelism a rank has its part of the sequence between them (Korthikanti et al., 2022).
     """
 
-    def __init__(self, layout):
+    def __init__(self, layout: Layout) -> None:
         self.sequence_parallel, self.ranks = layout.sequence_parallel, layout.tensor
 
-    def enter(self, x):
-        """x [batch, sequence, hidden], whole, as the input of this rank's part."""
+    def enter(self, x: jax.Array) -> jax.Array:
+        """Return x [batch, sequence, hidden], whole, as the input of this rank's part."""
         if self.sequence_parallel:
             return lax.all_gather(x, TENSOR, axis=1, tiled=True)
         return vary(x, (TENSOR,))
 
-    def leave(self, x):
-        """The sum over the ranks of x [batch, sequence, hidden]; of this rank's part of the sequence, if it has one."""
+    def leave(self, x: jax.Array) -> jax.Array:
+        """Return the sum over the ranks of x [batch, sequence, hidden].
+
+        Under sequence parallelism it is that of this rank's part of the sequence.
+        """
         if self.sequence_parallel:
             return lax.psum_scatter(x, TENSOR, scatter_dimension=1, tiled=True)
         return lax.psum(x, TENSOR)
 
-    def part(self, x, axis):
-        """This rank's part of the sequence, which is an axis of x that is equal on all ranks."""
+    def part(self, x: jax.Array, axis: int) -> jax.Array:
+        """Return this rank's part of the sequence, which is an axis of x that is equal on all ranks."""
         if not self.sequence_parallel:
             return x
         size = x.shape[axis] // self.ranks
@@ -76,8 +89,8 @@ ACTIVATIONS = {
 }
 
 
-def mlp(model, x, weights):
-    """The MLP of this rank's hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
+def mlp(model: Model, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
+    """Apply the MLP of this rank's hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
     activate = ACTIVATIONS[model.activation]
     up = linear(x, weights["mlp.up.weight"], weights.get("mlp.up.bias"))
     if "mlp.gate.weight" in weights:

@@ -1,7 +1,16 @@
 """Recomputation of activations (Chen et al., 2016): what of a block is kept for its backward pass."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 from sharding import GATHERED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from levelfield.worker.job import Job
 
 POLICIES = {
     "none": jax.checkpoint_policies.save_anything_except_these_names(GATHERED),
@@ -11,8 +20,10 @@ POLICIES = {
 }
 
 
-def recomputed(job, block):
-    """`block` with the tuning's recomputation. ZeRO 3 gathers a layer's weights again in every case."""
+def with_recomputation(job: Job, block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return `block` with the tuning's recomputation. ZeRO 3 gathers a layer's weights again in every case."""
     if job.tuning.recompute == "none" and job.layout.sharding_stage != 3:
         return block
-    return jax.checkpoint(block, policy=POLICIES[job.tuning.recompute], prevent_cse=False)  # lax.scan prevents it
+    policy = POLICIES[job.tuning.recompute]
+    again: Callable[..., jax.Array] = jax.checkpoint(block, policy=policy, prevent_cse=False)  # lax.scan prevents it
+    return again

@@ -5,7 +5,10 @@ the parameters once a step; stage 1 scatters gradients once, after the last micr
 3 gathers each layer's parameters when it runs, and again in the backward pass, whose derivative scatters the gradients.
 """
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 from grid import DATA, REPLICA, SHARD, vary
@@ -13,80 +16,87 @@ from jax import lax
 from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parameters import Kind
+
+    Arrays = Mapping[str, jax.Array]
+
 GATHERED = "gathered"
 
 
-def gather(x, axis, dtype):
-    """The whole of the shard x along `axis`, in `dtype`; its gradient is summed over the ranks in float32."""
+def gather(x: jax.Array, axis: int, dtype: jnp.dtype) -> jax.Array:
+    """Return the whole of the shard x along `axis`, in `dtype`; its gradient is summed over the ranks in float32."""
     return checkpoint_name(_gather(x, axis, dtype), GATHERED)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(x, axis, dtype):
+def _gather(x: jax.Array, axis: int, dtype: jnp.dtype) -> jax.Array:
     return lax.all_gather(x.astype(dtype), SHARD, axis=axis, tiled=True)
 
 
-def _forward(x, axis, dtype):
+def _forward(x: jax.Array, axis: int, dtype: jnp.dtype) -> tuple[jax.Array, None]:
     return _gather(x, axis, dtype), None
 
 
-def _backward(axis, _dtype, _kept, gradient):
+def _backward(axis: int, _dtype: jnp.dtype, _residuals: None, gradient: jax.Array) -> tuple[jax.Array]:
     return (scatter(gradient.astype(jnp.float32), axis),)
 
 
 _gather.defvjp(_forward, _backward)
 
 
-def scatter(gradient, axis):
-    """This rank's shard, along `axis`, of the sum of all shards' gradients."""
+def scatter(gradient: jax.Array, axis: int) -> jax.Array:
+    """Return this rank's shard, along `axis`, of the sum of all shards' gradients."""
     return lax.psum_scatter(gradient, SHARD, scatter_dimension=axis, tiled=True)
 
 
 class Sharding:
-    """How the parameters of `kinds` (parameters.Kind by name) are sharded by `stage`, computed in `dtype`."""
+    """How the parameters of `kinds`, by name, are sharded by `stage`, computed in `dtype`."""
 
-    def __init__(self, kinds, stage, dtype):
+    def __init__(self, kinds: Mapping[str, Kind], stage: int, dtype: jnp.dtype) -> None:
         self.kinds, self.stage, self.dtype = kinds, stage, dtype
 
-    def axis(self, name):
-        """The axis of the array `name` that is sharded; None where it is not."""
+    def axis(self, name: str) -> int | None:
+        """Return the axis of the array `name` that is sharded; None where it is not."""
         kind = self.kinds[name]
         return None if kind.sharded is None else kind.sharded + (kind.layers is not None)
 
-    def step_weights(self, held):
-        """What the micro-batches of a step use of the held parameters. Their gradients stay local to this rank."""
-        local = {name: vary(x, DATA) for name, x in held.items()}
+    def step_weights(self, parameters: Arrays) -> dict[str, jax.Array]:
+        """Return the weights that the micro-batches of a step use, from this rank's parameters. Their gradients stay
+        local to this rank."""
+        local = {name: vary(x, DATA) for name, x in parameters.items()}
         if self.stage == 3:
             return local
         return {name: self._whole(x, self.axis(name)) for name, x in local.items()}
 
-    def layer_weights(self, weights):
-        """Of one layer, by names without `layers.`, from its row of the step's weights."""
-        return {
-            name: self.use(f"layers.{name}", x, self.kinds[f"layers.{name}"].sharded) for name, x in weights.items()
-        }
+    def layer_weights(self, weights: Arrays) -> dict[str, jax.Array]:
+        """Return the weights of one layer, by names without `layers.`, from its row of the step's weights."""
+        if self.stage != 3:
+            return dict(weights)
+        return {name: self._whole(x, self.kinds[f"layers.{name}"].sharded) for name, x in weights.items()}
 
-    def end_weights(self, weights):
-        """Of what is outside of the layers."""
+    def end_weights(self, weights: Arrays) -> dict[str, jax.Array]:
+        """Return the weights outside of the layers."""
         outside = {name: x for name, x in weights.items() if self.kinds[name].layers is None}
-        return {name: self.use(name, x, self.kinds[name].sharded) for name, x in outside.items()}
+        if self.stage != 3:
+            return outside
+        return {name: self._whole(x, self.kinds[name].sharded) for name, x in outside.items()}
 
-    def use(self, name, x, axis):
-        return self._whole(x, axis) if self.stage == 3 else x
-
-    def _whole(self, x, axis):
+    def _whole(self, x: jax.Array, axis: int | None) -> jax.Array:
         return x.astype(self.dtype) if axis is None else gather(x, axis, self.dtype)
 
-    def micro_gradients(self, gradients):
-        """What is kept of one micro-batch's gradients, in float32."""
-        return {name: self._scattered(name, x, 2) for name, x in gradients.items()}
+    def micro_gradients(self, gradients: Arrays) -> dict[str, jax.Array]:
+        """Return what is kept of one micro-batch's gradients, in float32."""
+        return {name: self._scatter_in_stage(name, x, 2) for name, x in gradients.items()}
 
-    def step_gradients(self, gradients):
-        """The gradients of the parameters that this rank holds, summed over the data-parallel ranks."""
-        found = {name: self._scattered(name, x, 1) for name, x in gradients.items()}
-        over = {name: DATA if self.axis(name) is None else (REPLICA,) for name in found}
-        return {name: lax.psum(x, over[name]) for name, x in found.items()}
+    def step_gradients(self, gradients: Arrays) -> dict[str, jax.Array]:
+        """Return the gradients of the parameters that this rank holds, summed over the data-parallel ranks."""
+        scattered = {name: self._scatter_in_stage(name, x, 1) for name, x in gradients.items()}
+        over = {name: DATA if self.axis(name) is None else (REPLICA,) for name in scattered}
+        return {name: lax.psum(x, over[name]) for name, x in scattered.items()}
 
-    def _scattered(self, name, gradient, stage):
+    def _scatter_in_stage(self, name: str, gradient: jax.Array, stage: int) -> jax.Array:
         gradient, axis = gradient.astype(jnp.float32), self.axis(name)
         return gradient if axis is None or self.stage != stage else scatter(gradient, axis)

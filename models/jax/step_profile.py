@@ -6,6 +6,8 @@ and nothing else. An operation of the record has the name of an instruction; the
 docs/explain.md says what a record holds.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools
@@ -13,16 +15,29 @@ import json
 import math
 import os
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attention
 import decoder
 import jax
 import numpy as np
 import program
+from jax import numpy as jnp
 from jax.experimental import multihost_utils
 from levelfield.worker.step_profile import replaced
 from sharding import Sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from levelfield.worker.architecture import Model
+    from levelfield.worker.job import Job
+    from training import Trainer
+
+    Computation = Callable[..., Any]
+    Operation = dict[str, str]  # what a record says of an operation
 
 BLOCKS = "layers.*"  # one program serves all layers: a place is that of every layer
 # What is put in a scope: (owner, function, part, place).
@@ -38,7 +53,7 @@ SCOPES = (
     (Sharding, "layer_weights", "elementwise", "casts"),
     (Sharding, "end_weights", "elementwise", "casts"),
     (program.Program, "shares", "gradient clipping", "norm"),
-    (program, "clipped", "gradient clipping", "clip"),
+    (program, "clip_gradients", "gradient clipping", "clip"),
     (program, "adamw", "optimizer", "optimizer.step"),
 )
 SCOPE = re.compile(r"lf:([^:/()]+):([^:/()]*)")
@@ -59,7 +74,7 @@ END = "end: "
 TYPES = {"f32": "float", "f64": "double", "bf16": "c10::BFloat16", "f16": "c10::Half"}  # as torch names them
 
 
-def open_profile(job, trainer, scratch):
+def open_profile(job: Job, trainer: Trainer, scratch: Path) -> JaxProfile:
     return JaxProfile(job, trainer, scratch)
 
 
@@ -68,104 +83,114 @@ class JaxProfile:
 
     profiler = f"XLA's of jax {jax.__version__}"
 
-    def __init__(self, job, trainer, scratch):
-        self.job, self.trainer, self.scratch, self.kept, self.named = job, trainer, scratch, [], None
+    def __init__(self, job: Job, trainer: Trainer, scratch: Path) -> None:
+        self.job, self.trainer, self.scratch = job, trainer, scratch
+        self.records: list[tuple[int, Path]] = []
+        self.scoped: jax.stages.Compiled | None = None
 
-    def align(self):
+    def align(self) -> None:
         jax.block_until_ready(self.trainer.state)
         if self.job.world_size > 1:
             multihost_utils.sync_global_devices("levelfield")
 
     @contextlib.contextmanager
-    def recording(self, number):
-        if self.named is None:
-            self.named = compiled_with_names(self.trainer)
+    def recording(self, number: int) -> Iterator[None]:
+        if self.scoped is None:
+            self.scoped = compile_in_scopes(self.trainer)
         folder = self.scratch / str(number)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its calls would slow the host down
         options.enable_hlo_proto = False
-        own = self.trainer.step
-        self.trainer.step = self.named
+        plain = self.trainer.step
+        self.trainer.step = self.scoped
         try:
             with jax.profiler.trace(folder, profiler_options=options):
                 self.align()  # the profiler's start takes another time on each rank
                 yield
         finally:
-            self.trainer.step = own
-        self.kept.append((number, folder))
+            self.trainer.step = plain
+        self.records.append((number, folder))
 
-    def span(self, name):
-        return jax.profiler.TraceAnnotation(f"lf/{name}")
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        annotation: AbstractContextManager[Any] = jax.profiler.TraceAnnotation(f"lf/{name}")
+        return annotation
 
-    def traces(self):
-        operations = operations_of(self.named.as_text(), self.job.rank)
-        for number, recorded in self.kept:
-            (source,) = recorded.glob("plugins/profile/*/*.xplane.pb")
-            trace = trace_of(jax.profiler.ProfileData.from_file(str(source)), operations)
+    def traces(self) -> Iterator[tuple[int, list[bytes]]]:
+        if self.scoped is None:
+            return
+        operations = read_operations(self.scoped.as_text(), self.job.rank)
+        for number, folder in self.records:
+            (source,) = folder.glob("plugins/profile/*/*.xplane.pb")
+            trace = make_trace(jax.profiler.ProfileData.from_file(str(source)), operations)
             yield number, [json.dumps(trace).encode()]
 
 
 # ---- the program with names
 
 
-def compiled_with_names(trainer):
-    """The training's program, compiled with its functions in named scopes. The functions are as before afterwards."""
+def compile_in_scopes(trainer: Trainer) -> jax.stages.Compiled:
+    """Compile the training's program with its functions in named scopes. The functions are as before afterwards."""
     job = trainer.job
     shape = (job.accumulation, job.tuning.micro_batch, job.training.sequence_length)
-    rows = program.jnp.zeros(shape, "int32")
+    rows = jnp.zeros(shape, "int32")
     with contextlib.ExitStack() as stack:
         for owner, name, part, place in SCOPES:
-            stack.enter_context(replaced(owner, name, scoped(getattr(owner, name), part, place)))
-        names = {}  # of the weights of the layer that is traced, by their identity
-        stack.enter_context(replaced(decoder, "attention", scoped_attention(decoder.attention, names)))
-        stack.enter_context(replaced(attention, "linear", scoped_linear(attention.linear, names)))
-        stack.enter_context(replaced(decoder, "norm", scoped_norm(decoder.norm)))
-        return trainer.program.compiled(trainer.state, trainer.program.batch((rows, rows)), trainer.numbers(1))
+            stack.enter_context(replaced(owner, name, add_scope(getattr(owner, name), part, place)))
+        names: dict[int, str] = {}  # of the weights of the layer that is traced, by their identity
+        wrappers: tuple[tuple[Any, str, Computation], ...] = (
+            (decoder, "attention", functools.partial(scope_attention, names)),
+            (attention, "linear", functools.partial(scope_linear, names)),
+            (decoder, "norm", scope_norm),
+        )
+        for owner, name, wrap in wrappers:
+            stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+        return trainer.program.compile_step(trainer.state, trainer.program.batch((rows, rows)), trainer.numbers(1))
 
 
-def scope(part, place):
-    return jax.named_scope(f"lf:{part}:{place}")
+def scope(part: str, place: str) -> AbstractContextManager[Any]:
+    named_scope: AbstractContextManager[Any] = jax.named_scope(f"lf:{part}:{place}")
+    return named_scope
 
 
-def scoped(own, part, place):
-    @functools.wraps(own)
-    def call(*arguments):
+def add_scope(function: Computation, part: str, place: str) -> Computation:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
         with scope(part, place):
-            return own(*arguments)
+            return function(*arguments)
 
     return call
 
 
-def scoped_norm(own):
-    def call(model, x, weights, name):
+def scope_norm(norm: Computation) -> Computation:
+    def call(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
         with scope("elementwise", name if name == "final_norm" else f"{BLOCKS}.{name}"):
-            return own(model, x, weights, name)
+            return norm(model, x, weights, name)
 
     return call
 
 
-def scoped_attention(own, names):
-    """Attention besides its products and its core."""
+def scope_attention(names: dict[int, str], attention: Computation) -> Computation:
+    """Return attention in a scope, which is that of what it does besides its products and its core."""
 
-    def call(model, x, weights, *others):
+    def call(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], *others: Any) -> jax.Array:
         names.update({id(weight): name for name, weight in weights.items()})
         with scope("elementwise", f"{BLOCKS}.attention"):
-            return own(model, x, weights, *others)
+            return attention(model, x, weights, *others)
 
     return call
 
 
-def scoped_linear(own, names):
-    """The products of attention, each by the name of its weight."""
+def scope_linear(names: dict[int, str], linear: Computation) -> Computation:
+    """Return the products of attention in scopes by the names of their weights."""
 
-    def call(x, weight, bias=None):
+    def call(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         with scope("attention projections", f"{BLOCKS}.{names[id(weight)].removesuffix('.weight')}"):
-            return own(x, weight, bias)
+            return linear(x, weight, bias)
 
     return call
 
 
-# ---- what the compiled program tells of its operations
+# ---- the operations of the compiled program
 
 
 class Instruction(NamedTuple):
@@ -179,64 +204,70 @@ class Instruction(NamedTuple):
     calls: str
 
 
-def operations_of(text, rank):
-    """What a record says of each operation of a compiled program, by the name of its instruction."""
-    inside = {}
+def read_operations(text: str, rank: int) -> dict[str, Operation]:
+    """Return what a record says of each operation of a compiled program, by the name of its instruction."""
+    computations: dict[str, list[Instruction]] = {}
     for line in text.splitlines():
         if head := HEAD.match(line):
-            of_computation = inside.setdefault(head[1], [])
-        elif found := INSTRUCTION.match(line):
-            rest = found["rest"]
+            instructions = computations.setdefault(head[1], [])
+        elif match := INSTRUCTION.match(line):
+            rest = match["rest"]
             op_name, calls = (pattern.search(rest) for pattern in (OP_NAME, CALLS))
-            named = (op_name[1] if op_name else "", calls[1] if calls else "")
-            of_computation.append(Instruction(found["name"], found["opcode"], found["shape"], rest, *named))
-    found = {each.name: operation_of(each, inside, rank) for each in itertools.chain(*inside.values())}
-    return {name: operation for name, operation in found.items() if operation}
+            origin = (op_name[1] if op_name else "", calls[1] if calls else "")
+            instructions.append(Instruction(match["name"], match["opcode"], match["shape"], rest, *origin))
+    operations = {
+        instruction.name: describe_operation(instruction, computations, rank)
+        for instruction in itertools.chain(*computations.values())
+    }
+    return {name: operation for name, operation in operations.items() if operation}
 
 
-def operation_of(instruction, inside, rank):
-    """The part, place, phase and type of an operation, or a message's kind and ranks; None of a loop."""
+def describe_operation(
+    instruction: Instruction, computations: Mapping[str, Sequence[Instruction]], rank: int
+) -> Operation | None:
+    """Return the part, place, phase and type of an operation, or a message's kind and ranks; None for a loop."""
     if instruction.opcode in CONTROL:
         return None
     if message := next((kind for kind in MESSAGES if instruction.opcode.startswith(kind)), None):
-        group = group_of(instruction.rest, rank)
+        group = message_ranks(instruction.rest, rank)
         return {"message": instruction.name, "Collective name": MESSAGES[message], "Process Group Ranks": str(group)}
-    told = telling(instruction, inside)
+    main = main_instruction(instruction, computations)
     short = re.sub(r"[.\d]+$", "", instruction.name)
-    scopes = SCOPE.findall(told.op_name)
+    scopes = SCOPE.findall(main.op_name)
     if not scopes:
         return {"name": short}
-    kind = "product" if told.opcode in PRODUCTS else told.op_name.rsplit("/", 1)[-1]
+    kind = "product" if main.opcode in PRODUCTS else main.op_name.rsplit("/", 1)[-1]
     kind = f"softmax's {kind}" if scopes[-1][0] == "attention core" and kind in ("exp", "reduce_max") else kind
-    again = "rematted_computation" in told.op_name
+    again = "rematted_computation" in main.op_name
     return {
         "name": f"{short}: {kind}",
         "part": scopes[-1][0],
         "where": scopes[-1][1],
-        "phase": "recompute" if again else "backward" if "transpose(" in told.op_name else "forward",
-        "dtype": TYPES.get(told.shape.partition("[")[0].strip("("), ""),
+        "phase": "recompute" if again else "backward" if "transpose(" in main.op_name else "forward",
+        "dtype": TYPES.get(main.shape.partition("[")[0].strip("("), ""),
     }
 
 
-def telling(instruction, inside):
-    """The instruction that tells where a fusion belongs: its product, else its root, else the last one in a scope."""
-    scoped = [each for each in inside.get(instruction.calls, ()) if SCOPE.search(each.op_name)]
-    products = [each for each in scoped if each.opcode in PRODUCTS]
+def main_instruction(instruction: Instruction, computations: Mapping[str, Sequence[Instruction]]) -> Instruction:
+    """Return the instruction by which a fusion is placed: its product, else its root, else the last one in a scope."""
+    scoped = [inner for inner in computations.get(instruction.calls, ()) if SCOPE.search(inner.op_name)]
+    products = [inner for inner in scoped if inner.opcode in PRODUCTS]
     if products or not SCOPE.search(instruction.op_name):
         return (products or scoped or [instruction])[-1]
     return instruction
 
 
-def group_of(attributes, rank):
-    """The ranks that a message joins, as XLA writes them: {{0,1},{2,3}}, or [2,2]<=[4] for numbers in rows."""
-    found = GROUPS.search(attributes)
-    if found is None:
+def message_ranks(attributes: str, rank: int) -> list[int]:
+    """Return the ranks that a message joins, as XLA writes them: {{0,1},{2,3}}, or [2,2]<=[4] for numbers in rows."""
+    match = GROUPS.search(attributes)
+    if match is None:
         return []
-    if found["list"] is not None:
-        groups = [[int(each) for each in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", found["list"])]
+    groups: list[list[int]]
+    if match["list"] is not None:
+        groups = [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match["list"])]
     else:
         shape, dimensions, order = (
-            [int(each) for each in (found[name] or "").split(",") if each] for name in ("shape", "of", "order")
+            [int(number) for number in (match[name] or "").split(",") if number] for name in ("shape", "of", "order")
         )
         numbers = np.arange(math.prod(dimensions)).reshape(dimensions)
         groups = numbers.transpose(order or None).reshape(shape).tolist()
@@ -246,8 +277,8 @@ def group_of(attributes, rank):
 # ---- the record
 
 
-def trace_of(recorded, operations):
-    """A record in Chrome's format, from a jax.profiler.ProfileData: spans of the host, and XLA's operations."""
+def make_trace(recorded: jax.profiler.ProfileData, operations: Mapping[str, Operation]) -> dict[str, Any]:
+    """Return a record in Chrome's format: spans of the host, and XLA's operations."""
     planes = list(recorded.planes)
     facts = {name: value for plane in planes for name, value in plane.stats}
     lines = [
@@ -256,13 +287,15 @@ def trace_of(recorded, operations):
         for line in plane.lines
         if line.name.startswith("Stream") or "/device:" not in plane.name  # a device's other lines repeat its streams
     ]
-    seen = [[(event, dict(event.stats)) for event in line.events] for line, _ in lines]
+    threads = [[(event, dict(event.stats)) for event in line.events] for line, _ in lines]
     # a thread hands an operation to others and goes on: an event of its own marks the operation's end
-    ends = {facts.get("_c"): event.start_ns for each in seen for event, facts in each if event.name.startswith(END)}
+    ends = {
+        stats.get("_c"): event.start_ns for pairs in threads for event, stats in pairs if event.name.startswith(END)
+    }
     events = [
-        written(event, facts, thread, of_device, operations, ends)
-        for thread, (each, (_, of_device)) in enumerate(zip(seen, lines, strict=True))
-        for event, facts in each
+        trace_event(event, stats, thread, on_device, operations, ends)
+        for thread, (pairs, (_, on_device)) in enumerate(zip(threads, lines, strict=True))
+        for event, stats in pairs
     ]
     return {
         "traceEvents": [event for event in events if event],
@@ -271,14 +304,21 @@ def trace_of(recorded, operations):
     }
 
 
-def written(event, facts, thread, of_device, operations, ends):
-    """An event of the record; None of what is neither a span nor an operation of the step."""
-    told = operations.get(facts.get("hlo_op"))
-    if told is None and not event.name.startswith("lf/"):
+def trace_event(
+    event: Any,
+    stats: Mapping[str, Any],
+    thread: int,
+    on_device: bool,
+    operations: Mapping[str, Operation],
+    ends: Mapping[Any, int],
+) -> dict[str, Any] | None:
+    """Return an event of the record; None for what is neither a span nor an operation of the step."""
+    operation = operations.get(stats.get("hlo_op", ""))
+    if operation is None and not event.name.startswith("lf/"):
         return None
-    end = max(event.start_ns + event.duration_ns, ends.get(facts.get("_p"), 0))
+    end = max(event.start_ns + event.duration_ns, ends.get(stats.get("_p"), 0))
     common = {"ph": "X", "pid": 0, "tid": thread, "ts": event.start_ns / 1e3, "dur": (end - event.start_ns) / 1e3}
-    if told is None:
+    if operation is None:
         return {**common, "cat": "cpu_op", "name": event.name}
-    name = event.name if of_device else told.get("name", event.name)
-    return {**common, "cat": "kernel" if of_device else "cpu_kernel", "name": name, "args": told}
+    name = event.name if on_device else operation.get("name", event.name)
+    return {**common, "cat": "kernel" if on_device else "cpu_kernel", "name": name, "args": operation}

@@ -1,10 +1,16 @@
 """What JAX reads from the environment of its process, set before it starts."""
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
 
 
-def prepare(job):
-    """Set the number of threads, and forget proxies."""
+def prepare(job: Job) -> None:
+    """Set the number of threads, and remove proxies."""
     threads = job.tuning.threads
     if threads is not None:
         os.environ["NPROC"] = str(threads)  # XLA's only limit on a processor; OMP_NUM_THREADS and its flags do nothing

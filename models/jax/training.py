@@ -1,13 +1,16 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from decoder import DTYPES, Decoder
-from device import configure, describe, joined, memory
+from device import configure, describe, memory, process_group
 from grid import make_mesh
 from jax.sharding import NamedSharding, PartitionSpec
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
@@ -16,11 +19,20 @@ from parameters import as_arrays, fill, list_kinds, save
 from program import Program
 from sharding import Sharding
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
-def train(job, recorder):
+    from levelfield.worker import Batch, Recorder
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job
+    from numpy.typing import NDArray
+    from program import Rows
+
+
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     configure(job)
-    with joined(job):
+    with process_group(job):
         recorder.framework("jax", jax.__version__, *describe(job))
         trainer = Trainer(job, coordinates(job))
         recorder.weights(trainer.weights())
@@ -30,7 +42,7 @@ def train(job, recorder):
 class Trainer:
     """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
 
-    def __init__(self, job, place):
+    def __init__(self, job: Job, place: Coordinates) -> None:
         self.job, self.place, self.capture = job, place, Capture(job)
         self.mesh, initializer = make_mesh(job), Initializer(job)
         self.kinds = list_kinds(job, initializer)
@@ -41,52 +53,62 @@ class Trainer:
         shape = (job.accumulation, job.tuning.micro_batch, job.training.sequence_length)
         empty = self.program.batch((np.zeros(shape), np.zeros(shape)))
         began = time.monotonic()
-        self.step = self.program.compiled(self.state, empty, self.numbers(1))
+        self.step = self.program.compile_step(self.state, empty, self.numbers(1))
         self.compile_seconds = time.monotonic() - began
-        self.launched = deque()  # the figures that `finish` takes, first those of the step that was launched first
+        self.launched: deque[jax.Array] = (
+            deque()
+        )  # the figures that `finish` takes, first those of the step that was launched first
         self.runs_ahead = job.device != "cpu"
 
-    def values(self):
-        return {name: held[0] for name, held in self.state.items()}
+    def values(self) -> dict[str, jax.Array]:
+        return {name: arrays[0] for name, arrays in self.state.items()}
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values) of what this rank holds."""
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return as_arrays(self.kinds, self.values())
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         save(self.kinds, self.values(), self.mesh, folder, writes=self.job.rank == 0)
 
-    def launch(self, batch):
+    def launch(self, batch: Batch) -> None:
         """Start the step: one program, which the host does not wait for."""
         arrays = self.program.batch((batch.inputs, batch.targets))
         numbers = self.numbers(batch.step)
         if self.capture.wants(batch.step):
-            self.keep(arrays, numbers)
+            self.capture_step(arrays, numbers)
         self.state, figures, self.shares = self.step(self.state, arrays, numbers)
         self.launched.append(figures)
 
-    def numbers(self, step):
-        """What changes from step to step, as arrays: a number in the program would compile it anew."""
+    def numbers(self, step: int) -> dict[str, jax.Array]:
+        """Return what changes from step to step, as arrays: a number in the program would compile it anew."""
         first, second = corrections(self.job.training.optimizer, step)
         rate = learning_rate(self.job.training.schedule, step)
-        found = {"rate": rate, "first": first, "second": second}
-        found = {"step": np.int32(step), **{name: np.float32(value) for name, value in found.items()}}
+        numbers = {
+            "step": np.int32(step),
+            "rate": np.float32(rate),
+            "first": np.float32(first),
+            "second": np.float32(second),
+        }
         sharding = NamedSharding(self.mesh, PartitionSpec())
-        return {name: jax.make_array_from_callback((), sharding, lambda _, x=x: x) for name, x in found.items()}
+        return {name: jax.make_array_from_callback((), sharding, lambda _, x=x: x) for name, x in numbers.items()}
 
-    def keep(self, arrays, numbers):
+    def capture_step(self, arrays: Rows, numbers: dict[str, jax.Array]) -> None:
         activations, gradients = self.program.capture(self.state, arrays, numbers)
         for name, tensor in activations.items():
             self.capture.keep(name, np.asarray(tensor, dtype=np.float32))
         for name, _shape, _slices, values in as_arrays(self.kinds, gradients):
             self.capture.keep(f"gradient.{name}", values)
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
+    def gradient_squares(self) -> Iterable[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
         return zip(self.program.names(), local(self.shares)[0].tolist(), strict=True)
 
-    def finish(self, batch):
-        """Wait for the step's end; what to record of it."""
+    def expert_tokens(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return nothing: no model here has experts."""
+        return ()
+
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Wait for the step's end. Return what to record of it."""
         loss, square = local(self.launched.popleft()).tolist()
         owner = self.place.tensor == 0
         return {
@@ -102,13 +124,16 @@ class Trainer:
         }
 
 
-def local(array):
+def local(array: jax.Array) -> NDArray[np.generic]:
+    """Return this rank's part of the array."""
     return np.asarray(array.addressable_data(0))
 
 
-def zeros_like(x):
-    return jax.make_array_from_callback(x.shape, x.sharding, lambda index: np.zeros(extent(x.shape, index), np.float32))
+def zeros_like(x: jax.Array) -> jax.Array:
+    """Return float32 zeros that lie over the ranks as x does."""
 
+    def make_slice(index: tuple[slice, ...]) -> NDArray[np.float32]:
+        sizes = [len(range(*bounds.indices(size))) for size, bounds in zip(x.shape, index, strict=True)]
+        return np.zeros(sizes, np.float32)
 
-def extent(shape, index):
-    return tuple(len(range(*part.indices(size))) for size, part in zip(shape, index, strict=True))
+    return jax.make_array_from_callback(x.shape, x.sharding, make_slice)

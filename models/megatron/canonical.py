@@ -7,11 +7,19 @@ the residual stream, whose biases are whole on every rank. Each expert of a mixt
 on every expert-parallel rank; the canonical experts of a layer are one parameter, [expert, out, in].
 """
 
+from __future__ import annotations
+
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from levelfield.worker.architecture import Model
 
 # Megatron's module: the canonical ones in it, in order, and the dimension that tensor parallelism splits
-MODULES = {
+MODULES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "embedding.word_embeddings": (("embedding",), 0),
     "embedding.position_embeddings": (("position",), None),
     "input_layernorm": (("attention_norm",), None),
@@ -36,42 +44,53 @@ LOCAL_EXPERT = re.compile(r"\.local_experts\.(\d+)")
 
 
 class Part(NamedTuple):
-    """The slice `slices` of canonical parameter `name`, of whole shape `shape`, inside one of Megatron's: of each of
-    `groups` equal blocks of rows, those from `start` to `stop`."""
+    """The slice `slices` of canonical parameter `name`, of whole shape `shape`, inside one of Megatron's.
+
+    It has the rows from `start` to `stop` of each of `groups` equal blocks of rows.
+    """
 
     name: str
-    shape: tuple
-    slices: tuple
+    shape: tuple[int, ...]
+    slices: tuple[slice, ...]
     groups: int
     start: int
     stop: int
 
-    def view(self, tensor):
-        """These elements of a tensor shaped as Megatron's parameter: [groups, rows, ...]."""
-        return tensor.unflatten(0, (self.groups, -1))[:, self.start : self.stop]
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return these elements of a tensor shaped as Megatron's parameter: [groups, rows, ...]."""
+        groups: torch.Tensor = tensor.unflatten(0, (self.groups, -1))
+        return groups[:, self.start : self.stop]
 
-    def values(self, tensor):
-        """The same in the shape of the slices: that of the canonical parameter, of which this is a piece."""
-        return self.view(tensor).reshape([each.stop - each.start for each in self.slices])
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the same in the shape of the slices: a piece of the canonical parameter."""
+        return self.view(tensor).reshape([bounds.stop - bounds.start for bounds in self.slices])
 
     @property
-    def whole(self):
-        return all(part.stop - part.start == size for part, size in zip(self.slices, self.shape, strict=True))
+    def whole(self) -> bool:
+        return all(bounds.stop - bounds.start == size for bounds, size in zip(self.slices, self.shape, strict=True))
 
 
 class Correspondence:
-    """Says of each parameter of a tensor-parallel rank which canonical parts it holds.
+    """Which canonical parts each parameter of a tensor-parallel rank holds.
 
     shapes: canonical name to the whole shape. first_layer: the number, from 0, of its model
     chunk's first layer. first_expert: of this rank's first expert.
     """
 
-    def __init__(self, model, shapes, ranks, rank, first_layer, first_expert=0):
+    def __init__(
+        self,
+        model: Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        ranks: int,
+        rank: int,
+        first_layer: int,
+        first_expert: int = 0,
+    ) -> None:
         self.model, self.shapes, self.ranks, self.rank = model, shapes, ranks, rank
         self.first_layer, self.first_expert = first_layer, first_expert
 
-    def parts(self, name):
-        """The parts in Megatron's parameter `name`, in order of rows. Raises KeyError for an unknown one."""
+    def parts(self, name: str) -> list[Part]:
+        """Return the parts in Megatron's parameter `name`, in order of rows. Raises KeyError for an unknown one."""
         module, kind = name.rsplit(".", 1)
         prefix, module = self.layer(module)
         module, expert = self.expert(module)
@@ -81,30 +100,31 @@ class Correspondence:
         names = [f"{prefix}{n}.{kind}" for n in self.present(canonical)]
         return self.stack(names, split, self.groups(module), expert)
 
-    def layer(self, module):
-        """decoder.layers.1.mlp -> (layers.<first_layer + 1>., mlp)"""
+    def layer(self, module: str) -> tuple[str, str]:
+        """Return (prefix, rest): decoder.layers.1.mlp -> (layers.<first_layer + 1>., mlp)."""
         if not module.startswith("decoder.layers."):
             return "", module
         number, rest = module[len("decoder.layers.") :].split(".", 1)
         return f"layers.{self.first_layer + int(number)}.", rest
 
-    def expert(self, module):
-        """mlp.experts.local_experts.1.linear_fc1 -> (mlp.experts.linear_fc1, <first_expert + 1>); others: None"""
-        found = LOCAL_EXPERT.search(module)
-        if found is None:
+    def expert(self, module: str) -> tuple[str, int | None]:
+        """Return the module and its expert: mlp.experts.local_experts.1.linear_fc1 -> (mlp.experts.linear_fc1,
+        <first_expert + 1>). Other modules have None."""
+        match = LOCAL_EXPERT.search(module)
+        if match is None:
             return module, None
-        return module[: found.start()] + module[found.end() :], self.first_expert + int(found[1])
+        return module[: match.start()] + module[match.end() :], self.first_expert + int(match[1])
 
-    def present(self, canonical):
-        """The canonical modules that this model has, under the name of the one that a tied head is."""
+    def present(self, canonical: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the canonical modules that this model has. A tied head is the embedding."""
         if canonical == ("head",) and self.model.tied_embeddings:
             return ("embedding",)
         return canonical[1:] if canonical[0].endswith(".gate") and self.model.activation != "swiglu" else canonical
 
-    def groups(self, module):
+    def groups(self, module: str) -> int:
         return self.model.kv_heads // self.ranks if module == "self_attention.linear_qkv" else 1
 
-    def stack(self, names, split, groups, expert):
+    def stack(self, names: Sequence[str], split: int | None, groups: int, expert: int | None) -> list[Part]:
         parts, start = [], 0
         for name in names:
             slices = self.slices(self.shapes[name], split, expert)
@@ -114,15 +134,12 @@ class Correspondence:
             start = stop
         return parts
 
-    def slices(self, shape, split, expert):
-        """This rank's slice of each dimension; of the experts' one only `expert`, if it is not None."""
+    def slices(self, shape: tuple[int, ...], split: int | None, expert: int | None) -> tuple[slice, ...]:
+        """Return this rank's slice of each dimension; of the experts' one only `expert`, if it is not None."""
         if expert is not None:
             return (slice(expert, expert + 1), *self.slices(shape[1:], split, None))
-
-        def of(dimension, size):
-            if dimension != split:
-                return slice(0, size)
-            share = size // self.ranks
-            return slice(self.rank * share, (self.rank + 1) * share)
-
-        return tuple(of(dimension, size) for dimension, size in enumerate(shape))
+        slices = [slice(0, size) for size in shape]
+        if split is not None and split < len(shape):
+            share = shape[split] // self.ranks
+            slices[split] = slice(self.rank * share, (self.rank + 1) * share)
+        return tuple(slices)

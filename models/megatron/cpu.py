@@ -6,8 +6,11 @@ which it compares with "torch.cuda.FloatTensor" and its like, and streams, on wh
 more answer is its own and inexact: the gradient's norm.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.models.common.embeddings import rotary_pos_embedding
@@ -18,20 +21,28 @@ from sequence import Sequence
 from torch.overrides import TorchFunctionMode
 from uneven_parts import exchange_uneven_parts
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-def stand_in_for_cuda(device):
+    import numpy as np
+    import torch.distributed as dist
+    from numpy.typing import NDArray
+
+
+def stand_in_for_cuda(device: torch.device) -> None:
     """Let Megatron-Core 0.16 run on `device` where that is the processor, until the process ends."""
     if device.type != "cpu":
         return
-    torch.cuda.current_device = lambda: device
-    torch.cuda.manual_seed = torch.manual_seed
-    torch.cuda.get_rng_state = random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: device
+    cuda.manual_seed = torch.manual_seed
+    cuda.get_rng_state = random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    torch.cuda.Stream = torch.cuda.current_stream = NoStream
-    torch.cuda.stream = contextlib.nullcontext
+    cuda.Stream = cuda.current_stream = NoStream
+    cuda.stream = contextlib.nullcontext
     # its own moves tensors of other devices only, and leaves a processor's where numbers are needed
-    token_dispatcher.maybe_move_tensor_to_cpu = on_processor
-    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own_positions  # its own needs memory that CUDA pins
+    token_dispatcher.maybe_move_tensor_to_cpu = stay_on_processor
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = context_positions  # its own needs memory that CUDA pins
     clip_grads.l2_norm_impl = exact_norm
     exchange_uneven_parts()
     # it warns when the processor's random numbers move inside the device's, which are the same here
@@ -39,42 +50,52 @@ def stand_in_for_cuda(device):
     OnProcessor().__enter__()
 
 
-def exact_norm(_chunk, _overflow, lists, _by_tensor):
-    """The norm of all tensors together. Megatron's own is torch's in float32, which a processor adds up in few lanes:
-    wrong by 2e-5 for a million elements."""
+def exact_norm(
+    _chunk: int, _overflow: torch.Tensor, lists: list[list[torch.Tensor]], _per_tensor: bool
+) -> tuple[torch.Tensor, None]:
+    """Return the norm of all tensors together. Megatron's own is torch's in float32, which a processor adds up in few
+    lanes: wrong by 2e-5 for a million elements."""
     norms = torch._foreach_norm(lists[0], 2, torch.float64)
     return torch.linalg.vector_norm(torch.stack(norms)).float().reshape(1), None
 
 
-def on_processor(tensor, as_numpy=False, record_stream=False):
-    """What is there already, as Megatron's function of this place returns it."""
+def stay_on_processor(
+    tensor: torch.Tensor, as_numpy: bool = False, record_stream: bool = False
+) -> torch.Tensor | NDArray[np.generic]:
+    """Return the tensor, which is on the processor already, as Megatron's function in this place does."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
-def own_positions(embedding, _dimension, group):
-    """Of rotary embeddings [sequence, ...] those of this context-parallel rank's part."""
+def context_positions(embedding: torch.Tensor, _dimension: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return this context-parallel rank's part of rotary embeddings [sequence, ...]."""
     return embedding[Sequence(len(embedding), group.size(), group.rank(), embedding.device).places]
 
 
 class NoStream:
     """A stream, and its events, where every call has ended when it returns."""
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, NoStream)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # all are equal, and none is a key
 
-    def record_event(self):
+    def record_event(self) -> NoStream:
         return self
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
 
 class OnProcessor(TorchFunctionMode):
     """Every call into torch, with "cuda" read as the processor."""
 
-    def __torch_function__(self, function, _types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        _types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("device") == "cuda":
             kwargs = {**kwargs, "device": "cpu"}

@@ -1,10 +1,21 @@
-"""A mixture of experts as Megatron-Core says it."""
+"""A mixture of experts in Megatron-Core's own terms."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from definite_router import DefiniteRouter
 from levelfield.worker import is_mixture, part
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def mixture(model):
-    """What the case says of its experts, for the TransformerConfig; nothing for a model without.
+    from levelfield.worker.architecture import Model
+    from torch import nn
+
+
+def mixture(model: Model) -> dict[str, Any]:
+    """Return what the TransformerConfig needs for the case's experts; nothing for a model without.
 
     The choice of experts, its losses and the moving of the bias are the definition's: see definite_router.py.
     """
@@ -30,7 +41,6 @@ def mixture(model):
     }
 
 
-def routers_of(chunks):
-    """The definite routers of some model chunks, in the order of their layers. They are found by their mark: a model
-    without experts has none, and does not import them."""
-    return [each for chunk in chunks for each in chunk.modules() if getattr(each, "is_definite", False)]
+def list_routers(chunks: Iterable[nn.Module]) -> list[DefiniteRouter]:
+    """Return the routers of some model chunks, in the order of their layers."""
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, DefiniteRouter)]

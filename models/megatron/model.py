@@ -1,4 +1,4 @@
-"""A decoder as Megatron-Core says it: one TransformerConfig, its own layer specs, and its GPTModel.
+"""A decoder in Megatron-Core's own terms: one TransformerConfig, its own layer specs, and its GPTModel.
 
 GPT: LayerNorm, GELU, learned positions, biases, the head tied to the embedding. Llama: RMSNorm, SwiGLU, rotary
 positions, grouped queries, no biases, a head of its own. Later models compose the same parts and others: norms of
@@ -6,11 +6,15 @@ queries and keys, heads of their own size, scaled positions, mixtures of experts
 transformer-engine's, with Megatron's fused kernels; on a processor they are Megatron's local ones, without.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 import torch
 from context_attention import use_context_attention
+from definite_router import use_definite_router
 from levelfield.worker import head_size, part
 from local_norm import use_local_norm
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -20,13 +24,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mixture import mixture
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from levelfield.worker.architecture import Model, RopeScaling
+    from levelfield.worker.job import Coordinates, Job
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 POSITIONS = {"learned": "learned_absolute", "rope": "rope"}
 
 
-def build(job, place, device):
-    """The model chunks of this rank's pipeline stage, in their order, on `device`; unfilled.
+def build(job: Job, place: Coordinates, device: torch.device) -> list[GPTModel]:
+    """Build the model chunks of this rank's pipeline stage, in their order, on `device`; unfilled.
 
     One holds consecutive layers; interleaved, chunk c of stage s is the (c * stages + s)th part of the model.
     Parameters are in the precision they are multiplied in.
@@ -37,24 +45,24 @@ def build(job, place, device):
         **mixture(job.model),
         **arithmetic(job, accelerated),
         **execution(job),
-        **passing(job),
+        **messages(job),
     )
-    return [chunk(job, place, config, number, accelerated).to(device) for number in range(job.tuning.virtual_pipeline)]
+    numbers = range(job.tuning.virtual_pipeline)
+    return [build_chunk(job, place, config, number, accelerated).to(device) for number in numbers]
 
 
-def chunk(job, place, config, number, accelerated):
-    """One model chunk: the first of the first stage has the embedding, the last of the last stage the head."""
+def build_chunk(job: Job, place: Coordinates, config: TransformerConfig, number: int, accelerated: bool) -> GPTModel:
+    """Build one model chunk: the first of the first stage has the embedding, the last of the last stage the head."""
     model, virtual = job.model, config.virtual_pipeline_model_parallel_size
     stage = number if virtual else None
     spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
-    if part(model, "experts") is not None:
-        from definite_router import use_definite_router  # a training rests on what it imports (tested.json)
-
-        spec = use_definite_router(spec, model.experts)
+    experts = part(model, "experts")
+    if experts is not None:
+        spec = use_definite_router(spec, experts)
     if not accelerated:
         spec = use_local_norm(spec)
         spec = use_context_attention(spec) if job.layout.context > 1 else spec
-    built = GPTModel(
+    chunk = GPTModel(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=model.vocab_size,
@@ -66,22 +74,25 @@ def chunk(job, place, config, number, accelerated):
         rotary_base=model.rope_base,
         vp_stage=stage,
     )
-    scale_positions(built, part(model, "rope_scaling"))
-    return built
+    scale_positions(chunk, part(model, "rope_scaling"))
+    return chunk
 
 
-def scale_positions(built, scaling):
+def scale_positions(chunk: GPTModel, scaling: RopeScaling | None) -> None:
     """Change the rotary frequencies, by llama3 with Megatron's own formula: its option has Llama 3.1's numbers only."""
-    rotary = getattr(built, "rotary_pos_emb", None)
-    if scaling is not None and scaling.kind == "linear":
+    if scaling is None:
+        return
+    rotary = chunk.rotary_pos_emb
+    if scaling.kind == "linear":
         rotary.inv_freq = rotary.inv_freq / scaling.factor
-    elif scaling is not None:
+    else:
         bounds = scaling.low_factor, scaling.high_factor, scaling.original_length
         rotary.inv_freq = rotary._apply_scaling(rotary.inv_freq, scaling.factor, *bounds)
 
 
-def architecture(model):
-    """What the case says of the network."""
+def architecture(model: Model) -> dict[str, Any]:
+    """Return what the case says of the network."""
+    window = part(model, "sliding_window")
     return {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -91,7 +102,7 @@ def architecture(model):
         "kv_channels": head_size(model),
         "qk_layernorm": part(model, "query_key_norm"),
         # Megatron counts the tokens before the own one
-        "window_size": (model.sliding_window - 1, 0) if part(model, "sliding_window") else None,
+        "window_size": (window - 1, 0) if window else None,
         "normalization": NORMS[model.norm],
         "layernorm_epsilon": model.norm_eps,
         "gated_linear_unit": model.activation == "swiglu",
@@ -106,8 +117,8 @@ def architecture(model):
     }
 
 
-def arithmetic(job, accelerated):
-    """Precision and kernels. Megatron's fused GELU is the tanh form, and its name for it is the erf form's."""
+def arithmetic(job: Job, accelerated: bool) -> dict[str, Any]:
+    """Return precision and kernels. Megatron's fused GELU is the tanh form, and its name for it is the erf form's."""
     precision, activation = job.training.precision, job.model.activation
     fused = accelerated and (activation == "swiglu" or (activation == "gelu_tanh" and job.model.bias))
     forms = {
@@ -134,9 +145,12 @@ def arithmetic(job, accelerated):
     }
 
 
-def execution(job):
-    """Layout and recomputation: selective computes the inside of attention again, full each layer from its input, or
-    the first layers of each model chunk (Megatron's `block`)."""
+def execution(job: Job) -> dict[str, Any]:
+    """Return layout and recomputation.
+
+    Selective recomputation computes the inside of attention again. Full recomputation computes each layer from its
+    input, or the first layers of each model chunk (Megatron's `block`).
+    """
     layout, recompute, layers = job.layout, job.tuning.recompute, job.tuning.recompute_layers
     method = "uniform" if layers is None else "block"
     return {
@@ -151,8 +165,9 @@ def execution(job):
     }
 
 
-def passing(job):
-    """How the stages pass tensors on: in batches that are waited for, or interleaved each by itself while they compute.
+def messages(job: Job) -> dict[str, Any]:
+    """Return how the stages send tensors: in batches that are waited for, or interleaved each by itself while they
+    compute.
 
     Interleaved, a stage sends to the next and to the previous one at once. Of two stages these are the same rank, which
     cannot tell the two apart within a batch and trains on the wrong ones without a word (Megatron-LM's issue 750).
@@ -167,10 +182,11 @@ def passing(job):
     }
 
 
-def leave(weight):
+def leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def has_fused_accumulation():
-    """Whether apex's kernel is here that adds a weight's gradient to the step's as it is computed."""
+def has_fused_accumulation() -> bool:
+    """Return whether apex is installed with the kernel that adds a weight's gradient to the step's as it computes
+    it."""
     return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None

@@ -1,20 +1,28 @@
-"""What this implementation cannot do, said before a framework is imported."""
+"""What this implementation cannot do, told before a framework is imported."""
+
+from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 from levelfield.worker import Unsupported, check_no_graph, check_tensor_parallel, part
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def check(job):
-    """Raises Unsupported with the first reason why the job cannot be done as it asks."""
+    from levelfield.worker.job import Job
+
+
+def check(job: Job) -> None:
+    """Raise Unsupported with the first reason why the job cannot be done as it asks."""
     check_no_graph(job)
     check_tensor_parallel(job)  # Megatron would pad the vocabulary, which is another model
-    checks = (kernels, norms, stages, interleaving, sharding, context, mixture)
-    for reason in itertools.chain.from_iterable(each(job) for each in checks):
+    rules = (kernels, norms, stages, interleaving, sharding, context, mixture)
+    for reason in itertools.chain.from_iterable(rule(job) for rule in rules):
         raise Unsupported(reason)
 
 
-def kernels(job):
+def kernels(job: Job) -> Iterator[str]:
     tuning = job.tuning
     if tuning.recompute not in ("none", "selective", "full"):
         yield f"recompute '{tuning.recompute}'; this implementation has none, selective and full"
@@ -28,18 +36,18 @@ def kernels(job):
         yield f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'"
 
 
-def norms(job):
+def norms(job: Job) -> Iterator[str]:
     if part(job.model, "query_key_norm") and job.model.norm != "rmsnorm":
         yield f"norms of queries and keys beside {job.model.norm}: Megatron's are of one kind, expected rmsnorm"
 
 
-def stages(job):
+def stages(job: Job) -> Iterator[str]:
     layers, pipeline = job.model.layers, job.layout.pipeline
     if layers % pipeline:
         yield f"pipeline of {pipeline} stages: {layers} layers cannot be divided by it"
 
 
-def interleaving(job):
+def interleaving(job: Job) -> Iterator[str]:
     """Megatron's schedule takes the micro-batches in rounds of as many as there are stages."""
     stages, chunks = job.layout.pipeline, job.tuning.virtual_pipeline
     if chunks == 1:
@@ -52,7 +60,7 @@ def interleaving(job):
         yield f"virtual pipeline {chunks}: {job.accumulation} micro-batches are no multiple of {stages} stages"
 
 
-def sharding(job):
+def sharding(job: Job) -> Iterator[str]:
     layout = job.layout
     if layout.sequence_parallel and layout.tensor == 1:
         yield "sequence parallel needs tensor parallel"
@@ -63,7 +71,7 @@ def sharding(job):
         yield f"sharding over {layout.sharding_degree} of {replicas} data-parallel ranks; only over all of them"
 
 
-def context(job):
+def context(job: Job) -> Iterator[str]:
     ranks = job.layout.context
     if ranks == 1:
         return
@@ -71,9 +79,9 @@ def context(job):
         yield f"context parallel over {ranks} ranks cannot divide a sequence of {job.training.sequence_length}"
 
 
-def mixture(job):
-    """Megatron divides the tokens of a mixture over the tensor-parallel ranks, and has biases of neither its shared
-    experts nor, divided, of the others."""
+def mixture(job: Job) -> Iterator[str]:
+    """Megatron divides the tokens of a mixture over the tensor-parallel ranks. Its shared experts have no biases, and
+    nor have the others where they are divided."""
     layout, experts = job.layout, part(job.model, "experts")
     if experts is None:
         if layout.expert > 1:

@@ -1,6 +1,9 @@
 """Megatron's groups, data-parallel wrapper and optimizer, as the job's layout asks for them."""
 
+from __future__ import annotations
+
 import contextlib
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from device import process_group
@@ -8,14 +11,25 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
-from mixture import routers_of
+from mixture import list_routers
 from model import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+    from levelfield.worker.job import Job
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.optimizer import MegatronOptimizer
 
 
 @contextlib.contextmanager
-def parallel_groups(job, device):
-    """Megatron's process groups while the context lasts: tensor innermost, then context, data and pipeline; experts
-    over consecutive ranks of data and context, and each expert over the tensor-parallel ranks."""
+def parallel_groups(job: Job, device: torch.device) -> Iterator[None]:
+    """Open Megatron's process groups while the context lasts.
+
+    The order is tensor innermost, then context, data and pipeline. Experts lie over consecutive ranks of data and
+    context, and each expert over the tensor-parallel ranks.
+    """
     if job.world_size == 1:  # Megatron needs a group of one too
         dist.init_process_group(job.backend, store=dist.HashStore(), rank=0, world_size=1)
     with process_group(job, device):
@@ -31,8 +45,8 @@ def parallel_groups(job, device):
         yield
 
 
-def replicate(job, chunks):
-    """Megatron's DistributedDataParallel around each model chunk, which sums gradients in float32 into `main_grad`.
+def replicate(job: Job, chunks: Sequence[GPTModel]) -> list[DistributedDataParallel]:
+    """Wrap each model chunk in Megatron's DistributedDataParallel, which sums gradients in float32 into `main_grad`.
 
     With more than one rank its communication overlaps the backward pass, and the distributed optimizer's the forward.
     """
@@ -45,7 +59,7 @@ def replicate(job, chunks):
     )
     half = config.fp16 or config.bf16
     chunks = [Float16Module(config, chunk) if half else chunk for chunk in chunks]
-    for router in routers_of(chunks):
+    for router in list_routers(chunks):
         router.float()  # its weight, and the counts beside it
     # a later chunk's gradients are ready while other chunks still compute: one bucket is enough for them
     wrapped = [
@@ -53,18 +67,14 @@ def replicate(job, chunks):
         for number, chunk in enumerate(chunks)
     ]
     config.finalize_model_grads_func = finalize_model_grads
-    config.no_sync_func = no_sync_of(wrapped) if several else None
+    # what keeps gradients local until the last micro-batch: the interleaved schedule takes a list
+    contexts = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
+    config.no_sync_func = contexts if several else None
     return wrapped
 
 
-def no_sync_of(wrapped):
-    """What keeps gradients local until the last micro-batch, as each of Megatron's schedules takes it."""
-    contexts = [chunk.no_sync for chunk in wrapped]
-    return contexts if len(contexts) > 1 else contexts[0]
-
-
-def make_optimizer(job, wrapped):
-    """Megatron's optimizer over the wrapped chunks: AdamW, clipping, and fp16's dynamic loss scale."""
+def make_optimizer(job: Job, wrapped: list[DistributedDataParallel]) -> MegatronOptimizer:
+    """Make Megatron's optimizer over the wrapped chunks: AdamW, clipping, and fp16's dynamic loss scale."""
     training, scale = job.training, job.training.loss_scale
     model, replication = wrapped[0].config, wrapped[0].ddp_config
     config = OptimizerConfig(
@@ -89,7 +99,8 @@ def make_optimizer(job, wrapped):
     return optimizer
 
 
-def set_rates(optimizer, learning_rate, weight_decay):
-    """Megatron's groups carry a multiplier for the decay, 0 for biases and norms, that only its scheduler applies."""
+def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
+    """Set the rates of all groups. They carry a multiplier for the decay, 0 for biases and norms, which otherwise only
+    Megatron's scheduler applies."""
     for group in optimizer.param_groups:
         group["lr"], group["weight_decay"] = learning_rate, weight_decay * group["wd_mult"]

@@ -1,13 +1,20 @@
-"""The choices of one of Megatron's routers, micro-batch by micro-batch: recorded, or known ones in their place.
+"""The choices of one of Megatron's routers, micro-batch by micro-batch: recorded, or replaced by those to follow.
 
 levelfield.worker.choices says why a training follows the choices of another one.
 """
 
+from __future__ import annotations
+
 import collections
+from typing import TYPE_CHECKING
 
 import torch
 from chosen import difference
 from levelfield.worker.choices import choice_record
+
+if TYPE_CHECKING:
+    from levelfield.worker.architecture import Experts
+    from levelfield.worker.choices import ChoiceRecord, Chosen
 
 
 class RouterRecord:
@@ -17,58 +24,69 @@ class RouterRecord:
     its own micro-batches, and the passes with gradients are recorded.
     """
 
-    @classmethod
-    def of_this_process(cls, experts):
-        """The record of one router in this process's training; None where it records no choices."""
-        record = choice_record()
-        return None if record is None else cls(record, experts)
-
-    def __init__(self, record, experts):
+    def __init__(self, record: ChoiceRecord, experts: Experts) -> None:
         self.record, self.experts, self.step = record, experts, 0
+        self.passes: collections.Counter[bool] = collections.Counter()  # micro-batches, by whether there are gradients
+        self.to_follow: torch.Tensor | None = None  # [accumulation, tokens, chosen]
+        self.notes: list[torch.Tensor] = []  # of each micro-batch: the choices, or (changed, margin)
+        self.gates: list[torch.Tensor] = []
 
-    def begin(self):
-        """Before the first micro-batch of a step."""
+    def begin(self) -> None:
+        """Start a step, before its first micro-batch."""
         self.step += 1
-        self.passes, self.known, self.found, self.gates = collections.Counter(), None, [], []
+        self.passes, self.to_follow, self.notes, self.gates = collections.Counter(), None, [], []
 
-    def settled(self, ranking, own, length, layer):
-        """The experts to take, [tokens, chosen], as `own`; tokens lie sequence first. length: of this rank's part of
-        the sequence. ranking: what was chosen by, [tokens, experts]."""
+    def settle(self, ranking: torch.Tensor, choices: torch.Tensor, length: int, layer: int) -> torch.Tensor:
+        """Return the experts to take, [tokens, chosen], which are `choices` where none are to be followed.
+
+        ranking: the scores to choose by, [tokens, experts]. Tokens lie sequence first. length: of this rank's part of
+        the sequence.
+        """
         if not self.passes:
-            self.known = self.known_of(self.record.known(self.step, layer), length, own.device)
+            self.to_follow = self.arrange(self.record.known(self.step, layer), length, choices.device)
         final = torch.is_grad_enabled()
         micro = self.passes[final]
         self.passes[final] += 1
-        known = None if self.known is None else self.known[micro]
+        followed = None if self.to_follow is None else self.to_follow[micro]
         if final:
-            self.keep(ranking, own, known, length)
-        return own if known is None else known
+            self.note(ranking, choices, followed, length)
+        return choices if followed is None else followed
 
-    def weighed(self, gates, layer):
-        """After `settled`: the gates of the tokens, [tokens, experts]."""
+    def add_gates(self, gates: torch.Tensor, layer: int) -> None:
+        """Note the gates of the tokens, [tokens, experts]. Called after `settle`."""
         if torch.is_grad_enabled():
             self.gates.append(gates.detach().double().sum(-1).mean())
             if len(self.gates) == self.record.accumulation:
                 self.write(layer)
 
-    def known_of(self, known, length, device):
-        """[accumulation, tokens of this rank, chosen], sequence first."""
-        if known is None:
+    def arrange(self, choices: Chosen | None, length: int, device: torch.device) -> torch.Tensor | None:
+        """Return recorded choices as this router takes them: [accumulation, tokens of this rank, chosen], sequence
+        first."""
+        if choices is None:
             return None
-        first = self.record.tensor_rank * length if known.shape[2] > length else 0
-        part = torch.from_numpy(known)[:, :, first : first + length]
+        first = self.record.tensor_rank * length if choices.shape[2] > length else 0
+        # [accumulation, micro-batch, part of the sequence, chosen]
+        part = torch.from_numpy(choices)[:, :, first : first + length]
         return part.transpose(1, 2).flatten(1, 2).to(device)
 
-    def keep(self, ranking, own, known, length):
-        if known is not None:
-            self.found.append(torch.stack(difference(ranking, own, known, self.experts)).double())
+    def note(self, ranking: torch.Tensor, choices: torch.Tensor, followed: torch.Tensor | None, length: int) -> None:
+        if followed is not None:
+            self.notes.append(torch.stack(difference(ranking, choices, followed, self.experts)).double())
         elif self.record.is_whole:
-            self.found.append(own.detach().cpu().view(length, -1, own.shape[-1]).transpose(0, 1))
+            # [batch, sequence, chosen]
+            self.notes.append(choices.detach().cpu().view(length, -1, choices.shape[-1]).transpose(0, 1))
 
-    def write(self, layer):
-        if self.known is not None:
-            changed, margin = torch.stack(self.found).unbind(1)
+    def write(self, layer: int) -> None:
+        if self.to_follow is not None:
+            changed, margin = torch.stack(self.notes).unbind(1)
             gates = torch.stack(self.gates).mean().item()
-            self.record.compared(self.step, layer, self.known.numel(), int(changed.sum()), margin.max().item(), gates)
+            count = self.to_follow.numel()
+            self.record.compared(self.step, layer, count, int(changed.sum()), margin.max().item(), gates)
         elif self.record.is_whole:
-            self.record.chosen(self.step, layer, torch.cat(self.found).numpy())
+            self.record.chosen(self.step, layer, torch.cat(self.notes).numpy())
+
+
+def open_router_record(experts: Experts) -> RouterRecord | None:
+    """Return the record of one router in this process's training; None where it records no choices."""
+    record = choice_record()
+    return None if record is None else RouterRecord(record, experts)

@@ -1,9 +1,16 @@
 """Tensors between interleaved stages, kept until they have been sent."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from megatron.core.pipeline_parallel import p2p_communication
 
+if TYPE_CHECKING:
+    import torch
 
-def hold_what_is_sent():
+
+def hold_what_is_sent() -> None:
     """Have every send that goes on while its stage computes hold its memory, until the process ends.
 
     Megatron frees a stage's output as soon as its sending has begun, by giving the tensor other memory. A send holds
@@ -12,11 +19,13 @@ def hold_what_is_sent():
     """
     start = p2p_communication._p2p_ops
 
-    def start_holding(*, tensor_send_prev, tensor_send_next, **others):
-        return start(tensor_send_prev=_own(tensor_send_prev), tensor_send_next=_own(tensor_send_next), **others)
+    def start_holding(
+        *, tensor_send_prev: torch.Tensor | None, tensor_send_next: torch.Tensor | None, **others: Any
+    ) -> Any:
+        return start(tensor_send_prev=_alias(tensor_send_prev), tensor_send_next=_alias(tensor_send_next), **others)
 
     p2p_communication._p2p_ops = start_holding
 
 
-def _own(tensor):
+def _alias(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach()

@@ -1,8 +1,18 @@
 """The parts of a step of Megatron-Core's GPTModel. kineto.py of the torch implementation records them."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 from kineto import TorchProfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from levelfield.worker.job import Job
+    from torch import nn
+    from training import Trainer
 
 # By the end of a module's name; the longest end counts. With transformer-engine a norm is inside the product after it.
 PARTS = {
@@ -32,25 +42,25 @@ METHODS = (
 )
 
 
-def open_profile(job, trainer, scratch):
+def open_profile(job: Job, trainer: Trainer, scratch: Path) -> TorchProfile:
     numbers = range(len(trainer.chunks))
     losses = [(f"chunks.{number}.compute_language_model_loss", "head and loss") for number in numbers]
     buffers = [(f"wrapped.{number}.zero_grad_buffer", "optimizer") for number in numbers]
-    named = [each for chunk in trainer.chunks for each in chunk.named_modules()]
-    modules = [(place_of(name), part, module) for name, module in named if (part := part_of(name, module))]
+    # the name of a module, as near to the canonical one as it goes: layers.0.attention.linear_qkv
+    modules = [
+        (name.removeprefix("decoder.").replace("self_attention", "attention"), part, module)
+        for chunk in trainer.chunks
+        for name, module in chunk.named_modules()
+        if (part := find_part(name, module))
+    ]
     return TorchProfile(job, trainer, scratch, modules, (*METHODS, *losses, *buffers))
 
 
-def place_of(name):
-    """The name of a module, as near to the canonical one as it goes: layers.0.attention.linear_qkv."""
-    return name.removeprefix("decoder.").replace("self_attention", "attention")
-
-
-def part_of(name, module):
-    """The part of a module; None of one that is only a container."""
+def find_part(name: str, module: nn.Module) -> str | None:
+    """Return the part of a module; None for one that is only a container."""
     if name.endswith(NORMS):
         return "elementwise"
-    found = [end for end in PARTS if name == end or name.endswith(f".{end}")]
-    if found:
-        return "router" if name.endswith(".mlp") and hasattr(module, "router") else PARTS[max(found, key=len)]
+    ends = [end for end in PARTS if name == end or name.endswith(f".{end}")]
+    if ends:
+        return "router" if name.endswith(".mlp") and hasattr(module, "router") else PARTS[max(ends, key=len)]
     return "elementwise" if BLOCK.search(name) else None  # a block by itself adds up

@@ -1,16 +1,23 @@
 """One rank of a training: run by path, one process for each device."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.worker import run
 from offered import check
+
+if TYPE_CHECKING:
+    from levelfield.worker import Recorder
+    from levelfield.worker.job import Job
 
 # what both share (the device, its process group and memory) lies there; its names come after this folder's
 sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 
-def main(job, recorder):
+def main(job: Job, recorder: Recorder) -> None:
     check(job)
     if job.device == "cuda":
         from own_cudnn import load_own_cudnn

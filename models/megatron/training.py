@@ -1,6 +1,9 @@
 """The training of one rank, from job to last step, by Megatron's schedules. Facts only are recorded."""
 
+from __future__ import annotations
+
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +14,7 @@ from levelfield.worker import Capture, Initializer, coordinates, learning_rate, 
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from mixture import routers_of
+from mixture import list_routers
 from model import build
 from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates
@@ -20,11 +23,21 @@ from sequence import Sequence
 from step.transfers import on_device
 from weights import Weights
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from levelfield.worker import Batch, Recorder
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job
+    from torch import nn
+
+    MicroBatches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
 # Megatron's selective recomputation is that of attention's core; the full one runs each layer whole.
 REPEATS = {"selective": "selective-attention"}
 
 
-def train(job, recorder):
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
@@ -41,7 +54,7 @@ def train(job, recorder):
 class Trainer:
     """One rank's model, optimizer and schedule. A step is `launch`, then `finish`, which waits for the device."""
 
-    def __init__(self, job, place, device):
+    def __init__(self, job: Job, place: Coordinates, device: torch.device) -> None:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         # other ranks have other dropout; Megatron gives each tensor-parallel rank its own inside attention
         outer = (place.pipeline * job.layout.data + place.data) * job.layout.context + place.context
@@ -54,33 +67,33 @@ class Trainer:
         self.parameters.fill(initializer)
         self.run_schedule = get_forward_backward_func()
         self.own_work, self.left = own_work(job, device, first_exchanging_stage=2), 0
-        self.has_experts, self.routers = part(job.model, "experts") is not None, routers_of(self.chunks)
+        self.has_experts, self.routers = part(job.model, "experts") is not None, list_routers(self.chunks)
         self.sequence = Sequence(job.training.sequence_length, job.layout.context, place.context, device)
         self.positions = self.sequence.places.expand(job.tuning.micro_batch, -1)
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values) of what this rank holds."""
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return self.parameters.arrays()
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm) of the launched step."""
+    def gradient_squares(self) -> Iterable[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm) of the launched step."""
         return self.parameters.squares(self.loss_scale)
 
-    def expert_tokens(self):
-        """(layer, tokens by expert) of this rank's tokens in the launched step."""
+    def expert_tokens(self) -> Iterable[tuple[int, list[int]]]:
+        """Return (layer, tokens by expert) of this rank's tokens in the launched step."""
         return [(router.layer_number - 1, router.tokens.tolist()) for router in self.routers]
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         self.parameters.save(folder)
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> float:
         if self.job.training.precision != "fp16":
             return 1.0  # Megatron's own is a tensor of the device, for which the host would wait
         return float(self.optimizer.get_loss_scale())
 
-    def launch(self, batch):
-        """Forward and backward over all micro-batches: loss and gradients of the global batch, not yet clipped."""
+    def launch(self, batch: Batch) -> None:
+        """Run forward and backward over all micro-batches: loss and gradients of the global batch, not yet clipped."""
         captured = self.capture.wants(batch.step)
         if captured:
             observe(self.chunks[0], self.capture.keep)
@@ -100,26 +113,30 @@ class Trainer:
             micro_batch_size=self.job.tuning.micro_batch,
         )
         self.loss = self.reduce(losses, self.job.layout.tensor)
-        self.auxiliary_loss = self.reduce([each.loss for each in self.routers], 1) if self.has_experts else None
+        self.auxiliary_loss = self.reduce([router.loss for router in self.routers], 1) if self.has_experts else None
         for name, gradient in self.parameters.gradients(self.loss_scale) if captured else ():
             self.capture.keep(f"gradient.{name}", gradient)
 
-    def forward(self, upcoming, model):
-        """The next micro-batch for Megatron's schedule: a model chunk's output, and what makes a loss of the last's."""
-        inputs, targets = (self.sequence.own(tokens) for tokens in next(upcoming))
+    def forward(self, upcoming: MicroBatches, model: nn.Module) -> tuple[torch.Tensor, Any]:
+        """Run the next micro-batch for Megatron's schedule. Return a model chunk's output, and the function that makes
+        a loss of the last chunk's: the losses of its tokens, [micro-batch, part of the sequence]."""
+        inputs, targets = (self.sequence.part(tokens) for tokens in next(upcoming))
         return model(inputs, self.positions, None, labels=targets), self.mean_loss
 
-    def mean_loss(self, losses):
-        """(loss, what to keep of it) of a micro-batch. The last one's backward pass begins to reduce gradients."""
-        found = mean_loss(losses, self.job.layout.context)
+    def mean_loss(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (loss, what to keep of it) of a micro-batch. The last one's backward pass begins the exchange."""
+        loss = mean_loss(losses, self.job.layout.context)
         self.left -= 1
         if self.left == 0:
             self.own_work.reaches_exchange()
-        return found
+        return loss
 
-    def reduce(self, losses, replicas):
-        """The mean loss of the global batch, on every rank. losses: of this rank, each the sum over micro-batches or of
-        one of them; replicas: how many tensor-parallel ranks have the same."""
+    def reduce(self, losses: Iterable[torch.Tensor | float], replicas: int) -> torch.Tensor:
+        """Return the mean loss of the global batch, on every rank.
+
+        losses: of this rank, each the sum over micro-batches or of one of them. replicas: how many tensor-parallel
+        ranks have the same.
+        """
         sharing = self.job.accumulation * self.job.layout.data * replicas
         total = torch.zeros(1, dtype=torch.float64, device=self.device)
         for loss in losses:
@@ -128,8 +145,8 @@ class Trainer:
             dist.all_reduce(total)
         return total
 
-    def finish(self, batch):
-        """Clip and step, or skip the step where fp16 overflowed; what to record of it."""
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Clip and step, or skip the step where fp16 overflowed. Return what to record of it."""
         rate, scale = learning_rate(self.job.training.schedule, batch.step), self.loss_scale
         spent = self.own_work.seconds()
         set_rates(self.optimizer, rate, self.job.training.optimizer.weight_decay)
@@ -150,8 +167,8 @@ class Trainer:
         }
 
 
-def mean_loss(losses, ranks=1):
-    """(loss, what to keep of it) of a micro-batch. Megatron divides the first in place: the second is a copy.
+def mean_loss(losses: torch.Tensor, ranks: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (loss, what to keep of it) of a micro-batch. Megatron divides the first in place: the second is a copy.
 
     ranks: that share the sequences, each with so much of the mean.
     """
@@ -159,8 +176,8 @@ def mean_loss(losses, ranks=1):
     return loss, loss.detach().clone()
 
 
-def software(device):
-    """What else took part: the layers' maker, by Megatron's name, and transformer-engine's version or None."""
+def software(device: torch.device) -> dict[str, str | None]:
+    """Return what else took part: the layers' maker, by Megatron's name, and transformer-engine's version or None."""
     version = None
     if importlib.util.find_spec("transformer_engine") is not None:
         version = importlib.import_module("transformer_engine").__version__

@@ -1,5 +1,9 @@
 """GPT (Radford et al., 2019; Brown et al., 2020) and Llama (Touvron et al., 2023; Grattafiori et al., 2024)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import oneflow as flow
 from attention import Attention, Tables
 from layers import Columns, Embedding, Positions, dropout, norm
@@ -7,7 +11,13 @@ from mlp import mlp
 from oneflow import nn
 from oneflow.utils.checkpoint import checkpoint
 from precision import auto_cast, exact
-from randomness import sow
+from randomness import seed_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from levelfield.worker.architecture import Model
+    from stages import Stage
 
 
 class Block(nn.Module):
@@ -16,7 +26,7 @@ class Block(nn.Module):
     x stays in float32. What is computed again runs outside of the forward pass's contexts, so it has its own.
     """
 
-    def __init__(self, stage, model, recomputed, precision, index):
+    def __init__(self, stage: Stage, model: Model, recomputed: bool, precision: str, index: int) -> None:
         super().__init__()
         self.stage, self.recomputed, self.dropout = stage, recomputed, model.hidden_dropout
         self.precision, self.index = precision, index
@@ -25,13 +35,13 @@ class Block(nn.Module):
         self.mlp_norm = norm(stage, model)
         self.mlp = mlp(stage, model)
 
-    def forward(self, x, tables, seed):
+    def forward(self, x: flow.Tensor, tables: Tables, seed: int | None) -> flow.Tensor:
         return checkpoint(self.transform, x, tables, seed) if self.recomputed else self.transform(x, tables, seed)
 
-    def transform(self, x, tables, seed):
-        """seed: of the micro-batch's random numbers; None without dropout."""
+    def transform(self, x: flow.Tensor, tables: Tables, seed: int | None) -> flow.Tensor:
+        """Compute the block. seed: of the micro-batch's random numbers; None without dropout."""
         if seed is not None:
-            sow(self.stage, seed + 1 + self.index)
+            seed_stage(self.stage, seed + 1 + self.index)
         with auto_cast(self.precision):
             x = x + dropout(exact(self.attention(self.attention_norm(x), tables)), self.dropout)
             return x + dropout(exact(self.mlp(self.mlp_norm(x))), self.dropout)
@@ -40,14 +50,14 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder-only transformer over pipeline `stages`. Its parameters bear the canonical names."""
 
-    def __init__(self, model, length, stages, recomputed, precision):
+    def __init__(self, model: Model, length: int, stages: Sequence[Stage], recomputed: bool, precision: str) -> None:
         super().__init__()
         self.model, self.first, self.last, self.precision = model, stages[0], stages[-1], precision
         first = self.first
         self.embedding = Embedding(first, model.vocab_size, model.hidden_size)
         if model.positions == "learned":
             self.position = Positions(first, length, model.hidden_size)
-        places = [stages[index] for index in stage_of_layers(model.layers, len(stages))]
+        places = [stages[index] for index in assign_layers(model.layers, len(stages))]
         blocks = [Block(stage, model, recomputed, precision, index) for index, stage in enumerate(places)]
         self.layers = nn.ModuleList(blocks)
         self.final_norm = norm(self.last, model)
@@ -55,13 +65,14 @@ class Decoder(nn.Module):
             self.head = Columns(self.last, model.hidden_size, model.vocab_size, False)
         self.tables = {id(stage): Tables(stage, model, length) for stage in stages}
 
-    def forward(self, tokens, keep, seed):
-        """Tokens [batch, sequence] to hidden states, normed; keep(name, tensor) is shown what comes between.
+    def forward(self, tokens: flow.Tensor, keep: Callable[[str, flow.Tensor], None], seed: int | None) -> flow.Tensor:
+        """Compute the normed hidden states [batch, sequence, hidden] of tokens [batch, sequence].
 
+        keep(name, tensor): called with what comes between.
         seed: of this micro-batch's random numbers; None without dropout.
         """
         if seed is not None:
-            sow(self.first, seed)
+            seed_stage(self.first, seed)
         x = self.embedding(tokens)
         if self.model.positions == "learned":
             x = x + self.position.weight
@@ -74,16 +85,17 @@ class Decoder(nn.Module):
         keep("final_norm", x)
         return x
 
-    def head_weight(self):
-        """[vocabulary, hidden] on the last stage, split over the vocabulary."""
+    def head_weight(self) -> flow.Tensor:
+        """Return the head's weight [vocabulary, hidden] on the last stage, split over the vocabulary."""
         return self.last.take(self.embedding.weight) if self.model.tied_embeddings else self.head.weight
 
-    def logits(self, x, weight):
+    def logits(self, x: flow.Tensor, weight: flow.Tensor) -> flow.Tensor:
+        """Return the logits [batch, sequence, vocabulary] of x [batch, sequence, hidden], split over the vocabulary."""
         with auto_cast(self.precision):
             return exact(flow.matmul(self.last.whole(x), weight.T))
 
 
-def stage_of_layers(layers, stages):
-    """Each layer's stage; earlier stages take the remainder."""
+def assign_layers(layers: int, stages: int) -> list[int]:
+    """Return each layer's stage; earlier stages take the remainder."""
     size, extra = divmod(layers, stages)
     return [index for index in range(stages) for _ in range(size + (index < extra))]

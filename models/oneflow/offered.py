@@ -1,5 +1,9 @@
 """What this implementation cannot do. Without OneFlow, so that a refusal needs no other rank."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from levelfield.worker import (
     Unsupported,
     check_layout,
@@ -9,9 +13,12 @@ from levelfield.worker import (
     check_tensor_parallel,
 )
 
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
 
-def check(job):
-    """Raises Unsupported where the implementation cannot do what the job asks for."""
+
+def check(job: Job) -> None:
+    """Raise Unsupported where the implementation cannot do what the job asks for."""
     layout, tuning = job.layout, job.tuning
     check_precision(job)
     check_layout(job, "data", "tensor", "pipeline")
@@ -21,13 +28,15 @@ def check(job):
     check_no_graph(job)
     if tuning.attention != "sdpa":
         raise Unsupported(f"attention {tuning.attention}: OneFlow 0.9 has no kernel of it that can train")
-    check_recompute(job)
+    if tuning.recompute == "selective":
+        raise Unsupported("recompute 'selective'; this implementation has none and full")
+    check_recomputed_layers(job)
     check_tensor_parallel(job)
     if job.model.layers < layout.pipeline:
         raise Unsupported(f"pipeline of {layout.pipeline} stages: {job.model.layers} layers, expected at least as many")
 
 
-def check_precision(job):
+def check_precision(job: Job) -> None:
     precision = job.training.precision
     if precision not in ("fp32", "fp16"):
         raise Unsupported(f"precision {precision}; this implementation has fp32, and fp16 on NVIDIA devices")
@@ -35,9 +44,3 @@ def check_precision(job):
         raise Unsupported(
             f"precision fp16: OneFlow's automatic mixed precision is for CUDA; on '{job.device}' it switches itself off"
         )
-
-
-def check_recompute(job):
-    if job.tuning.recompute == "selective":
-        raise Unsupported("recompute 'selective'; this implementation has none and full")
-    check_recomputed_layers(job)

@@ -1,11 +1,18 @@
 """The model as the layout wants it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from decoder import Decoder
 from stages import Stage
 
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
 
-def build(job):
-    """(the decoder, its pipeline stages)."""
+
+def build(job: Job) -> tuple[Decoder, list[Stage]]:
+    """Build the decoder, and return it with its pipeline stages."""
     stages = [Stage(job, index) for index in range(job.layout.pipeline)]
     recomputed = job.tuning.recompute == "full"
     training = job.training

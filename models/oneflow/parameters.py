@@ -1,13 +1,23 @@
 """The parts of the canonical parameters that this rank holds: filled, reported and saved under their names."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import oneflow as flow
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
-class Held(NamedTuple):
+    from levelfield.worker import Initializer
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job, Layout
+    from oneflow import nn
+
+
+class LocalParameter(NamedTuple):
     """This rank's part of parameter `name`, whose whole shape is `shape`.
 
     local: a tensor of the part, in the parameter's own memory. replicas: the ranks that hold the same part.
@@ -16,41 +26,41 @@ class Held(NamedTuple):
     name: str
     shape: tuple[int, ...]
     slices: tuple[slice, ...]
-    parameter: Any
-    local: Any
+    parameter: flow.Tensor
+    local: flow.Tensor
     replicas: int
 
 
-def held_parts(model, job, place):
-    """What this rank holds; other stages' parameters lie elsewhere."""
-    here = [(name, value) for name, value in model.named_parameters() if job.rank in value.placement.ranks]
-    return [_held(name, value, job.layout, place.tensor) for name, value in here]
+def local_parameters(model: nn.Module, job: Job, place: Coordinates) -> list[LocalParameter]:
+    """Return this rank's parameters; other stages' lie elsewhere."""
+    pairs = [(name, value) for name, value in model.named_parameters() if job.rank in value.placement.ranks]
+    return [_locate(name, value, job.layout, place.tensor) for name, value in pairs]
 
 
-def _held(name, parameter, layout, rank):
+def _locate(name: str, parameter: flow.Tensor, layout: Layout, rank: int) -> LocalParameter:
     local, shape = parameter.detach().to_local(), tuple(parameter.shape)
     slices = tuple(_part(whole, part, rank) for whole, part in zip(shape, local.shape, strict=True))
     replicas = layout.data * (layout.tensor if tuple(local.shape) == shape else 1)
-    return Held(name, shape, slices, parameter, local, replicas)
+    return LocalParameter(name, shape, slices, parameter, local, replicas)
 
 
-def _part(whole, part, rank):
+def _part(whole: int, part: int, rank: int) -> slice:
     return slice(0, whole) if part == whole else slice(rank * part, (rank + 1) * part)
 
 
-def fill(parts, initializer):
+def fill(parts: Sequence[LocalParameter], initializer: Initializer) -> None:
     """Write the initial values into this rank's parts, generating nothing else."""
     for part in parts:
         part.local.copy_(flow.tensor(initializer.array(part.name, part.shape, part.slices)))
 
 
-def as_arrays(parts):
-    """(name, whole shape, slices, float32 values), read back from the model's own memory."""
+def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[Held]:
+    """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in parts:
         yield part.name, part.shape, part.slices, part.parameter.detach().to_local().numpy()
 
 
-def save(model, folder, writes):
+def save(model: nn.Module, folder: str, writes: bool) -> None:
     """Gather each whole parameter and write it as <folder>/<name>.npy on the rank that `writes`."""
     for name, parameter in model.named_parameters():
         whole = parameter.detach().numpy()

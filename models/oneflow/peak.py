@@ -1,15 +1,21 @@
 """The best rate of OneFlow's matrix products, for devices whose peak nobody publishes: see worker/product_rates.py."""
 
+from __future__ import annotations
+
 import json
 import os
+from typing import TYPE_CHECKING, Any
 
 from levelfield.worker import best_product_rate, probe_options
 from processor import choose_products
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
-def main():
+def main() -> None:
     options = probe_options(DTYPES)
     choose_products()
     if options.threads:
@@ -20,8 +26,8 @@ def main():
     print(json.dumps({name: measure(oneflow, options.device, dtypes[name], options.seconds) for name in dtypes}))
 
 
-def measure(flow, device, dtype, seconds):
-    def ways(rows, inner, columns):
+def measure(flow: Any, device: str, dtype: Any, seconds: float) -> dict[str, Any]:
+    def ways(rows: int, inner: int, columns: int) -> Iterator[Callable[[], Any]]:
         left, right = (flow.randn(*size).to(device).to(dtype) for size in ((rows, inner), (inner, columns)))
         yield lambda: flow.matmul(left, right)
 

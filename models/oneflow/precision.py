@@ -3,36 +3,42 @@
 Not yet run on the chip. OneFlow 0.9 switches its automatic mixed precision off on a processor, with a warning only.
 """
 
+from __future__ import annotations
+
 import contextlib
+from typing import TYPE_CHECKING
 
 import oneflow as flow
 
+if TYPE_CHECKING:
+    from levelfield.worker.job import LossScale as Settings
 
-def auto_cast(precision):
-    """The context of forward passes, and of what is computed again in a backward pass."""
+
+def auto_cast(precision: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context of forward passes, and of what is computed again in a backward pass."""
     return flow.amp.autocast("cuda", dtype=flow.float16) if precision == "fp16" else contextlib.nullcontext()
 
 
-def exact(x):
-    """x in float32: norms, softmax, the residual stream and the loss have no place for fp16's range."""
+def exact(x: flow.Tensor) -> flow.Tensor:
+    """Return x in float32: norms, softmax, the residual stream and the loss have no place for fp16's range."""
     return x if x.dtype == flow.float32 else x.float()
 
 
-def like(x, other):
-    """x in the dtype of `other`: a bias in that of the product that it is added to."""
+def like(x: flow.Tensor, other: flow.Tensor) -> flow.Tensor:
+    """Return x in the dtype of `other`: a bias in that of the product that it is added to."""
     return x if x.dtype == other.dtype else flow.cast(x, other.dtype)
 
 
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al., 2018): halve and skip on overflow, double after some good steps."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: Settings | None) -> None:
         self.value = settings.initial if settings else 1.0
         self.interval = settings.growth_interval if settings else None
         self.good_steps = 0
 
-    def update(self, finite):
-        """Take note of one step. Every rank must say the same."""
+    def update(self, finite: bool) -> None:
+        """Take note of one step, which must be finite on all ranks or on none."""
         if self.interval is None:
             return
         self.good_steps = self.good_steps + 1 if finite else 0

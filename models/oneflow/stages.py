@@ -1,12 +1,20 @@
-"""Where tensors lie: a OneFlow placement for each pipeline stage, and how tensors are split over its processes.
+"""Where tensors lie: a placement of OneFlow for each pipeline stage, and how tensors are split over its processes.
 
 Every process runs the whole program; OneFlow leaves out what is placed on other processes (Yuan et al., 2021).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import oneflow as flow
 from levelfield.worker import coordinates
 from oneflow.nn import Parameter
+
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
+    from numpy.typing import NDArray
 
 WHOLE = flow.sbp.broadcast
 
@@ -14,51 +22,51 @@ WHOLE = flow.sbp.broadcast
 class Stage:
     """The processes of one pipeline stage, a grid [data, tensor]. A dimension of one process is left out of it."""
 
-    def __init__(self, job, index):
+    def __init__(self, job: Job, index: int) -> None:
         layout = job.layout
         size = layout.data * layout.tensor
         self.data, self.tensor = layout.data, layout.tensor
         shape = [ranks for ranks in (self.data, self.tensor) if ranks > 1] or [1]
         ranks = np.arange(index * size, (index + 1) * size).reshape(shape)
         self.placement = flow.placement(job.device, ranks.tolist())
-        self.here = job.rank in ranks
+        self.is_local = job.rank in ranks
         self.rank = coordinates(job).tensor
         # random numbers for what is split over the tensor-parallel processes: OneFlow's own are equal on all of them
         self.private = flow.Generator(job.device) if self.tensor > 1 else None
 
-    def sbp(self, data, tensor):
-        """OneFlow's SBP for a tensor that lies so over the data-parallel and over the tensor-parallel processes."""
+    def sbp(self, data: flow.sbp.sbp, tensor: flow.sbp.sbp) -> list[flow.sbp.sbp]:
+        """Return OneFlow's SBP of a tensor, from its SBP over the data-parallel and over the tensor-parallel ones."""
         return [way for way, ranks in ((data, self.data), (tensor, self.tensor)) if ranks > 1] or [WHOLE]
 
-    def parameter(self, shape, axis=None):
-        """A parameter, not yet filled, that is split along `axis` over the tensor-parallel processes."""
+    def parameter(self, shape: tuple[int, ...], axis: int | None = None) -> Parameter:
+        """Make a parameter, not yet filled, that is split along `axis` over the tensor-parallel processes."""
         way = WHOLE if axis is None else flow.sbp.split(axis)
         values = flow.empty(*shape, placement=self.placement, sbp=self.sbp(WHOLE, way))
         return Parameter(values)
 
-    def constant(self, array):
-        """A tensor that is the same on every process."""
+    def constant(self, array: NDArray[np.generic]) -> flow.Tensor:
+        """Return a tensor that is the same on every process."""
         return flow.tensor(array, placement=self.placement, sbp=self.sbp(WHOLE, WHOLE))
 
-    def batch(self, array):
-        """The whole batch, of which each data-parallel process brings its `array`."""
+    def batch(self, array: NDArray[np.int64]) -> flow.Tensor:
+        """Return the whole batch, of which each data-parallel process brings its `array`."""
         local = flow.tensor(array)
         return local.to_global(placement=self.placement, sbp=self.sbp(flow.sbp.split(0), WHOLE))
 
-    def take(self, x):
-        """x on this stage, split as it is, from whichever stage it lies on; its gradient goes back there."""
+    def take(self, x: flow.Tensor) -> flow.Tensor:
+        """Return x on this stage, split as it is, from whichever stage it lies on; its gradient goes back there."""
         if x.placement == self.placement:
             return x
         return x.to_global(placement=self.placement, sbp=x.sbp)
 
-    def whole(self, x):
-        """x [batch, ...] made whole on every tensor-parallel process, from parts or summands; so is its gradient."""
+    def whole(self, x: flow.Tensor) -> flow.Tensor:
+        """Return x [batch, ...] whole on every tensor-parallel process, from parts or summands; so is its gradient."""
         if self.tensor == 1:
             return x
         ways = self.sbp(flow.sbp.split(0), WHOLE)
         return x.to_global(sbp=ways, grad_sbp=ways)
 
-    def everywhere(self, x):
-        """A number, made whole on every process of this stage from its summands; so is its gradient."""
+    def everywhere(self, x: flow.Tensor) -> flow.Tensor:
+        """Return a number, whole on every process of this stage from its summands; so is its gradient."""
         ways = self.sbp(WHOLE, WHOLE)
         return x.to_global(sbp=ways, grad_sbp=ways)

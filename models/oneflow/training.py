@@ -1,6 +1,9 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
 from device import describe, memory
@@ -9,12 +12,23 @@ from levelfield.worker import Capture, Initializer, coordinates, learning_rate, 
 from meeting import leave
 from optimizer import LocalAdamW
 from parallelize import build
-from parameters import as_arrays, fill, held_parts, save
+from parameters import as_arrays, fill, local_parameters, save
 from precision import LossScale, exact
 from randomness import number
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
-def train(job, recorder):
+    import numpy as np
+    from levelfield.worker import Batch, Recorder
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job
+    from numpy.typing import NDArray
+
+    Keep = Callable[[str, flow.Tensor], None]
+
+
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     recorder.framework("oneflow", flow.__version__, *describe(job))
     trainer = Trainer(job, coordinates(job))
@@ -26,53 +40,55 @@ def train(job, recorder):
 class Trainer:
     """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
 
-    def __init__(self, job, place):
+    def __init__(self, job: Job, place: Coordinates) -> None:
         self.job, self.place, self.capture = job, place, Capture(job)
         self.model, self.stages = build(job)
-        self.parts = held_parts(self.model, job, place)
+        self.parts = local_parameters(self.model, job, place)
         fill(self.parts, Initializer(job))
         self.optimizer = LocalAdamW(self.parts, job.training)
         self.everyone = flow.placement(job.device, list(range(job.world_size)))
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values) of what this rank holds."""
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return as_arrays(self.parts)
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         save(self.model, folder, writes=self.job.rank == 0)
 
-    def launch(self, batch):
-        """Forward, backward, clipping and the optimizer's step; none where fp16's gradients are not finite."""
+    def launch(self, batch: Batch) -> None:
+        """Run forward, backward, clipping and the optimizer's step; none where fp16's gradients are not finite."""
         keep = self.keeper() if self.capture.wants(batch.step) else None
         loss = self.gradients(batch, keep or ignore)
         self.optimizer.take_gradients()
-        for name, gradient in self.optimizer.gradients() if keep else ():
-            keep(f"gradient.{name}", gradient / self.loss_scale.value)
+        if keep is not None:
+            for name, gradient in self.optimizer.gradients():
+                keep(f"gradient.{name}", gradient / self.loss_scale.value)
         self.squares = self.optimizer.squares()
         self.loss, square = self.reduce(loss)
         self.norm = (math.sqrt(square) if square >= 0 else square) / self.loss_scale.value
         self.rate = learning_rate(self.job.training.schedule, batch.step)
         self.update()
 
-    def update(self):
-        """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
+    def update(self) -> None:
+        """Run the optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         if self.loss_scale.interval is not None and not math.isfinite(self.norm):
             self.optimizer.drop_gradients()
             return
         divisor = max(1.0, self.norm / self.job.training.gradient_clip)
         self.optimizer.step(self.rate, divisor * self.loss_scale.value)
 
-    def gradients(self, batch, keep):
-        """Forward and backward over all micro-batches; returns the mean loss, times the loss scale, as far as this rank
-        has it.
+    def gradients(self, batch: Batch, keep: Keep) -> flow.Tensor:
+        """Run forward and backward over all micro-batches. Return the mean loss, times the loss scale, as far as this
+        rank has it.
 
         In a pipeline all forward passes go before the first backward pass, so that its stages work at the same time
         (GPipe; Huang et al., 2019).
         """
         pipelined = len(self.stages) > 1
-        head, total = self.model.head_weight(), 0.0
+        head = self.model.head_weight()
+        total: Any = 0.0
         for micro in range(self.job.accumulation):
             seed = self.seed(batch.step, micro) if self.random else None
             loss = self.forward(head, batch.inputs[micro], batch.targets[micro], keep if not micro else ignore, seed)
@@ -83,41 +99,52 @@ class Trainer:
             total.backward()
         return total
 
-    def forward(self, head, inputs, targets, keep, seed):
-        """The share of one micro-batch in the scaled mean loss, on the last stage; arrays [micro-batch, sequence]."""
+    def forward(
+        self, head: flow.Tensor, inputs: NDArray[np.int64], targets: NDArray[np.int64], keep: Keep, seed: int | None
+    ) -> flow.Tensor:
+        """Return the share of one micro-batch in the scaled mean loss, on the last stage.
+
+        inputs, targets: [micro-batch, sequence].
+        """
         first, last = self.stages[0], self.stages[-1]
-        hidden = self.model(first.batch(inputs), keep, seed)
-        logits = self.model.logits(hidden, head)
+        hidden = self.model(first.batch(inputs), keep, seed)  # [batch, sequence, hidden]
+        logits = self.model.logits(hidden, head)  # [batch, sequence, vocabulary]
         keep("logits", logits)
         share = self.job.accumulation / self.loss_scale.value
         return last.everywhere(mean_loss(logits, last.batch(targets))) / share
 
-    def reduce(self, loss):
-        """(mean loss times scale, squared gradient norm times scale squared) of the global batch: one collective."""
+    def reduce(self, loss: flow.Tensor) -> tuple[float, float]:
+        """Return (mean loss times scale, squared gradient norm times scale squared) of the global batch."""
         last = self.stages[-1]
-        share = loss.to_local().numpy() / (last.data * last.tensor) if last.here else 0.0
-        return self.total([float(share), float(self.squares.sum().numpy())])
+        share = loss.to_local().numpy() / (last.data * last.tensor) if last.is_local else 0.0
+        mean, square = self.total([float(share), float(self.squares.sum().numpy())])
+        return mean, square
 
-    def total(self, figures):
-        """The sums of `figures`, a list of numbers, over all ranks."""
+    def total(self, figures: Sequence[float]) -> list[float]:
+        """Return the sums of `figures` over all ranks."""
         local = flow.tensor(figures, dtype=flow.float64, device=self.job.device)
         summands = local.to_global(placement=self.everyone, sbp=flow.sbp.partial_sum)
-        return summands.to_global(sbp=flow.sbp.broadcast).to_local().numpy().tolist()
+        sums: list[float] = summands.to_global(sbp=flow.sbp.broadcast).to_local().numpy().tolist()
+        return sums
 
-    def keeper(self):
+    def keeper(self) -> Keep:
         return lambda name, tensor: self.capture.keep(name, exact(tensor.detach()).numpy())
 
-    def seed(self, step, micro):
-        """The seed of one micro-batch's random numbers: another one for each data-parallel rank."""
+    def seed(self, step: int, micro: int) -> int:
+        """Return the seed of one micro-batch's random numbers: another one for each data-parallel rank."""
         return number(f"dropout {self.job.training.seed} {step} {micro} {self.place.data}") // 2
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm) of the launched step."""
+    def gradient_squares(self) -> Iterable[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm) of the launched step."""
         squares = (self.squares / self.loss_scale.value**2).numpy().tolist()
         return zip((part.name for part in self.parts), squares, strict=True)
 
-    def finish(self, batch):
-        """What to record of the step."""
+    def expert_tokens(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return nothing: no model here has experts."""
+        return ()
+
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Return what to record of the step."""
         owner = self.place.tensor == 0 and self.place.pipeline == 0
         scale, scaled, finite = self.loss_scale.value, self.loss_scale.interval is not None, math.isfinite(self.norm)
         self.loss_scale.update(finite)
@@ -133,5 +160,5 @@ class Trainer:
         }
 
 
-def ignore(name, tensor):
-    """What is kept of a tensor in most steps."""
+def ignore(name: str, tensor: flow.Tensor) -> None:
+    """Keep nothing of a tensor, as in most steps."""

@@ -4,12 +4,23 @@ A decoder is a list of pieces in the order of the forward pass; one process runs
 A parameter's canonical name is its piece's prefix and its name within the piece.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from attention import Attention
 from layers import dropout, norm
 from mlp import mlp
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, SharedLayerDesc
 from paddle.distributed.fleet.utils import recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import paddle
+    from layers import Layers
+    from levelfield.worker.architecture import Model
 
 
 class Piece(nn.Layer):
@@ -21,31 +32,32 @@ class Piece(nn.Layer):
 class Embedding(Piece):
     """Tokens [batch, sequence] to their embeddings; with a tied head this is the head too."""
 
-    def __init__(self, model, layers):
+    def __init__(self, model: Model, layers: Layers) -> None:
         super().__init__()
         self.embedding = layers.embedding(model.vocab_size, model.hidden_size)
         self.layers = layers
 
     @property
-    def weight(self):
+    def weight(self) -> paddle.Tensor:
         return self.embedding.weight
 
-    def forward(self, tokens):
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         return self.embedding(tokens)
 
-    def logits(self, x):
+    def logits(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return the logits [batch, sequence, vocabulary] of x [batch, sequence, hidden], or this rank's part."""
         return self.layers.tied_logits(x, self.weight)
 
 
 class Positions(Piece):
     """Adds the learned positions, where the model has them."""
 
-    def __init__(self, model, length):
+    def __init__(self, model: Model, length: int) -> None:
         super().__init__()
         self.position = nn.Embedding(length, model.hidden_size) if model.positions == "learned" else None
         self.dropout = model.hidden_dropout
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.position is not None:
             x = x + self.position.weight[: x.shape[1]]
         return dropout(x, self.dropout)
@@ -54,7 +66,7 @@ class Positions(Piece):
 class Block(Piece):
     """x + attention(norm(x)), then x + mlp(norm(x)); computed again in the backward pass with `recomputed`."""
 
-    def __init__(self, model, length, index, layers, recomputed):
+    def __init__(self, model: Model, length: int, index: int, layers: Layers, recomputed: bool) -> None:
         super().__init__()
         self.index, self.prefix = index, f"layers.{index}."
         self.recomputed, self.dropout = recomputed, model.hidden_dropout
@@ -64,38 +76,40 @@ class Block(Piece):
         self.mlp = mlp(model, layers)
         self.random = bool(model.hidden_dropout or model.attention_dropout)
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.recomputed:
             return recompute(self.transform, x, preserve_rng_state=self.random)
         return self.transform(x)
 
-    def transform(self, x):
+    def transform(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + dropout(self.attention(self.attention_norm(x)), self.dropout)
         return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
 
 
 class FinalNorm(Piece):
-    def __init__(self, model):
+    """The norm of the last block's output."""
+
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.final_norm = norm(model)
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.final_norm(x)
 
 
 class Head(Piece):
-    """The untied head: hidden state to this rank's part of the logits."""
+    """The untied head: hidden state to logits [batch, sequence, vocabulary], or this rank's part of them."""
 
-    def __init__(self, model, layers):
+    def __init__(self, model: Model, layers: Layers) -> None:
         super().__init__()
         self.head = layers.columns(model.hidden_size, model.vocab_size, False)
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x)
 
 
-def describe_pieces(model, length, layers, recomputed):
-    """The whole decoder's pieces, not yet built: a pipeline stage builds only its own."""
+def describe_pieces(model: Model, length: int, layers: Layers, recomputed: bool) -> list[LayerDesc]:
+    """Return the whole decoder's pieces, not yet built: a pipeline stage builds only its part."""
     blocks = [LayerDesc(Block, model, length, index, layers, recomputed) for index in range(model.layers)]
     if model.tied_embeddings:
         first = SharedLayerDesc("tied", Embedding, None, "weight", model, layers)
@@ -106,15 +120,15 @@ def describe_pieces(model, length, layers, recomputed):
 
 
 class Decoder(nn.Layer):
-    """All pieces in one process: tokens [batch, sequence] to logits."""
+    """All pieces in one process: tokens [batch, sequence] to logits [batch, sequence, vocabulary]."""
 
-    def __init__(self, descriptions):
+    def __init__(self, descriptions: Sequence[LayerDesc]) -> None:
         super().__init__()
         *before, head = descriptions
         self.pieces = nn.LayerList([description.build_layer() for description in before])
         self.head = None if isinstance(head, SharedLayerDesc) else head.build_layer()
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         for piece in self.pieces:
             x = piece(x)
         return self.pieces[0].logits(x) if self.head is None else self.head(x)

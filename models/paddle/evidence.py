@@ -1,21 +1,34 @@
-"""What else a few chosen steps tell: every parameter's gradient norm, and for `diagnose` the tensors themselves."""
+"""What a few chosen steps record besides: each parameter's gradient norm, and for `diagnose` the tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from decoder import Block, FinalNorm, Positions
 from levelfield.worker import Capture
 from optimizer import SLICE
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import paddle
+    from levelfield.worker.job import Job
+    from parallelize import Built
+
 
 class Evidence:
     """Watches the clipping object, which sees the whole step's gradients, and the pieces of the decoder."""
 
-    def __init__(self, job, built):
+    squares: list[tuple[str, float]] | None  # of the step: (name, share of the squared gradient norm)
+
+    def __init__(self, job: Job, built: Built) -> None:
         self.job, self.capture = job, Capture(job)
         self.parts = {part.parameter.name: part for part in built.parts}
-        self.model, self.hooks, self.squares = built.runner, [], None
-        self.clip = built.clip
+        self.model, self.clip, self.squares = built.runner, built.clip, None
+        self.hooks: list[Any] = []
 
-    def prepare(self, step):
-        """Before the forward pass of `step`: look where this step is one of the chosen."""
+    def prepare(self, step: int) -> None:
+        """Watch `step` if it is one of the chosen. Called before its forward pass."""
         self.squares = None
         measured = step in self.job.gradient_steps
         captured = self.capture.wants(step)
@@ -23,8 +36,10 @@ class Evidence:
         if captured:
             self.hook_pieces()
 
-    def note(self, pairs, squares, captured):
-        """The gradients of this rank, before clipping, and their shares of the squared norms."""
+    def note(
+        self, pairs: Sequence[tuple[paddle.Tensor, paddle.Tensor]], squares: paddle.Tensor | None, captured: bool
+    ) -> None:
+        """Note the gradients of this rank, before clipping, and their shares of the squared norms."""
         parts = [self.parts[parameter.name.removeprefix(SLICE)] for parameter, _ in pairs]
         if squares is not None:
             self.squares = list(zip([part.name for part in parts], squares.tolist(), strict=True))
@@ -32,7 +47,7 @@ class Evidence:
             for part, (_, gradient) in zip(parts, pairs, strict=True):
                 self.capture.keep(f"gradient.{part.name}", part.canonical(gradient))
 
-    def hook_pieces(self):
+    def hook_pieces(self) -> None:
         """Keep the outputs of the pieces of the next forward pass, which is the first micro-batch's."""
         names = {Positions: "embedding", FinalNorm: "final_norm"}
         for piece in self.model.sublayers():
@@ -41,9 +56,9 @@ class Evidence:
                 self.hooks.append(piece.register_forward_post_hook(self.keeper(name)))
         self.hooks.append(self.model.register_forward_post_hook(self.keeper("logits")))
 
-    def keeper(self, name):
+    def keeper(self, name: str) -> Callable[[Any, Any, paddle.Tensor], None]:
         return lambda _piece, _inputs, output: self.capture.keep(name, output.detach().astype("float32").numpy())
 
-    def first_micro_batch_done(self):
+    def first_micro_batch_done(self) -> None:
         while self.hooks:
             self.hooks.pop().remove()

@@ -1,6 +1,8 @@
 """The model as this rank runs it: its pieces, split, filled and wrapped by fleet for the layout."""
 
-from types import SimpleNamespace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paddle
 from decoder import Decoder, describe_pieces
@@ -17,36 +19,62 @@ from levelfield.worker import (
 )
 from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
-from parameters import as_arrays, fill, held_parts
+from parameters import as_arrays, fill, local_parameters
 from pipeline import pipeline_layer
 from sharding import check_sharding, shard_gradients
 from tensor_parallel import SplitLayers
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
-def build(job, place, report):
-    """What the training runs: runner, optimizer, clip, parts, loss and the tensor-parallel group of this rank.
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job, Layout
+    from paddle import nn
+    from paddle.distributed.collective import Group
+    from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
+    from paddle.optimizer import Optimizer
+    from parameters import LocalParameter
 
-    report: given the initial weights, read back before sharding takes the parameters apart.
+    Loss = Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+
+
+class Built(NamedTuple):
+    """What a training runs. group: this rank's tensor-parallel group, or None."""
+
+    runner: nn.Layer
+    optimizer: Optimizer
+    clip: GlobalNorm
+    parts: list[LocalParameter]
+    loss: Loss
+    group: Group | None
+
+
+def build(job: Job, place: Coordinates, report: Callable[[Iterable[Held]], None]) -> Built:
+    """Build what the training of this rank runs.
+
+    report: called with the initial weights, read back before sharding takes the parameters apart.
     Raises Unsupported where the implementation cannot do what the job asks for.
     """
     check(job)
     grid = start_fleet(job) if job.world_size > 1 else None
-    group = grid.get_model_parallel_group() if job.layout.tensor > 1 else None
+    group = grid.get_model_parallel_group() if grid is not None and job.layout.tensor > 1 else None
     layers = SplitLayers(group) if group else Layers()
     loss = mean_loss(layers)
     model = build_model(job, layers, loss)
     parameters = Initializer(job)
-    parts = held_parts(model, parameters.parameters(job.model), job.layout, place.tensor)
+    parts = local_parameters(model, parameters.parameters(job.model), job.layout, place.tensor)
     fill(parts, parameters)
     report(as_arrays(parts))
     clip = GlobalNorm(job.training.gradient_clip, replicas(parts, job.layout))
     optimizer = adamw(parts, job.training, clip)
     runner, optimizer = distribute(job, grid, model, optimizer)
-    return SimpleNamespace(runner=runner, optimizer=optimizer, clip=clip, parts=parts, loss=loss, group=group)
+    return Built(runner=runner, optimizer=optimizer, clip=clip, parts=parts, loss=loss, group=group)
 
 
-def distribute(job, grid, model, optimizer):
-    """(runner, optimizer) that exchange gradients and states as the layout says."""
+def distribute(
+    job: Job, grid: HybridCommunicateGroup | None, model: nn.Layer, optimizer: Optimizer
+) -> tuple[nn.Layer, Optimizer]:
+    """Return (runner, optimizer) that exchange gradients and states as the layout says."""
     if grid is None:
         return model, optimizer
     if job.layout.sharding_stage > 1:
@@ -54,8 +82,8 @@ def distribute(job, grid, model, optimizer):
     return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
 
 
-def check(job):
-    """Raises Unsupported for what Paddle or this implementation does not offer."""
+def check(job: Job) -> None:
+    """Raise Unsupported for what Paddle or this implementation does not offer."""
     if job.device == "cpu" and job.training.precision != "fp32":
         # auto_cast is ignored on the cpu without a word
         raise Unsupported(f"precision {job.training.precision}: Paddle multiplies matrices on the cpu in float32 only")
@@ -74,7 +102,7 @@ def check(job):
     check_tensor_parallel(job)
 
 
-def build_model(job, layers, loss):
+def build_model(job: Job, layers: Layers, loss: Loss) -> nn.Layer:
     recomputed = job.tuning.recompute == "full"
     pieces = describe_pieces(job.model, job.training.sequence_length, layers, recomputed)
     if job.layout.pipeline > 1:
@@ -82,14 +110,14 @@ def build_model(job, layers, loss):
     return Decoder(pieces)
 
 
-def mean_loss(layers):
-    """The mean cross-entropy over a micro-batch's tokens."""
+def mean_loss(layers: Layers) -> Loss:
+    """Return the function of the mean cross-entropy over a micro-batch's tokens."""
     return lambda logits, targets: layers.cross_entropy(logits, targets).mean()
 
 
-def replicas(parts, layout):
-    """On how many ranks each parameter, or each slice of one in stage 3, is updated, by Paddle's name of it."""
-    counts = {}
+def replicas(parts: Sequence[LocalParameter], layout: Layout) -> dict[str, int]:
+    """Return on how many ranks each parameter, or each slice of one in stage 3, is updated, by Paddle's name of it."""
+    counts: dict[str, int] = {}
     for part in parts:
         name, copies = part.parameter.name, part.ends * (layout.tensor if part.axis is None else 1)
         counts[SLICE + name] = copies * (layout.data // layout.sharding_degree)
@@ -98,8 +126,8 @@ def replicas(parts, layout):
     return counts
 
 
-def start_fleet(job):
-    """Fleet's groups for the layout; the communicators of every later collective."""
+def start_fleet(job: Job) -> HybridCommunicateGroup:
+    """Return fleet's groups for the layout: the communicators of every later collective."""
     if job.backend == "gloo":
         import gloo
 
@@ -111,14 +139,14 @@ def start_fleet(job):
     return fleet.get_hybrid_communicate_group()
 
 
-def topology():
+def topology() -> CommunicateTopology:
     return fleet.fleet.get_hybrid_parallel_topology()
 
 
-def strategy(job):
+def strategy(job: Job) -> fleet.DistributedStrategy:
     layout = job.layout
-    found = fleet.DistributedStrategy()
-    found.hybrid_configs = {
+    settings: Any = fleet.DistributedStrategy()
+    settings.hybrid_configs = {
         "dp_degree": layout.data // layout.sharding_degree,
         "sharding_degree": layout.sharding_degree,
         "mp_degree": layout.tensor,
@@ -126,10 +154,10 @@ def strategy(job):
         "order": ["pp", "dp", "sharding", "sep", "mp"],  # the platform's ranks: pipeline outermost, tensor innermost
         "mp_configs": {"need_broadcast_data": False},  # every rank reads its own batches
     }
-    found.pipeline_configs = {
+    settings.pipeline_configs = {
         "accumulate_steps": job.accumulation,
         "micro_batch_size": job.tuning.micro_batch,
         # sending a part from each tensor-parallel rank needs a partial send, which gloo has not
         "enable_partial_send_recv": job.backend != "gloo",
     }
-    return found
+    return settings

@@ -5,19 +5,35 @@ and taken off after it. A node of the backward pass belongs to the layer that ma
 them is computed from the graph, and compared with the record by names. The record is as docs/explain.md says.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import functools
 import json
 import os
+from typing import TYPE_CHECKING, Any
 
-import attention
 import paddle
 import paddle.distributed as dist
 from decoder import Block, Embedding, FinalNorm, Head, Positions
 from levelfield.worker.step_profile import replaced
 from paddle.base import core
+from paddle.nn import functional
 from paddle.profiler import Profiler, ProfilerTarget, RecordEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from levelfield.worker.job import Job
+    from paddle import nn
+    from training import Trainer
+
+    Function = Callable[..., Any]
+    Event = dict[str, Any]
+    Order = Iterable[tuple[str, str | None]]  # (kind, name of the layer) of each node of a backward pass
 
 ENDS = ((Embedding, "embedding", "embedding"), (Positions, "embedding", "position"),
         (FinalNorm, "elementwise", "final_norm"), (Head, "head and loss", "head"))  # fmt: skip
@@ -49,7 +65,7 @@ BACKWARD, NODE, SUMS = "backward/", "Global_", "GradNodeAccumulation"
 DEVICE = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "CudaRuntime": "cuda_runtime"}
 
 
-def open_profile(job, trainer, scratch):
+def open_profile(job: Job, trainer: Trainer, scratch: Path) -> PaddleProfile:
     return PaddleProfile(job, trainer, scratch)
 
 
@@ -58,18 +74,19 @@ class PaddleProfile:
 
     profiler = f"Paddle's of paddle {paddle.__version__}"
 
-    def __init__(self, job, trainer, scratch):
-        self.job, self.trainer, self.scratch, self.kept = job, trainer, scratch, []
+    def __init__(self, job: Job, trainer: Trainer, scratch: Path) -> None:
+        self.job, self.trainer, self.scratch = job, trainer, scratch
+        self.records: list[tuple[int, Path, list[Order]]] = []
         self.parts = layer_parts(trainer.runner)
 
-    def align(self):
+    def align(self) -> None:
         if self.job.device != "cpu":
             paddle.device.synchronize()
         if self.job.world_size > 1:
             dist.barrier()
 
     @contextlib.contextmanager
-    def recording(self, number):
+    def recording(self, number: int) -> Iterator[None]:
         targets = [ProfilerTarget.CPU, *([ProfilerTarget.GPU] if self.job.device == "gpu" else [])]
         recorder = Profiler(targets=targets, on_trace_ready=lambda _: None)
         recorder.start()
@@ -82,126 +99,130 @@ class PaddleProfile:
             recorder.stop()
         path = self.scratch / f"{number}.json"
         recorder.export(str(path), "json")
-        self.kept.append((number, path, orders))
+        self.records.append((number, path, orders))
 
-    def name_parts(self, stack):
-        """Until the stack is left, layers, methods and messages are spans of the record."""
+    def name_parts(self, stack: contextlib.ExitStack) -> list[Order]:
+        """Make layers, methods and messages spans of the record until the stack is left. Return the orders of the
+        backward passes, which are filled meanwhile."""
         names = Names()
         stack.enter_context(replaced(core.eager, "run_backward", names.backward(core.eager.run_backward)))
         for layer, part, place in self.parts:
             stack.enter_context(names.spanned(layer, part, place))
             if isinstance(layer, Embedding):  # where it is the head as well
                 stack.enter_context(replaced(layer, "logits", names.around(layer.logits, "head and loss", "head")))
-        core_of = names.around(attention.functional.scaled_dot_product_attention, "attention core", None)
-        stack.enter_context(replaced(attention.functional, "scaled_dot_product_attention", core_of))
+        attend = names.around(functional.scaled_dot_product_attention, "attention core", None)
+        stack.enter_context(replaced(functional, "scaled_dot_product_attention", attend))
         for path, part, place in METHODS:
             *owners, method = path.split(".")
             owner = functools.reduce(getattr, owners, self.trainer)
             stack.enter_context(replaced(owner, method, names.around(getattr(owner, method), part, place)))
         pipeline = getattr(self.trainer.runner, "_layers", None)
         if losses := getattr(pipeline, "_loss_fn", None):
-            named = [names.around(loss, "head and loss", "loss") for loss in losses]
-            stack.enter_context(replaced(pipeline, "_loss_fn", named))
+            losses = [names.around(loss, "head and loss", "loss") for loss in losses]
+            stack.enter_context(replaced(pipeline, "_loss_fn", losses))
         for kind in MESSAGES if self.job.backend == "gloo" else ():
-            stack.enter_context(replaced(core.ProcessGroup, kind, message(getattr(core.ProcessGroup, kind), kind)))
+            stack.enter_context(replaced(core.ProcessGroup, kind, as_message(getattr(core.ProcessGroup, kind), kind)))
         return names.orders
 
-    def span(self, name):
-        return RecordEvent(f"lf/{name}")
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        event: AbstractContextManager[Any] = RecordEvent(f"lf/{name}")
+        return event
 
-    def traces(self):
+    def traces(self) -> Iterator[tuple[int, list[bytes]]]:
         sums = self.job.backend == "gloo" and self.job.layout.data > 1
-        for number, source, orders in self.kept:
-            trace = trace_of(json.loads(source.read_text())["traceEvents"], orders, sums)
+        for number, source, orders in self.records:
+            trace = make_trace(json.loads(source.read_text())["traceEvents"], orders, sums)
             yield number, [json.dumps(trace).encode()]
 
 
-def layer_parts(runner):
-    """(layer, part, place) of each layer with a part."""
-    found = []
+def layer_parts(runner: nn.Layer) -> list[tuple[nn.Layer, str, str]]:
+    """Return (layer, part, place) of each layer with a part."""
+    parts = []
     for layer in runner.sublayers():
-        found += [(layer, part, place) for kind, part, place in ENDS if isinstance(layer, kind)]
+        parts += [(layer, part, place) for kind, part, place in ENDS if isinstance(layer, kind)]
         if isinstance(layer, Block):
             place = f"layers.{layer.index}"
-            found.append((layer, "elementwise", place))
-            found += [(member(layer, path), part, f"{place}.{path}") for path, part in INSIDE]
-    return found
-
-
-def member(owner, path):
-    return functools.reduce(getattr, path.split("."), owner)
+            parts.append((layer, "elementwise", place))
+            for path, part in INSIDE:
+                parts.append((functools.reduce(getattr, path.split("."), layer), part, f"{place}.{path}"))
+    return parts
 
 
 class Names:
-    """Puts spans around layers and functions, and knows whose each node of the backward pass is.
+    """Puts spans around layers and functions, and finds the layer of each node of the backward pass.
 
     What lies between two layers belongs to what is around both: it is named when the second layer begins.
     """
 
-    def __init__(self):
-        # nodes are kept: a pointer is used again when its node is gone
-        self.open, self.nodes, self.made, self.orders = [], {}, {}, []
+    def __init__(self) -> None:
+        self.open: list[tuple[str, RecordEvent]] = []
+        # with the nodes themselves: a pointer is used again when its node is gone
+        self.nodes: dict[int, tuple[str, Any]] = {}
+        self.makers: dict[str, Any] = {}  # the node that made a tensor, by the tensor's name
+        self.orders: list[Order] = []
 
-    def begin(self, part, place, inputs):
-        outer = self.open[-1] if self.open else None
-        if outer is not None:
-            self.claim(inputs, outer[0])
+    def begin(self, part: str, place: str | None, inputs: Any) -> None:
+        outer = self.open[-1][0] if self.open else ""
+        if outer:
+            self.claim(inputs, outer)
         # the core of attention has the place of the attention that calls it
-        name = f"{part}/{place or outer[0].partition('/')[2]}"
+        name = f"{part}/{place or outer.partition('/')[2]}"
         self.open.append((name, RecordEvent(f"lf/{name}")))
         self.open[-1][1].begin()
 
-    def end(self, outputs):
+    def end(self, outputs: Any) -> None:
         name, event = self.open.pop()
         self.claim(outputs, name)
         event.end()
 
-    def claim(self, tensors, name):
+    def claim(self, tensors: Any, name: str) -> None:
         """Name the nodes behind the tensors that have no name yet."""
-        waiting = self.nodes_of(tensors)
+        waiting = self.maker_nodes(tensors)
         while waiting:
             node = waiting.pop()
             if node.node_ptr() not in self.nodes:
                 self.nodes[node.node_ptr()] = (name, node)
                 waiting += following(node)
 
-    def nodes_of(self, tensors):
-        """The nodes that made the tensors. One whose memory a pipeline has freed knows its own no more."""
-        found = {each.name: each.grad_fn for each in flat(tensors) if each.grad_fn is not None}
-        self.made.update(found)
-        return [self.made[each.name] for each in flat(tensors) if each.name in self.made]
+    def maker_nodes(self, tensors: Any) -> list[Any]:
+        """Return the nodes that made the tensors. A tensor whose memory a pipeline has freed has lost its node."""
+        self.makers.update({tensor.name: tensor.grad_fn for tensor in flat(tensors) if tensor.grad_fn is not None})
+        return [self.makers[tensor.name] for tensor in flat(tensors) if tensor.name in self.makers]
 
-    def backward(self, own):
-        """run_backward, with a span that has the number of its order."""
+    def backward(self, run: Function) -> Function:
+        """Return run_backward with a span that has the number of its order."""
 
-        def call(tensors, *others):
-            self.orders.append(self.order(self.nodes_of(tensors)))
+        def call(tensors: Any, *others: Any) -> Any:
+            self.orders.append(self.order(self.maker_nodes(tensors)))
             with RecordEvent(f"{BACKWARD}{len(self.orders) - 1}"):
-                return own(tensors, *others)
+                return run(tensors, *others)
 
         return call
 
-    def order(self, first):
-        """(kind, name of the layer) of each node, as Paddle runs them: a sum of gradients at once, others in turn."""
-        arrivals, waiting, seen = collections.Counter(), list(first), set()
+    def order(self, first: Sequence[Any]) -> list[tuple[str, str | None]]:
+        """Return (kind, name of the layer) of each node, as Paddle runs them: a sum of gradients at once, others in
+        turn."""
+        arrivals: collections.Counter[int] = collections.Counter()
+        waiting, seen = list(first), set()
         while waiting:
             node = waiting.pop()
             if node.node_ptr() not in seen:
                 seen.add(node.node_ptr())
-                arrivals.update(each.node_ptr() for each in following(node))
+                arrivals.update(source.node_ptr() for source in following(node))
                 waiting += following(node)
-        found, ready = [], collections.deque(first)
+        order, ready = [], collections.deque(first)
         while ready:
             node = ready.popleft()
-            found.append((node.name(), self.nodes.get(node.node_ptr(), (None,))[0]))
-            for each in following(node):
-                arrivals[each.node_ptr()] -= 1
-                if not arrivals[each.node_ptr()]:
-                    (ready.appendleft if SUMS in each.name() else ready.append)(each)
-        return found
+            name, _ = self.nodes.get(node.node_ptr(), (None, None))
+            order.append((node.name(), name))
+            for source in following(node):
+                arrivals[source.node_ptr()] -= 1
+                if not arrivals[source.node_ptr()]:
+                    (ready.appendleft if SUMS in source.name() else ready.append)(source)
+        return order
 
     @contextlib.contextmanager
-    def spanned(self, layer, part, place):
+    def spanned(self, layer: nn.Layer, part: str, place: str) -> Iterator[None]:
         hooks = [
             layer.register_forward_pre_hook(lambda _, inputs: self.begin(part, place, inputs)),
             layer.register_forward_post_hook(lambda _, _inputs, outputs: self.end(outputs)),
@@ -212,15 +233,13 @@ class Names:
             for hook in hooks:
                 hook.remove()
 
-    def around(self, own, part, place):
-        @functools.wraps(own)
-        def call(*arguments, **named):
+    def around(self, function: Function, part: str, place: str | None) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
             self.begin(part, place, arguments)
+            outputs: Any = ()
             try:
-                outputs = own(*arguments, **named)
-            except BaseException:
-                outputs = ()
-                raise
+                outputs = function(*arguments, **options)
             finally:
                 self.end(outputs)
             return outputs
@@ -228,21 +247,22 @@ class Names:
         return call
 
 
-def following(node):
-    return [each for each in node.next_functions if each is not None]
+def following(node: Any) -> list[Any]:
+    return [source for source in node.next_functions if source is not None]
 
 
-def flat(values):
+def flat(values: Any) -> list[paddle.Tensor]:
+    """Return the tensors among nested lists and tuples."""
     if isinstance(values, paddle.Tensor):
         return [values]
-    return [each for value in values for each in flat(value)] if isinstance(values, (list, tuple)) else []
+    return [tensor for value in values for tensor in flat(value)] if isinstance(values, (list, tuple)) else []
 
 
-def message(own, kind):
-    @functools.wraps(own)
-    def call(*arguments, **named):
+def as_message(function: Function, kind: str) -> Function:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
         with RecordEvent(f"gloo:{kind}"):
-            return own(*arguments, **named)
+            return function(*arguments, **options)
 
     return call
 
@@ -250,40 +270,46 @@ def message(own, kind):
 # ---- the record
 
 
-def trace_of(recorded, orders, sums):
-    """A record as docs/explain.md says, from Paddle's. sums: whether data-parallel ranks sum gradients by gloo."""
-    events = sorted((own for own in map(plain, recorded) if own), key=lambda each: (each["ts"], -each["dur"]))
-    begin = next(each for each in recorded if each.get("ph") == "X")
+def make_trace(recorded: Sequence[Event], orders: Sequence[Order], sums: bool) -> dict[str, Any]:
+    """Return a record as docs/explain.md says, from Paddle's.
+
+    sums: whether data-parallel ranks sum gradients by gloo.
+    """
+    spans = [span for span in map(plain_span, recorded) if span is not None]
+    events = sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
+    begin = next(event for event in recorded if event.get("ph") == "X")
     return {
-        "traceEvents": list(written(events, [collections.deque(order) for order in orders], sums)),
+        "traceEvents": list(trace_events(events, [collections.deque(order) for order in orders], sums)),
         "baseTimeNanoseconds": round((begin["ts"] - microseconds(begin, "start_time")) * 1e3),
         "host_name": os.environ.get("NODE_RANK", "0"),
     }
 
 
-def written(events, orders, sums):
-    passes, node = [], None  # the backward passes that are open, and the last node
+def trace_events(
+    events: Iterable[Event], orders: Sequence[collections.deque[tuple[str, str | None]]], sums: bool
+) -> Iterator[Event]:
+    passes: list[Event] = []  # the backward passes that are open
+    node: Event | None = None  # the last one
     for event in events:
         name = event["name"]
-        passes = [each for each in passes if event["ts"] < each["ts"] + each["dur"]]
+        passes = [span for span in passes if event["ts"] < span["ts"] + span["dur"]]
         if name.startswith(BACKWARD):
             passes.append(event)
         elif name.startswith(NODE):
             node = event
             event["name"] = f"autograd::engine::evaluate_function: {name[len(NODE) :]}"
-            event["args"] = told(
-                name[len(NODE) :], orders[int(passes[-1]["name"][len(BACKWARD) :])] if passes else None
-            )
+            order = orders[int(passes[-1]["name"][len(BACKWARD) :])] if passes else None
+            event["args"] = place_node(name[len(NODE) :], order)
         elif name == "scale kernel launch" and sums and node and SUMS in node["name"] and inside(event, node):
             # Paddle's own exchange: it divides the gradients and sums them over the ranks, before the node ends
             yield {**node, "name": "gloo:all_reduce", "args": {}}
-        cat, name = written_as(event)
-        if cat:
-            yield {**event, "cat": cat, "name": name}
+        category, name = categorise(event)
+        if category:
+            yield {**event, "cat": category, "name": name}
 
 
-def told(kind, order):
-    """Whose the node is that comes next; of nobody where another kind of node was expected."""
+def place_node(kind: str, order: collections.deque[tuple[str, str | None]] | None) -> dict[str, str]:
+    """Return the part and the place of the node that comes next; none where another kind of node was expected."""
     expected, name = order.popleft() if order else (None, None)
     if SUMS in kind and expected == kind:
         return {}  # the sum of a gradient belongs to the node that computed it
@@ -293,12 +319,12 @@ def told(kind, order):
     return {"part": part, "where": place}
 
 
-def inside(event, outer):
-    return outer["ts"] <= event["ts"] < outer["ts"] + outer["dur"]
+def inside(event: Event, outer: Event) -> bool:
+    return bool(outer["ts"] <= event["ts"] < outer["ts"] + outer["dur"])
 
 
-def plain(event):
-    """An event by its own name and exact times; None of what is no span of time."""
+def plain_span(event: Event) -> Event | None:
+    """Return an event with its plain name and exact times; None for what is no span of time."""
     if event.get("ph") != "X":
         return None
     start, end = microseconds(event, "start_time"), microseconds(event, "end_time")
@@ -307,20 +333,20 @@ def plain(event):
     return {**common, "name": event["name"].rpartition("[")[0], "args": event.get("args", {})}
 
 
-def microseconds(event, key):
+def microseconds(event: Event, key: str) -> float:
     return float(event["args"][key].partition(" ")[0])
 
 
-def written_as(event):
-    """(category, name) of an event of the record; (None, None) of one that it leaves out."""
-    name, cat = event["name"], event["cat"]
+def categorise(event: Event) -> tuple[str | None, str | None]:
+    """Return (category, name) of an event of the record; (None, None) for one that it leaves out."""
+    name, category = event["name"], event["cat"]
     if name.startswith(("lf/", "gloo:", "autograd::")):
         return "cpu_op", name
-    if cat in DEVICE:
+    if category in DEVICE:
         event["args"] = {"correlation": event["args"].get("correlation id")}
-        return DEVICE[cat], name
+        return DEVICE[category], name
     for kind, before, after in (("Operator", "", " dygraph"), ("OperatorInner", "Local_", ""),
                                 ("DygraphKernelLaunch", "", " kernel launch")):  # fmt: skip
-        if cat == kind and name.startswith(before) and name.endswith(after):
+        if category == kind and name.startswith(before) and name.endswith(after):
             return "cpu_op", f"paddle::{name[len(before) : len(name) - len(after)]}"
     return None, None

@@ -1,13 +1,20 @@
 """One rank of a training: run by path, one process for each device."""
 
+from __future__ import annotations
+
 import os
 import warnings
+from typing import TYPE_CHECKING
 
 from levelfield.worker import run
 from processor import processor_environment
 
+if TYPE_CHECKING:
+    from levelfield.worker import Recorder
+    from levelfield.worker.job import Job
 
-def main(job, recorder):
+
+def main(job: Job, recorder: Recorder) -> None:
     prepare(job)
     # imported here: Paddle reads these variables when it is imported, and a missing package is an event of its own
     from training import train
@@ -15,8 +22,9 @@ def main(job, recorder):
     train(job, recorder)
 
 
-def prepare(job):
-    """Before Paddle is imported: what paddle.distributed.launch would set, as the platform starts the ranks itself."""
+def prepare(job: Job) -> None:
+    """Set what paddle.distributed.launch would, as the platform starts the ranks itself. Called before Paddle's
+    import."""
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at every import; nothing is compiled here
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
     # names of the ranks only: each rank is met at the master's address

@@ -1,8 +1,11 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import math
+from typing import TYPE_CHECKING, Any
 
 import paddle
 import paddle.distributed as dist
@@ -14,8 +17,15 @@ from parameters import as_arrays, save
 from precision import LossScale, auto_cast
 from tensor_parallel import seed_private
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
-def train(job, recorder):
+    from levelfield.worker import Batch, Recorder
+    from levelfield.worker.events import Held
+    from levelfield.worker.job import Coordinates, Job
+
+
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     open_device(job)
     place = coordinates(job)
@@ -28,7 +38,7 @@ def train(job, recorder):
 class Trainer:
     """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
 
-    def __init__(self, job, place, recorder):
+    def __init__(self, job: Job, place: Coordinates, recorder: Recorder) -> None:
         self.job, self.place = job, place
         built = build(job, place, recorder.weights)
         self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
@@ -41,8 +51,8 @@ class Trainer:
         replicas = layout.data > 1 and layout.pipeline == 1 and layout.sharding_stage == 0
         self.own_work = OwnWork(replicas and job.device == "cpu")  # the host runs ahead of any other device
 
-    def launch(self, batch):
-        """Forward, backward, clipping and the optimizer's step."""
+    def launch(self, batch: Batch) -> None:
+        """Run forward, backward, clipping and the optimizer's step."""
         if self.random:
             self.seed(batch.step)
         self.scale = self.loss_scale.value()
@@ -57,13 +67,13 @@ class Trainer:
             dist.all_reduce(self.total)
             self.own_work.exchanged()
 
-    def pipelined(self, inputs, targets):
-        """The whole step by fleet's schedule, which leaves the loss of this rank's data on every stage."""
+    def pipelined(self, inputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        """Run the whole step by fleet's schedule, which leaves the loss of this rank's data on every stage."""
         data = [inputs.flatten(0, 1), targets.flatten(0, 1)]
         return self.runner.train_batch(data, self.optimizer, scaler=self.loss_scale.scaler)
 
-    def accumulated(self, inputs, targets):
-        """The whole step, micro-batch by micro-batch; the loss of this rank's data."""
+    def accumulated(self, inputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        """Run the whole step, micro-batch by micro-batch. Return the loss of this rank's data."""
         count = self.job.accumulation
         total = paddle.zeros([])
         for micro in range(count):
@@ -78,14 +88,16 @@ class Trainer:
         self.optimizer.clear_grad()
         return total
 
-    def communication(self, last):
-        """Data-parallel gradients are summed once a step, during the last micro-batch's backward pass."""
+    def communication(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a backward pass. Data-parallel gradients are summed once a step, in
+        the last micro-batch's."""
         if last or not isinstance(self.runner, paddle.DataParallel):
             return contextlib.nullcontext()
-        return self.runner.no_sync()
+        context: contextlib.AbstractContextManager[None] = self.runner.no_sync()
+        return context
 
-    def finish(self, batch):
-        """Wait for the step's end; what to record of it."""
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Wait for the step's end. Return what to record of it."""
         norm = None if self.clip.norm is None else self.clip.norm.item()
         # Of logits that are not numbers Paddle's cross-entropy is ln(vocabulary size); their gradients show it.
         loss = self.total.item() / self.job.world_size if math.isfinite(norm or 0) else math.nan
@@ -102,25 +114,29 @@ class Trainer:
             "before_exchange_seconds": self.own_work.seconds(),
         }
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm) of the launched step."""
-        return self.evidence.squares
+    def gradient_squares(self) -> Iterable[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm) of the launched step."""
+        return self.evidence.squares or ()
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values) of what this rank holds."""
+    def expert_tokens(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return nothing: no model here has experts."""
+        return ()
+
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         self.gather()
         return as_arrays(self.parts)
 
-    def gather(self):
+    def gather(self) -> None:
         """Make the parameters whole, of which each rank has slices only in sharding stage 3."""
         if self.job.layout.sharding_stage == 3:
             self.runner.get_all_parameters()
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         self.gather()
         save(self.parts, folder, self.group, writes=self.place.data == 0 and self.place.tensor == 0)
 
-    def seed(self, step):
+    def seed(self, step: int) -> None:
         """Start the random numbers of this step: equal on the ranks of a tensor-parallel group, but for its heads."""
         place = self.place
         common = f"dropout {self.job.training.seed} {step} {place.data} {place.pipeline}"
@@ -129,5 +145,6 @@ class Trainer:
         paddle.seed(number(common))  # last: starting the private numbers starts the common ones too
 
 
-def number(text):
+def number(text: str) -> int:
+    """Return a seed below 2**31 that follows from the text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

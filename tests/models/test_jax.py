@@ -66,9 +66,9 @@ def test_a_planted_fault_is_seen(fault, seen, tmp_path, python, differs):
 BIAS_GRADIENT = """
 import sys, jax, numpy
 from jax import numpy as jnp
-from layers import biased
+from layers import add_bias
 given = numpy.random.default_rng(0).normal(0.05, 1, (4096, 8)).astype(jnp.bfloat16)
-added = (lambda y, b: y + b) if sys.argv[1:] else biased
+added = (lambda y, b: y + b) if sys.argv[1:] else add_bias
 loss = lambda b: jnp.sum(added(jnp.zeros_like(given), b) * given, dtype=jnp.float32)
 found = jax.grad(loss)(jnp.zeros(8, jnp.bfloat16))
 right = given.astype(float).sum(0)

@@ -63,8 +63,8 @@ def test_what_interleaved_stages_pass_in_one_batch_is_seen(tmp_path, python, dif
     """Megatron's default, which it does not refuse: activations and gradients between two stages change places."""
     fault = """
 import model
-passing = model.passing
-model.passing = lambda job: {**passing(job), "overlap_p2p_comm": False, "batch_p2p_comm": True}
+messages = model.messages
+model.messages = lambda job: {**messages(job), "overlap_p2p_comm": False, "batch_p2p_comm": True}
 """
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
     assert found.same_weights
@@ -85,7 +85,7 @@ def overwritten(out, *more):
 HOLDERS = 2  # the tensor, and this look at its memory
 schedules.deallocate_output_tensor = overwritten
 """
-    fault = "import sending\nsending._own = lambda tensor: tensor\n" + overwriting
+    fault = "import sending\nsending._alias = lambda tensor: tensor\n" + overwriting
     assert differs(tmp_path, "megatron", python, overwriting, variant=VARIANTS["PP2 interleaved"]).within()
     try:
         found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])

@@ -99,8 +99,8 @@ def test_context_ranks_share_a_sequence_in_pieces_from_both_ends():
     ranks = [sequence.Sequence(16, 2, rank, "cpu") for rank in range(2)]
     assert [each.places.tolist() for each in ranks] == [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]
     tokens = torch.arange(32).reshape(2, 16)
-    assert ranks[1].own(tokens).tolist() == [[*range(4, 12)], [*range(20, 28)]]
-    assert sequence.Sequence(16, 1, 0, "cpu").own(tokens) is tokens
+    assert ranks[1].part(tokens).tolist() == [[*range(4, 12)], [*range(20, 28)]]
+    assert sequence.Sequence(16, 1, 0, "cpu").part(tokens) is tokens
 
 
 def test_rows_of_query_key_and_value_are_those_of_their_group():

@@ -266,7 +266,7 @@ def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(tmp_path, pytho
     fault = """
         import weights
         from megatron.core import parallel_state
-        weights.Held.replicas = property(lambda self: parallel_state.get_data_parallel_group())
+        weights.LocalParameter.replicas = property(lambda self: parallel_state.get_data_parallel_group())
     """
     found = compare(faulty(tmp_path, python, fault, MIXTURE, Variant("EP2", EXPERT)), alone(MIXTURE))
     assert found.parameter_norm > 0.1

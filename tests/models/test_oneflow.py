@@ -115,7 +115,7 @@ def test_recomputation_draws_the_same_dropout(tmp_path, python):
 @pytest.mark.thorough
 def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
     """So there is dropout, too."""
-    fault = "import decoder\ndecoder.sow = lambda stage, seed: None"
+    fault = "import decoder\ndecoder.seed_stage = lambda stage, seed: None"
     script = planted(tmp_path, "oneflow", fault)
     kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full"))
     assert not compare(again, kept).within()

@@ -51,11 +51,11 @@ def test_weights_that_are_not_turned_are_seen(tmp_path, python, differs):
     """[out, in] written into [in, out]: it fits where a matrix is square, and checksums read what was written."""
     fault = """
 import parameters
-right = parameters._held
+right = parameters._locate
 def held(name, *arguments):
     part = right(name, *arguments)
     return part._replace(turned=part.turned and "attention.query" not in name)
-parameters._held = held
+parameters._locate = held
 """
     found = differs(tmp_path, "paddle", python, fault)
     assert found.same_weights

@@ -63,7 +63,7 @@ def answered(framework: str, python: Path, code: str, said: str) -> Any:
 def test_a_compiled_program_tells_the_part_of_each_operation(python: Path) -> None:
     code = (
         "import sys, json, step_profile\n"
-        "found = step_profile.operations_of(sys.stdin.read(), 3)\n"
+        "found = step_profile.read_operations(sys.stdin.read(), 3)\n"
         "print(json.dumps(found))"
     )
     found = answered("jax", python, code, PROGRAM)
@@ -119,7 +119,7 @@ def test_nodes_of_another_order_than_expected_belong_to_nobody(is_as_expected: b
     ]  # fmt: skip
     code = (
         "import sys, json, step_profile\n"
-        "print(json.dumps(step_profile.trace_of(*json.load(sys.stdin), True)))"
+        "print(json.dumps(step_profile.make_trace(*json.load(sys.stdin), True)))"
     )  # fmt: skip
     trace = answered("paddle", paddle, code, json.dumps([events, [order]]))
     nodes = [each["args"] for each in trace["traceEvents"] if each["name"].startswith("autograd::")]

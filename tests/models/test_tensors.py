@@ -35,6 +35,7 @@ SAVED = (
     ("oneflow", "llama", "TP2 x PP2"),
 )
 CAPTURED = (
+    ("jax", "llama", "none"),
     thorough("paddle", "gpt", "none"),
     ("paddle", "llama", "full"),
     ("megatron", "gpt", "none"),
