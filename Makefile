@@ -88,6 +88,8 @@ lint: $(STAMP)
 	$(PY) -m mypy -p levelfield
 	$(PY) -m mypy vendors/cpu/adapter.py
 	$(PY) -m mypy vendors/nvidia/adapter.py
+	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/torch
+	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/deepspeed
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 

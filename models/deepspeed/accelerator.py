@@ -1,9 +1,13 @@
 """What DeepSpeed has to know before it is imported, and that it may build nothing while it runs."""
 
+from __future__ import annotations
+
 import os
 
+from levelfield.worker.job import Job
 
-def prepare(job):
+
+def prepare(job: Job):
     """Choose DeepSpeed's accelerator by job.device. Before any other import of deepspeed."""
     os.environ["DS_ACCELERATOR"] = job.device
     import deepspeed

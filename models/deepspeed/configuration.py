@@ -1,9 +1,12 @@
 """DeepSpeed's JSON configuration of a job, and what this implementation cannot do."""
 
+from __future__ import annotations
+
 import math
 
 from deepspeed.accelerator import get_accelerator
 from levelfield.worker import Unsupported, check_layout, check_no_graph, check_parts
+from levelfield.worker.job import Job
 from model.attention import check_attention
 from step.recompute import check_recompute
 
@@ -14,7 +17,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def configuration(job):
+def configuration(job: Job):
     """What deepspeed.initialize is given as `config`."""
     training, tuning = job.training, job.tuning
     return {
@@ -30,12 +33,12 @@ def configuration(job):
     }
 
 
-def clips_here(job):
+def clips_here(job: Job):
     """Without ZeRO and in float32 the engine clips by torch's norm in float32, and keeps it from everybody."""
     return job.layout.sharding_stage == 0 and job.training.precision == "fp32"
 
 
-def zero_optimization(job):
+def zero_optimization(job: Job):
     """Communication beside the backward pass where a device has streams to do so."""
     return {
         "stage": job.layout.sharding_stage,
@@ -45,7 +48,7 @@ def zero_optimization(job):
     }
 
 
-def accumulation_type(job):
+def accumulation_type(job: Job):
     """float32; without ZeRO DeepSpeed accumulates gradients in the parameters' own type only."""
     return job.training.precision if job.layout.sharding_stage == 0 else "fp32"
 
@@ -67,7 +70,7 @@ def precision(training):
     }
 
 
-def check(job):
+def check(job: Job):
     """Raises Unsupported for what this implementation has not. Every rank asks before it joins the others."""
     check_recompute(job.tuning)
     check_attention(job.tuning.attention)
@@ -84,9 +87,8 @@ def check(job):
             f"precision fp16: DeepSpeed reports that this {job.device} does not compute in it; a cpu needs "
             "instructions for fp16 that oneDNN uses, such as avx512_fp16"
         )
-    if precision == "fp16" and not math.log2(job.training.loss_scale.initial).is_integer():
-        raise Unsupported(
-            f"loss scale {job.training.loss_scale.initial:g}: DeepSpeed's configuration holds the exponent of 2 only"
-        )
+    scale = job.training.loss_scale
+    if precision == "fp16" and scale is not None and not math.log2(scale.initial).is_integer():
+        raise Unsupported(f"loss scale {scale.initial:g}: DeepSpeed's configuration holds the exponent of 2 only")
     if job.tuning.compile and layout.sharding_stage == 3:
         raise Unsupported("compile under ZeRO 3, which gathers parameters inside of what would be compiled")

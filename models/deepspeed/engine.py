@@ -1,8 +1,12 @@
 """DeepSpeed's engine (Rajbhandari et al., 2020) around the torch implementation's model."""
 
+from __future__ import annotations
+
 import deepspeed
 import torch
 from configuration import configuration
+from levelfield.worker import Initializer
+from levelfield.worker.job import Coordinates, Job
 from model.decoder import Decoder
 from parallelism.parallelize import decoder_arguments
 from partition import fill, fill_master_weights, whole_shape
@@ -11,7 +15,7 @@ from step.recompute import compile_blocks, recompute_blocks
 from torch.utils._python_dispatch import _disable_current_modes
 
 
-def open_engine(job, place, initializer, device):
+def open_engine(job: Job, place: Coordinates, initializer: Initializer, device: torch.device):
     """The engine, with initial weights. Its `module` is the model, of canonical parameter names."""
     config = configuration(job)
     with construction(job, config):
@@ -36,7 +40,7 @@ def open_engine(job, place, initializer, device):
     return engine
 
 
-def construction(job, config):
+def construction(job: Job, config):
     """Under ZeRO 3 each parameter is partitioned as it is made; else the model is made without memory first."""
     if job.layout.sharding_stage == 3:
         # without its argument dtype: on a processor it makes 16 bits of any

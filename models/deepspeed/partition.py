@@ -1,10 +1,13 @@
 """The model's whole parameters and gradients, whatever part of them ZeRO keeps on this rank."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
+from levelfield.worker import Initializer
 
 
 def whole_shape(parameter):
@@ -12,7 +15,7 @@ def whole_shape(parameter):
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def fill(model, initializer):
+def fill(model, initializer: Initializer):
     """Write the initial values, before the engine is made: all of them, or the part of each that ZeRO 3 keeps."""
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_tensor"):
@@ -21,7 +24,7 @@ def fill(model, initializer):
             parameter.data.copy_(torch.from_numpy(initializer.array(name, whole_shape(parameter))))
 
 
-def flat_part(name, parameter, initializer):
+def flat_part(name, parameter, initializer: Initializer):
     """This rank's range of the flattened parameter, zeros after its end; only the rows that it touches are made."""
     shape, size = whole_shape(parameter), parameter.ds_tensor.numel()
     start = torch.distributed.get_rank() * size
@@ -35,7 +38,7 @@ def flat_part(name, parameter, initializer):
     return part
 
 
-def fill_master_weights(engine, initializer):
+def fill_master_weights(engine, initializer: Initializer):
     """Give the optimizer's float32 copies the digits that 16 bits have lost. After the engine is made."""
     link_master_weights(engine.optimizer)
     for name, parameter in engine.module.named_parameters():

@@ -1,5 +1,7 @@
 """The training of one rank by DeepSpeed's engine. Facts only are recorded."""
 
+from __future__ import annotations
+
 import contextlib
 
 import deepspeed
@@ -9,7 +11,8 @@ from configuration import check, clips_here
 from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Batch, Capture, Initializer, Recorder, coordinates, learning_rate, train_steps
+from levelfield.worker.job import Coordinates, Job
 from model import kernels
 from model.attention_kernel import attention_kernel
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
@@ -20,7 +23,7 @@ from step.transfers import on_device
 from training import step_seed
 
 
-def train(job, recorder):
+def train(job: Job, recorder: Recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
@@ -36,7 +39,7 @@ def train(job, recorder):
         train_steps(job, recorder, trainer)
 
 
-def repeated(job):
+def repeated(job: Job):
     """What the backward pass repeats. ZeRO 3 takes the outputs of each module up, so that no second pass ends early."""
     whole = job.layout.sharding_stage == 3 and job.tuning.recompute == "full"
     return "full" if whole else repeats(job)
@@ -45,7 +48,7 @@ def repeated(job):
 class ZeroTrainer:
     """One rank's engine, for train_steps. The engine accumulates, scales the loss, skips steps, and mostly clips."""
 
-    def __init__(self, job, place, device):
+    def __init__(self, job: Job, place: Coordinates, device: torch.device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
@@ -62,7 +65,7 @@ class ZeroTrainer:
     def save(self, folder):
         save(self.model, folder, writes=self.job.rank == 0)
 
-    def launch(self, batch):
+    def launch(self, batch: Batch):
         """All of the step: the engine waits for the gradient's norm itself."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
@@ -77,21 +80,21 @@ class ZeroTrainer:
         self.engine.step()
         self.own_work.exchanged()
 
-    def gradients(self, batch):
+    def gradients(self, batch: Batch):
         """Forward and backward over all micro-batches. Returns the global batch's mean loss."""
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
         for micro in range(self.job.accumulation):
             if micro:
                 self.engine.step()  # between micro-batches it only counts
-            kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
-            with kept:
+            capturing = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            with capturing:
                 total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
         if self.job.world_size > 1:
             dist.all_reduce(total)
         return total / self.job.layout.data
 
-    def backward(self, inputs, targets, last):
+    def backward(self, inputs: torch.Tensor, targets: torch.Tensor, last):
         """One micro-batch's share of the mean loss.
 
         The model's loss wants its factors inside and a gradient of one (head_loss). Under ZeRO the engine multiplies
@@ -119,6 +122,10 @@ class ZeroTrainer:
         self.total = exact_norm(gradients)
         torch._foreach_div_(gradients, clip_divisor(self.total, self.job.training.gradient_clip, 1.0))
 
+    def expert_tokens(self):
+        """Nothing: `check` refuses a model with experts."""
+        return ()
+
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
         return [(name, float(square) / self.job.world_size) for name, square in self.squares]
@@ -129,7 +136,7 @@ class ZeroTrainer:
             return float(self.total)
         return float(self.engine.get_global_grad_norm()) / (1.0 if self.stage else self.scale)
 
-    def finish(self, batch):
+    def finish(self, batch: Batch):
         """What to record of the step."""
         skipped = not self.engine.was_step_applied()
         return {

@@ -5,13 +5,16 @@
 It starts as a rank of a training does, by the same launcher with the same variables, and records facts only.
 """
 
+from __future__ import annotations
+
 import argparse
 
-from levelfield.worker import run
+from levelfield.worker import Recorder, run
+from levelfield.worker.job import Job
 from levelfield.worker.preflight import check_node
 
 
-def main(job, recorder):
+def main(job: Job, recorder: Recorder):
     options = parse_arguments()
     check_node(job, recorder, options.short)
     # imported here: loading torch takes the processors, which the node's checks need

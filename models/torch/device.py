@@ -1,5 +1,7 @@
 """The device of this rank and its process group; what the framework says of itself and of its memory."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import resource
@@ -7,6 +9,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from levelfield.worker.job import Job
 
 KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 
@@ -14,7 +17,7 @@ KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT = -1, -3, 2**31 - 1  # of glibc's mallopt
 
 
-def open_device(job):
+def open_device(job: Job):
     """The torch device of this rank, made current."""
     if job.device == "cpu":
         keep_freed_memory()
@@ -34,7 +37,7 @@ def keep_freed_memory():
 
 
 @contextlib.contextmanager
-def process_group(job, device, alone=False):
+def process_group(job: Job, device: torch.device, alone=False):
     """The default group, by the rank's environment, while the context lasts; for a single process if `alone`."""
     if job.world_size == 1 and not alone:
         yield
@@ -50,7 +53,7 @@ def process_group(job, device, alone=False):
         dist.destroy_process_group()
 
 
-def memory(device):
+def memory(device: torch.device):
     """Peaks since the start, in bytes: the framework's own counters, which the cpu has none of, and the process's."""
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
     if device.type == "cpu":
@@ -64,7 +67,7 @@ def memory(device):
     }
 
 
-def describe(device):
+def describe(device: torch.device):
     """The device's name, and details of the build."""
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     details = {

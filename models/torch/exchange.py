@@ -1,7 +1,10 @@
 """When a rank's own work ends and an exchange begins, by the device's own clock."""
 
+from __future__ import annotations
+
 import torch
 from levelfield.worker import OwnWork
+from levelfield.worker.job import Job
 
 
 class DeviceWork(OwnWork):
@@ -16,7 +19,7 @@ class DeviceWork(OwnWork):
         return since.elapsed_time(until) / 1000  # both have passed: the step has ended
 
 
-def own_work(job, device, first_exchanging_stage):
+def own_work(job: Job, device: torch.device, first_exchanging_stage):
     """The clock for this layout; one that measures nothing where ranks exchange before their last forward pass ends,
     or where the device has no such clock. first_exchanging_stage: the first ZeRO stage in which they do."""
     layout = job.layout

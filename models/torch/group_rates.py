@@ -4,6 +4,8 @@ All ranks do the same at the same time, so every choice here follows from the jo
 Bytes are those of the whole message: for a gather what comes out, for a scatter what goes in, as nccl-tests counts.
 """
 
+from __future__ import annotations
+
 import os
 import statistics
 
@@ -11,6 +13,8 @@ import peak
 import torch
 import torch.distributed as dist
 from device import open_device, process_group
+from levelfield.worker import Recorder
+from levelfield.worker.job import Job
 from repeats import blocks, slowest
 
 FLOAT_BYTES = 4
@@ -22,7 +26,7 @@ MATMUL_SECONDS = {True: 0.5, False: 2.0}
 BARRIERS = 20
 
 
-def measure(job, recorder, options):
+def measure(job: Job, recorder: Recorder, options):
     """Record products of this rank's device, then collectives of all ranks, then messages of pairs on request."""
     device = open_device(job)
     if job.world_size == 1:
@@ -42,7 +46,7 @@ def measure(job, recorder, options):
             pairs(job, recorder, device, sizes)
 
 
-def multiply(job, recorder, short):
+def multiply(job: Job, recorder: Recorder, short):
     """Record the rate of matrix products. The host's processors are measured once for a node, as a whole."""
     on_host = job.device == "cpu"
     if on_host and job.local_rank:
@@ -51,12 +55,12 @@ def multiply(job, recorder, short):
     before = torch.get_num_threads()
     if on_host:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    found = peak.measure(job.device, peak.DTYPES[name], MATMUL_SECONDS[short])
+    rate = peak.measure(job.device, peak.DTYPES[name], MATMUL_SECONDS[short])
     torch.set_num_threads(before)
-    recorder.measured("matmul", {"precision": name, **found})
+    recorder.measured("matmul", {"precision": name, **rate})
 
 
-def collective(recorder, device, name, make, sizes, enough):
+def collective(recorder: Recorder, device: torch.device, name, make, sizes, enough):
     """Record one operation at every size until a message takes too long. All ranks leave out the same sizes."""
     for size in sizes:
         whole = message(size, device)
@@ -74,7 +78,7 @@ def collective(recorder, device, name, make, sizes, enough):
             return
 
 
-def message(size, device):
+def message(size, device: torch.device):
     """Numbers from 1 to 7 in turn, as many as all ranks can share equally."""
     ranks = dist.get_world_size()
     count = max(1, size // FLOAT_BYTES // ranks) * ranks
@@ -85,12 +89,12 @@ def repeats_of(size):
     return max(2, min(MOST_REPEATS, REPEATED_BYTES // size))
 
 
-def difference(found, expected):
+def difference(actual, expected):
     """Where the first wrong value is and what it is; None when all are right. NaN is wrong."""
-    if torch.equal(found, expected):
+    if torch.equal(actual, expected):
         return None
-    place = int((found != expected).nonzero()[0])
-    return f"element {place} of {found.numel()}: found {found[place].item():g}, expected {expected[place].item():g}"
+    place = int((actual != expected).nonzero()[0])
+    return f"element {place} of {actual.numel()}: found {actual[place].item():g}, expected {expected[place].item():g}"
 
 
 def reduced(whole):
@@ -104,29 +108,29 @@ def reduced(whole):
 
 def gathered(whole):
     """All-gather of a part from every rank, times rank + 1."""
-    ranks, found = dist.get_world_size(), torch.empty_like(whole)
+    ranks, gathered = dist.get_world_size(), torch.empty_like(whole)
     part = whole[: whole.numel() // ranks].clone()
     mine = part * (dist.get_rank() + 1)
-    dist.all_gather_into_tensor(found, mine)
-    wrong = difference(found, torch.cat([part * (rank + 1) for rank in range(ranks)]))
-    return lambda: dist.all_gather_into_tensor(found, mine), wrong
+    dist.all_gather_into_tensor(gathered, mine)
+    wrong = difference(gathered, torch.cat([part * (rank + 1) for rank in range(ranks)]))
+    return lambda: dist.all_gather_into_tensor(gathered, mine), wrong
 
 
 def scattered(whole):
     """Reduce-scatter of the numbers times rank + 1."""
     rank, size = dist.get_rank(), whole.numel() // dist.get_world_size()
-    found, mine = torch.empty_like(whole[:size]), whole * (rank + 1)
-    dist.reduce_scatter_tensor(found, mine)
-    wrong = difference(found, whole[rank * size : (rank + 1) * size] * sum_of_factors())
+    part, mine = torch.empty_like(whole[:size]), whole * (rank + 1)
+    dist.reduce_scatter_tensor(part, mine)
+    wrong = difference(part, whole[rank * size : (rank + 1) * size] * sum_of_factors())
     mine.zero_()
-    return lambda: dist.reduce_scatter_tensor(found, mine), wrong
+    return lambda: dist.reduce_scatter_tensor(part, mine), wrong
 
 
 def sent_to_all(whole):
     """Broadcast from rank 0; the other ranks begin with zeros."""
-    found = whole.clone() if dist.get_rank() == 0 else torch.zeros_like(whole)
-    dist.broadcast(found, 0)
-    return lambda: dist.broadcast(found, 0), difference(found, whole)
+    received = whole.clone() if dist.get_rank() == 0 else torch.zeros_like(whole)
+    dist.broadcast(received, 0)
+    return lambda: dist.broadcast(received, 0), difference(received, whole)
 
 
 def sum_of_factors():
@@ -142,7 +146,7 @@ OPERATIONS = {
 }
 
 
-def pairs(job, recorder, device, sizes):
+def pairs(job: Job, recorder: Recorder, device: torch.device, sizes):
     """Record messages between every two nodes, by their first ranks; between every two devices of a single node.
 
     In each round every member has one partner, so that n members need n - 1 rounds.
@@ -167,7 +171,7 @@ def rounds(members):
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def exchange(job, recorder, device, partner, size):
+def exchange(job: Job, recorder: Recorder, device: torch.device, partner, size):
     """A message there and back. The lower rank records the seconds of one way, and whether its values came back."""
     first = job.rank < partner
     expected = (torch.arange(max(1, size // FLOAT_BYTES), device=device) % 7 + 1).float()

@@ -29,14 +29,14 @@ def main():
     torch.set_num_threads(options.threads)
     if options.processes > 1:
         join(options)
-    found = {
+    rates = {
         "matmul": {name: products(DTYPES[name], options.seconds) for name in options.dtype.split(",")},
         "triad": {size: triad(size, options.seconds) for size in ARRAY_BYTES},
         "copy": copy(ARRAY_BYTES[-1], options.seconds),
         "operation": operation(options.seconds),
         "collectives": collectives() if options.processes > 1 else {},
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(rates), flush=True)
     if options.processes > 1:
         dist.barrier()
         os._exit(0)  # gloo's threads abort some processes that end in the ordinary way

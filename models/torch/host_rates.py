@@ -65,8 +65,10 @@ def measure(processes, threads, options):
             end(ranks)
     if wrong := [rank.returncode for rank in ranks if rank.returncode]:
         sys.exit(f"a process of {processes} ended with exit status {wrong[0]}")
-    found = [json.loads(text.splitlines()[-1]) for text in printed]
-    return {key: slowest([one[key] for one in found], key in ("operation", "collectives")) for key in found[0]}
+    reports = [json.loads(text.splitlines()[-1]) for text in printed]
+    return {
+        key: slowest([shares[key] for shares in reports], key in ("operation", "collectives")) for key in reports[0]
+    }
 
 
 def end(ranks):

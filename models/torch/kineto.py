@@ -4,13 +4,17 @@ Only a training that is asked to explain its step imports this file. Nothing her
 methods are put on for one step and taken off after it. docs/explain.md says what the spans mean.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
 import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from levelfield.worker.job import Job
 from levelfield.worker.step_profile import replaced
 from repeats import measure
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -30,8 +34,9 @@ class TorchProfile:
 
     profiler = f"Kineto of torch {torch.__version__}"
 
-    def __init__(self, job, trainer, scratch, modules, methods):
-        self.job, self.trainer, self.scratch, self.methods, self.kept = job, trainer, scratch, methods, []
+    def __init__(self, job: Job, trainer, scratch, modules, methods):
+        self.job, self.trainer, self.scratch, self.methods = job, trainer, scratch, methods
+        self.kept: list[tuple[int, Path]] = []  # a recorded step and its file
         self.modules = as_compiled(modules) if job.tuning.compile else modules
 
     def align(self):
@@ -88,12 +93,12 @@ class TorchProfile:
 def as_compiled(modules):
     """Without what is inside of a compiled block: hooks there would compile it again, and its kernels join modules. So
     which part the work of a block is nobody says."""
-    kept = [each for each in modules if not each[0].startswith("layers.") or each[0].count(".") == 1]
-    return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in kept]
+    parts = [entry for entry in modules if not entry[0].startswith("layers.") or entry[0].count(".") == 1]
+    return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in parts]
 
 
-def named_by_number(found):
-    return found[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
+def named_by_number(match):
+    return match[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
 
 
 @contextlib.contextmanager
@@ -121,12 +126,12 @@ def spanned(module, name):
 
 def around(owner, method, name):
     """A span around each call of a method of one object, until the context is left."""
-    own = getattr(owner, method)
+    original = getattr(owner, method)
 
-    @functools.wraps(own)
-    def call(*arguments, **named):
+    @functools.wraps(original)
+    def call(*arguments, **options):
         with Span(name):
-            return own(*arguments, **named)
+            return original(*arguments, **options)
 
     return replaced(owner, method, call)
 

@@ -11,8 +11,8 @@ def load_own_cudnn():
     To be called before transformer-engine is imported, which takes the machine's parts of cuDNN where it finds some.
     The parts of two releases do not fit together: on an H100, a part of the machine's lacked a symbol of torch's.
     """
-    if importlib.util.find_spec("nvidia") is None or (found := importlib.util.find_spec("nvidia.cudnn")) is None:
+    if importlib.util.find_spec("nvidia") is None or (cudnn := importlib.util.find_spec("nvidia.cudnn")) is None:
         return
-    for folder in found.submodule_search_locations or ():
+    for folder in cudnn.submodule_search_locations or ():
         for path in sorted(Path(folder, "lib").glob("libcudnn*.so.*")):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -26,8 +26,8 @@ def main():
 def measure(device, dtype, seconds):
     """The best rate of one dtype, and on a processor how the two libraries compare."""
     wait = None if device == "cpu" else lambda _: torch.get_device_module(device).synchronize()
-    found = best_product_rate(lambda *shape: ways(device, dtype, *shape), device, seconds, wait)
-    return {**found, **({"onednn_over_mkl": onednn_over_mkl(seconds * LAYER_SHARE)} if has_both(device, dtype) else {})}
+    rate = best_product_rate(lambda *shape: ways(device, dtype, *shape), device, seconds, wait)
+    return {**rate, **({"onednn_over_mkl": onednn_over_mkl(seconds * LAYER_SHARE)} if has_both(device, dtype) else {})}
 
 
 def has_both(device, dtype):

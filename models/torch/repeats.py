@@ -4,9 +4,11 @@ One further step is watched, which nobody times. Then each distinct operation of
 same shapes, strides and types. group_rates.py, the preflight, takes its way of timing from here.
 """
 
+from __future__ import annotations
+
 import time
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -69,8 +71,8 @@ def shape_of(tensor):
     if not isinstance(tensor, torch.Tensor):
         return tensor
     whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() <= MOST_KEPT
-    kept = tensor.detach().clone() if whole else None
-    return Shape(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, kept)
+    values = tensor.detach().clone() if whole else None
+    return Shape(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, values)
 
 
 class Call(NamedTuple):
@@ -92,7 +94,7 @@ class StepCalls(TorchDispatchMode):
         self.calls, self.messages = defaultdict(dict), {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(tensor_type, DTensor) for tensor_type in types):
             return NotImplemented  # its own rules come first, and call operations of plain tensors
         result = function(*args, **(kwargs or {}))
         if function.namespace in MESSAGES:
@@ -104,43 +106,43 @@ class StepCalls(TorchDispatchMode):
     def operation(self, function, args, kwargs, result):
         """Only an operation whose values are all plain can be repeated."""
         leaves = tree.tree_leaves((args, kwargs))
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        if not tensors or any(isinstance(each, torch.ScriptObject) for each in leaves):
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not tensors or any(isinstance(leaf, torch.ScriptObject) for leaf in leaves):
             return
-        told = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]  # a record's lists vary
-        kind = next((TYPES[each.dtype] for each in told if each.dtype in TYPES), "")
-        key = (function.name().split(".")[0], kind, tuple(tuple(each.shape) for each in told if each.dim()))
-        variant = tuple((each.shape, each.stride(), each.dtype) for each in tensors)
+        inputs = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, torch.Tensor)]  # a record's lists vary
+        kind = next((TYPES[leaf.dtype] for leaf in inputs if leaf.dtype in TYPES), "")
+        key = (function.name().split(".")[0], kind, tuple(tuple(leaf.shape) for leaf in inputs if leaf.dim()))
+        variant = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in tensors)
         seen = self.calls[key]
         if variant not in seen:
-            given = tree.tree_map(shape_of, (args, kwargs))
-            results = [each for each in tree.tree_leaves(result) if isinstance(each, torch.Tensor)]
-            seen[variant] = [Call(function, given, sizes(tensors), sizes(results)), 0]
+            shapes = tree.tree_map(shape_of, (args, kwargs))
+            results = [leaf for leaf in tree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            seen[variant] = [Call(function, shapes, sizes(tensors), sizes(results)), 0]
         seen[variant][1] += 1
 
     def message(self, function, args):
         kind = KINDS.get(function.name().split("::")[1].split(".")[0])
-        groups = [each for each in args if isinstance(each, torch.ScriptObject)][:1]  # and then the operation
-        group = next(iter(groups or [each for each in args if isinstance(each, str)][-1:]), None)
-        tensors = [each for each in tree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+        groups = [leaf for leaf in args if isinstance(leaf, torch.ScriptObject)][:1]  # and then the operation
+        group = next(iter(groups or [leaf for leaf in args if isinstance(leaf, str)][-1:]), None)
+        tensors = [leaf for leaf in tree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         if kind and group is not None and tensors:
             largest = max(tensors, key=torch.numel)
-            named = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
-            ranks = tuple(dist.get_process_group_ranks(group_of(named)))
+            group_name = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
+            ranks = tuple(dist.get_process_group_ranks(group_of(group_name)))
             key = (kind, str(largest.dtype), largest.numel(), ranks)
-            self.messages[key] = (named, self.messages.get(key, (named, 0))[1] + 1)
+            self.messages[key] = (group_name, self.messages.get(key, (group_name, 0))[1] + 1)
 
 
 def is_view(function):
     """Whether an operation gives another look at the same values, and so does nothing."""
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in function._schema.returns)
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns)
 
 
 def sizes(tensors):
-    return [[TYPES.get(each.dtype, str(each.dtype)), list(each.shape)] for each in tensors]
+    return [[TYPES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)] for tensor in tensors]
 
 
-def measure(device, step):
+def measure(device: torch.device, step):
     """What the operations of one step take alone, as worker/step_profile.py records it.
 
     step: runs a step. All ranks do this at the same time: a rank of a processor has its share of the machine.
@@ -149,27 +151,27 @@ def measure(device, step):
         step()
     synchronize(device)
     end = time.perf_counter() + 3 * BUDGET_SECONDS
-    each = BUDGET_SECONDS / max(1, sum(map(len, seen.calls.values())))
+    budget = BUDGET_SECONDS / max(1, sum(map(len, seen.calls.values())))
     operations, left_out = [], []
     with torch.no_grad():
         for (name, kind, dims), variants in seen.calls.items():
-            found = [(alone(device, call, each, end), count) for call, count in variants.values()]
+            timings = [(alone(device, call, budget, end), count) for call, count in variants.values()]
             call = next(iter(variants.values()))[0]
-            known = {"name": name, "dtype": kind, "dims": dims, "given": call.dims, "results": call.results}
-            if why := next((one for one, _ in found if isinstance(one, str)), None):
-                left_out.append(f"{name}: {why}")
+            facts = {"name": name, "dtype": kind, "dims": dims, "given": call.dims, "results": call.results}
+            if reason := next((outcome for outcome, _ in timings if isinstance(outcome, str)), None):
+                left_out.append(f"{name}: {reason}")
                 continue
-            whole = sum(seconds * count for seconds, count in found) / sum(count for _, count in found)
-            operations.append({**known, "seconds": whole})
+            whole = sum(seconds * count for seconds, count in timings) / sum(count for _, count in timings)
+            operations.append({**facts, "seconds": whole})
         copied = copy(device)
         messages = messages_alone(device, seen.messages) if dist.is_initialized() else []
     return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copied, "messages": messages}
 
 
-def alone(device, call, seconds, end):
+def alone(device: torch.device, call, seconds, end):
     """The best seconds of one call of an operation, or why there are none."""
     leaves = tree.tree_leaves(call.arguments, is_leaf=is_shape)
-    if sum(each.bytes for each in leaves if is_shape(each)) > MOST_BYTES:
+    if sum(leaf.bytes for leaf in leaves if is_shape(leaf)) > MOST_BYTES:
         return "larger than what is repeated"
     if time.perf_counter() > end:
         return "no time was left"
@@ -184,19 +186,20 @@ def is_shape(value):
     return isinstance(value, Shape)
 
 
-def best_seconds(device, work, seconds):
+def best_seconds(device: torch.device, work, seconds):
     """Of a processor the shortest repeat within the seconds; of a device what its kernels take, without launches."""
     work()
     synchronize(device)
     if device.type != "cpu":
         return kernel_seconds(device, work)
-    found, end = [], time.perf_counter() + seconds
-    while len(found) < FEWEST or (time.perf_counter() < end and len(found) < MOST):
-        found.append(block(device, work, 1))
-    return min(found)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < FEWEST or (time.perf_counter() < end and len(times) < MOST):
+        times.append(block(device, work, 1))
+    return min(times)
 
 
-def kernel_seconds(device, work):
+def kernel_seconds(device: torch.device, work):
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(FEWEST):
             work()
@@ -204,32 +207,32 @@ def kernel_seconds(device, work):
     return sum(event.self_device_time_total for event in recorded.key_averages()) / FEWEST / 1e6
 
 
-def copy(device):
+def copy(device: torch.device):
     """Bytes, of what is read and written together, and the seconds of a copy beyond the caches."""
     size = COPIED_BYTES["cpu" if device.type == "cpu" else "accelerator"]
     a, b = (torch.ones(size // 4, device=device) for _ in range(2))
     return {"bytes": 2 * size, "seconds": best_seconds(device, lambda: a.copy_(b), BUDGET_SECONDS / 10)}
 
 
-def messages_alone(device, own):
+def messages_alone(device: torch.device, local_messages):
     """Seconds of each distinct collective whose ranks all have it, in one order on all ranks, so that none waits."""
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, sorted(own))
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, sorted(local_messages))
     shared = sorted({key for keys in every for key in keys if all(key in every[rank] for rank in key[3])})
-    each, found = BUDGET_SECONDS / max(1, len(shared)), []
+    budget, results = BUDGET_SECONDS / max(1, len(shared)), []
     for key in shared:
-        if key in own:
+        if key in local_messages:
             kind, dtype, count, ranks = key
-            named, times = own[key]
-            group = group_of(named)
+            group_name, times = local_messages[key]
+            group = group_of(group_name)
             dtype = getattr(torch, dtype.rpartition(".")[2])
             work = collective(kind, torch.ones(count, dtype=dtype, device=device), group)
             first = slowest(device, block(device, work, 1), group)
-            repeats = int(min(MOST, max(1, each / BLOCKS / max(first, 1e-6))))
+            repeats = int(min(MOST, max(1, budget / BLOCKS / max(first, 1e-6))))
             seconds = min(blocks(device, work, repeats))
             size = count * dtype.itemsize
-            found.append({"kind": kind, "bytes": size, "ranks": list(ranks), "seconds": seconds, "count": times})
-    return found
+            results.append({"kind": kind, "bytes": size, "ranks": list(ranks), "seconds": seconds, "count": times})
+    return results
 
 
 def group_of(name):
@@ -247,20 +250,20 @@ def collective(kind, whole, group):
     }[kind]
 
 
-def slowest(device, seconds, group=None):
+def slowest(device: torch.device, seconds, group=None):
     """The largest of all ranks' values."""
     shared = torch.tensor([seconds], device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return shared.item()
 
 
-def blocks(device, work, repeats):
+def blocks(device: torch.device, work, repeats):
     """Seconds of one call, for each of a few blocks of calls."""
     work()
     return [block(device, work, repeats) for _ in range(BLOCKS)]
 
 
-def block(device, work, repeats):
+def block(device: torch.device, work, repeats):
     synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -269,6 +272,6 @@ def block(device, work, repeats):
     return (time.perf_counter() - start) / repeats
 
 
-def synchronize(device):
+def synchronize(device: torch.device):
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()

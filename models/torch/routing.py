@@ -4,6 +4,8 @@ The definition is that of Router in specs/architecture.py. Scores are in float32
 choice follows from the scores of one sequence, so it is the same in every layout and micro-batch.
 """
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple
 
@@ -33,14 +35,14 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, hidden_size))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         weight = self.weight
         if isinstance(weight, DTensor):  # each tensor-parallel rank has a part of its gradient
             weight = weight.to_local(grad_placements=[Partial()])
         return functional.linear(x.float(), weight.float())
 
 
-def scores_of(logits, router):
+def scores_of(logits: torch.Tensor, router):
     return logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
 
 
@@ -96,11 +98,11 @@ def with_room(chosen, count, capacity):
     """Whether each choice is among the first `capacity` of its expert in its sequence; None without a capacity."""
     if capacity is None:
         return None
-    taken = torch.zeros(*chosen.shape[:2], count, dtype=torch.int64, device=chosen.device).scatter_(2, chosen, 1)
-    return taken.cumsum(1).gather(2, chosen) <= capacity
+    ranks = torch.zeros(*chosen.shape[:2], count, dtype=torch.int64, device=chosen.device).scatter_(2, chosen, 1)
+    return ranks.cumsum(1).gather(2, chosen) <= capacity
 
 
-def router_loss(logits, scores, counts, experts):
+def router_loss(logits: torch.Tensor, scores, counts, experts):
     """The router's own losses of one micro-batch, with their coefficients: a float32 scalar."""
     router = experts.router
     total = logits.new_zeros(())
@@ -125,7 +127,7 @@ class Tally:
     scale: what the gradient of the router's losses is multiplied by. loss: the sum over micro-batches.
     """
 
-    def __init__(self, count, device):
+    def __init__(self, count, device: torch.device):
         self.bias = torch.zeros(count, device=device)
         self.counts = torch.zeros(count, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), device=device)
@@ -150,7 +152,7 @@ class RouterLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, loss, counts, tally):
+    def forward(ctx, x: torch.Tensor, loss, counts, tally):
         ctx.loss, ctx.counts, ctx.tally = loss.detach(), counts, tally
         return x.view_as(x)
 

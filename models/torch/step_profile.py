@@ -1,6 +1,9 @@
 """The parts of a step of model/decoder.py, which DeepSpeed trains as well. kineto.py records them."""
 
+from __future__ import annotations
+
 from kineto import TorchProfile
+from levelfield.worker.job import Job
 
 # The part that each module of model/decoder.py belongs to, by the end of its name; the longest end counts.
 PARTS = {
@@ -34,12 +37,12 @@ METHODS = (
 ENDS = (("embed", "embedding"), ("scores", "head and loss"))  # also where the embedding is the head
 
 
-def open_profile(job, trainer, scratch):
+def open_profile(job: Job, trainer, scratch):
     trainer.graph = None  # the further steps launch each kernel by itself: in a graph none has a part
-    named = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
+    modules = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
     owners = [f"model.chunks.{number}" for number, _ in enumerate(getattr(trainer.model, "chunks", ()))] or ["model"]
     ends = [(f"{owner}.{method}", part) for owner in owners for method, part in ENDS]
-    return TorchProfile(job, trainer, scratch, [each for each in named if each[1]], (*METHODS, *ends))
+    return TorchProfile(job, trainer, scratch, [entry for entry in modules if entry[1]], (*METHODS, *ends))
 
 
 def part_of(name, module):
@@ -50,7 +53,7 @@ def part_of(name, module):
         return "attention projections"
     if "norm" in last:
         return "elementwise"
-    found = [end for end in ends if name == end or name.endswith(f".{end}")]
-    if not found and name.count(".") == 1 and name.startswith("layers."):
+    matches = [end for end in ends if name == end or name.endswith(f".{end}")]
+    if not matches and name.count(".") == 1 and name.startswith("layers."):
         return "elementwise"  # a block by itself adds up
-    return ends[max(found, key=len)] if found else None
+    return ends[max(matches, key=len)] if matches else None

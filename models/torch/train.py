@@ -6,10 +6,13 @@ peak.py, collectives.py and host_rates.py are started by themselves: they measur
 exchange.py, routing.py and chosen.py also serve the trainings of other folders.
 """
 
-from levelfield.worker import run
+from __future__ import annotations
+
+from levelfield.worker import Recorder, run
+from levelfield.worker.job import Job
 
 
-def main(job, recorder):
+def main(job: Job, recorder: Recorder):
     # imported here, so that a missing package is an event with a class of its own and preloads come first
     from training import train
 

@@ -1,15 +1,19 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import math
 from collections import deque
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from device import describe, memory, open_device, process_group
 from exchange import own_work
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Batch, Capture, Initializer, Recorder, coordinates, learning_rate, train_steps
+from levelfield.worker.job import Coordinates, Job
 from model import kernels, onednn
 from model.attention_kernel import attention_kernel
 from model.casts import StepCasts
@@ -24,7 +28,7 @@ from step.recompute import compile_seconds, compiled_part, repeats
 from step.transfers import FiguresOnTheirWay, on_device
 
 
-def train(job, recorder):
+def train(job: Job, recorder: Recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     onednn.choose(getattr(job, "products", None))
     device = open_device(job)
@@ -46,7 +50,7 @@ def train(job, recorder):
 class Trainer:
     """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for its end."""
 
-    def __init__(self, job, place, device):
+    def __init__(self, job: Job, place: Coordinates, device: torch.device):
         kernels.choose(job, device)
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
@@ -84,7 +88,7 @@ class Trainer:
             from step.graph import StepGraph
 
             self.graph = StepGraph()
-        self.launched = deque()  # what `finish` takes, first the step that was launched first
+        self.launched: deque[Any] = deque()  # what `finish` takes, first the step that was launched first
         # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
         self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
 
@@ -95,7 +99,7 @@ class Trainer:
     def save(self, folder):
         save(self.model, folder, writes=self.place.data == self.place.context == self.place.tensor == 0)
 
-    def launch(self, batch):
+    def launch(self, batch: Batch):
         """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
@@ -110,7 +114,7 @@ class Trainer:
         # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
         self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
 
-    def compute(self, inputs, targets, keep=False):
+    def compute(self, inputs: torch.Tensor, targets: torch.Tensor, keep=False):
         """The step's work on the device; (what `reduce` returns, the squared gradient norms). keep: what `Capture`
         wants of it."""
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
@@ -140,7 +144,7 @@ class Trainer:
         self.optimizer.step(clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
 
-    def gradients(self, inputs, targets, keep):
+    def gradients(self, inputs: torch.Tensor, targets: torch.Tensor, keep):
         """Forward and backward over all micro-batches; the first one's activations are captured if `keep`.
 
         Returns the loss, times the loss scale, of this data rank.
@@ -151,8 +155,8 @@ class Trainer:
             return self.pipeline.step(inputs, targets, scale)
         total = torch.zeros(1, device=self.device)
         for micro in range(count):
-            kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
-            with micro_batch_context(self.runner, stage, last=micro == count - 1), kept:
+            capturing = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            with micro_batch_context(self.runner, stage, last=micro == count - 1), capturing:
                 loss = self.runner(inputs[micro], targets[micro], scale)
                 if micro == count - 1:
                     self.own_work.reaches_exchange()
@@ -178,7 +182,7 @@ class Trainer:
         """(layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""
         return self.tallies.expert_tokens()
 
-    def finish(self, batch):
+    def finish(self, batch: Batch):
         """Wait for the step's end; what to record of it."""
         scale = self.loss_scale.value
         figures, memory_peaks, own_work_seconds = self.launched.popleft()
@@ -204,7 +208,7 @@ class Trainer:
         }
 
 
-def step_seed(job, place, step):
+def step_seed(job: Job, place: Coordinates, step):
     """The seed of this rank's random numbers in `step`: equal on the ranks of a tensor-parallel group, unless each
     has its own part of the sequence."""
     stream = place.tensor if job.layout.sequence_parallel else 0

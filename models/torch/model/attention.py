@@ -1,5 +1,7 @@
 """Causal self-attention with grouped queries (Vaswani et al., 2017; Ainslie et al., 2023) and rotary positions."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 
@@ -30,7 +32,7 @@ class Attention(nn.Module):
         self.output = Linear(inner, model.hidden_size, bias=model.bias)
         self.attend = attend
 
-    def forward(self, x, rotary=None):
+    def forward(self, x: torch.Tensor, rotary=None):
         """x: [batch, sequence, hidden]; rotary: the tables of `rotary_tables`, or None for learned positions."""
         (layers,) = self.joinable_layers()
         kernel, joint = chosen("rotary"), joint_of(layers)
@@ -50,7 +52,7 @@ class Attention(nn.Module):
         return [[self.query, self.key, self.value]]
 
 
-def rotary_tables(size, length, base, device, dtype, scaling=None):
+def rotary_tables(size, length, base, device: torch.device, dtype, scaling=None):
     """Cosines and sines [length, 1, D / 2] of RoPE (Su et al., 2021) for heads of size D, computed in float32."""
     if scaling is None:
         frequency, magnitude = base ** -(torch.arange(0, size, 2, dtype=torch.float32, device=device) / size), 1.0
@@ -61,7 +63,7 @@ def rotary_tables(size, length, base, device, dtype, scaling=None):
     return (angle.cos() * magnitude).to(dtype), (angle.sin() * magnitude).to(dtype)
 
 
-def rotate(x, tables):
+def rotate(x: torch.Tensor, tables):
     """Rotate the first half of each head against its second half, by its position. x: [batch, sequence, n, D]."""
     kernel = chosen("rotary")
     if kernel is None:
@@ -86,16 +88,16 @@ def choose_attention(name, dropout, private_randomness, window=None):
     """
     kernel = flash_attention() if name == "flash_attn" else scaled_dot_product
     kernel = kernel if window is None else functools.partial(kernel, window=window)
-    own = private_randomness is not None and dropout
+    separate = private_randomness is not None and dropout
 
-    def attend(query, key, value):
-        with private(private_randomness, query.device) if own else contextlib.nullcontext():
+    def attend(query: torch.Tensor, key, value):
+        with private(private_randomness, query.device) if separate else contextlib.nullcontext():
             return kernel(query, key, value, dropout)
 
     return attend
 
 
-def scaled_dot_product(query, key, value, dropout, window=None):
+def scaled_dot_product(query: torch.Tensor, key, value, dropout, window=None):
     queries, keys = query.shape[1], key.shape[1]
     whole = window is None and queries == keys
     mask = None if whole else banded(queries, keys, window or keys, query.device)
@@ -111,7 +113,7 @@ def scaled_dot_product(query, key, value, dropout, window=None):
     return mixed.transpose(1, 2)
 
 
-def banded(queries, keys, window, device):
+def banded(queries, keys, window, device: torch.device):
     """What the last `queries` of `keys` tokens attend to, [queries, keys]: themselves and the window - 1 before."""
     before = keys - queries
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(before).triu(before + 1 - window)
@@ -124,7 +126,7 @@ def flash_attention():
     except ImportError as error:
         raise Unsupported(f"attention flash_attn: the package flash-attn cannot be imported ({error})") from None
 
-    def attend(query, key, value, dropout, window=None):
+    def attend(query: torch.Tensor, key, value, dropout, window=None):
         band = (-1, -1) if window is None else (window - 1, 0)
         return flash_attn_func(query, key, value, dropout_p=dropout, causal=True, window_size=band)
 
@@ -132,7 +134,7 @@ def flash_attention():
 
 
 @contextlib.contextmanager
-def private(stream, device):
+def private(stream, device: torch.device):
     """Random numbers of their own for this rank's heads; afterwards the common ones go on as if nothing was drawn.
 
     The seed is drawn from the common numbers, so it is another one in each layer and micro-batch, and the same

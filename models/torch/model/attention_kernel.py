@@ -1,19 +1,24 @@
 """Which kernel computes the attention of a training: torch chooses one of its own by shape, type and device."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 from levelfield.worker import head_size, part
+from levelfield.worker.job import Job
 from model.decoder import compute_dtype
 from torch.nn.attention import SDPBackend
 
 
-def attention_kernel(job, device):
+def attention_kernel(job: Job, device: torch.device):
     """The kernel's name: torch's flash, cudnn, efficient or math, or flash_attn; None where torch does not say it."""
     if job.tuning.attention == "flash_attn":
         return "flash_attn"
     return joined_kernel(job, device) or torch_choice(job, *example(job, device))
 
 
-def joined_kernel(job, device):
+def joined_kernel(job: Job, device: torch.device):
     """The kernel of a context rank's calls without a mask (joined_attention.py); None where it attends with a mask.
 
     A mask is needed by a sliding window, by dropout, and where torch's choice is a kernel without a log-sum-exp. On a
@@ -26,22 +31,23 @@ def joined_kernel(job, device):
     from parallelism.joined_attention import KERNELS
 
     piece = job.training.sequence_length // (2 * job.layout.context)
-    kernel = torch_choice(job, *tensors_of(job, device, piece, piece), None)
+    query, key, value = tensors_of(job, device, piece, piece)
+    kernel = torch_choice(job, query, key, value, None)
     return kernel if kernel in KERNELS and head_size(job.model) % 8 == 0 else None
 
 
-def torch_choice(job, query, key, value, mask):
+def torch_choice(job: Job, query: torch.Tensor, key, value, mask):
     """The kernel that torch chooses."""
-    options = {"dropout_p": job.model.attention_dropout, "enable_gqa": query.shape[1] != key.shape[1]}
+    options: dict[str, Any] = {"dropout_p": job.model.attention_dropout, "enable_gqa": query.shape[1] != key.shape[1]}
     try:
         choice = torch._fused_sdp_choice(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
     except (NotImplementedError, RuntimeError):
         return None
-    names = {int(backend): name for name, backend in SDPBackend.__members__.items()}
+    names = {int(backend): name for name, backend in SDPBackend.__members__.items()}  # type: ignore[call-overload]
     return names[choice].split("_")[0].lower() if choice in names else None
 
 
-def example(job, device):
+def example(job: Job, device: torch.device):
     """(query, key, value, mask) of one sequence, as scaled_dot_product has them; the choice does not depend on more.
 
     With context parallelism a piece of the sequence attends to all before its end, and needs a mask.
@@ -53,7 +59,7 @@ def example(job, device):
     return (*tensors_of(job, device, queries, length), mask)
 
 
-def tensors_of(job, device, queries, keys):
+def tensors_of(job: Job, device: torch.device, queries, keys):
     """(query, key, value) of so many tokens of one sequence."""
     model, tensor = job.model, job.layout.tensor
     latent = part(model, "latent_attention")

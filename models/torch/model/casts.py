@@ -6,6 +6,8 @@ computes with its parameter, cast where it is used. Layers with one input, such 
 of copies that adjoin (StepLinear). DTensors, whose layouts differ, and layers of fp8 keep a product each.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -83,7 +85,7 @@ class CastLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context, x, weight, bias, rows, head_size, *parameters):
+    def forward(context, x: torch.Tensor, weight, bias, rows, head_size, *parameters):
         context.save_for_backward(x, weight)
         context.rows, context.has_bias = rows, bias is not None
         output = functional.linear(x, weight, bias)
@@ -120,7 +122,7 @@ class StepLinear:
             self.parameters += [layer.bias for layer in layers]
             self.copies += self.bias.split(self.rows)
 
-    def product(self, x, head_size=None):
+    def product(self, x: torch.Tensor, head_size=None):
         """[..., in] -> [..., outputs of all]; given the size of a head, each layer's in heads [..., n, head_size]."""
         return CastLinear.apply(x, self.weight, self.bias, self.rows, head_size, *self.parameters)
 

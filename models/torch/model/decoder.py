@@ -4,6 +4,8 @@ Norms, linear layers and positions: layers.py. Attention: attention.py, or laten
 head_loss.py. A mixture of experts in place of an MLP: mixture.py. How ranks divide all this: ../parallelism.
 """
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import torch
@@ -30,7 +32,7 @@ class MLP(nn.Module):
         self.down = Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
         self.form = {"gelu": "none", "gelu_tanh": "tanh"}[model.activation]
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return self.down(functional.gelu(self.up(x), approximate=self.form))
 
 
@@ -44,7 +46,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
         self.activation = model.activation
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         if joint_of([self.gate, self.up]) is None:
             return self.down(gated(self.activation, self.gate(x), self.up(x)))
         return self.down(chosen("swiglu").gated(self.activation, self.gate(x)))
@@ -68,7 +70,7 @@ class Block(nn.Module):
         self.mlp = mlp(model, layer, sequence_length)
         self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"
 
-    def forward(self, x, rotary=None):
+    def forward(self, x: torch.Tensor, rotary=None):
         if self.norm_after:
             x = x + dropout(self.attention_norm(self.attention(x, rotary)), self.dropout)
             return x + dropout(self.mlp_norm(self.mlp(x)), self.dropout)
@@ -107,7 +109,7 @@ class Decoder(nn.Module):
             self.head = Head(model.hidden_size, model.vocab_size)
         self.rotary = self.tied = None
 
-    def prepare(self, device):
+    def prepare(self, device: torch.device):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
@@ -123,7 +125,7 @@ class Decoder(nn.Module):
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
 
-    def forward(self, x, targets=None, scale=1.0):
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale=1.0):
         """x: tokens [batch, sequence] on the first stage, hidden [batch, sequence, hidden] on the others.
 
         Returns on the last stage, given targets [batch, sequence], scale times the mean loss, as a float32
@@ -132,7 +134,7 @@ class Decoder(nn.Module):
         x = self.hidden(x)
         return self.scores(x, targets, scale) if self.stage.last else x
 
-    def hidden(self, x):
+    def hidden(self, x: torch.Tensor):
         """What `forward` computes before the head."""
         x = self.embed(x) if self.stage.first else x
         for block in self.layers.values():
@@ -153,7 +155,7 @@ class Decoder(nn.Module):
             return self.position(length)
         return self.position(self.length)[self.share.embedded.to(self.position.weight.device)]
 
-    def scores(self, x, targets=None, scale=1.0):
+    def scores(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale=1.0):
         """What `forward` returns on the last stage, of the final norm's output."""
         if self.model.tied_embeddings:
             return head_scores(self.embedding, x, targets, scale, self.tied)

@@ -1,5 +1,7 @@
 """The experts of a mixture: tokens sorted by expert, one product for all experts of a rank, and back in slot order."""
 
+from __future__ import annotations
+
 import functools
 
 import torch
@@ -22,7 +24,7 @@ class ExpertLinear(CastLayer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, rows, columns))
 
-    def forward(self, x, counts):
+    def forward(self, x: torch.Tensor, counts):
         """x: [rows, in], sorted by expert; counts: [experts of this rank], of their rows."""
         return grouped_product(x, self.cast("weight", x.dtype), counts)
 
@@ -55,7 +57,7 @@ class Experts(nn.Module):
         return self.down(gated(self.activation, self.gate(rows, counts), up), counts)
 
 
-def grouped_product(x, weight, counts):
+def grouped_product(x: torch.Tensor, weight, counts):
     """x: [rows, in], weight: [groups, out, in], counts: [groups] -> [rows, out].
 
     A group without rows gives its weight a gradient of zeros. On a processor torch's grouped product takes as long as
@@ -63,7 +65,7 @@ def grouped_product(x, weight, counts):
     """
     if any(size * x.element_size() % ALIGNMENT for size in weight.shape[1:]):
         parts = x.split(counts.tolist())
-        return torch.cat([part @ each.t() for part, each in zip(parts, weight.unbind(), strict=True)])
+        return torch.cat([part @ matrix.t() for part, matrix in zip(parts, weight.unbind(), strict=True)])
     return functional.grouped_mm(x, weight.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
 
 
@@ -72,11 +74,11 @@ def sorted_choices(choice):
 
     Choices without room are left out.
     """
-    experts, kept = choice.experts.flatten(), choice.kept
-    if kept is None:
+    experts, room = choice.experts.flatten(), choice.kept
+    if room is None:
         return experts.sort(stable=True).indices
-    rows = int(kept.sum())
-    return experts.masked_fill(~kept.flatten(), LAST).sort(stable=True).indices[:rows]
+    rows = int(room.sum())
+    return experts.masked_fill(~room.flatten(), LAST).sort(stable=True).indices[:rows]
 
 
 def rows_by_expert(choice, count):
@@ -93,7 +95,7 @@ class Dispatch(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, order, chosen):
+    def forward(ctx, x: torch.Tensor, order, chosen):
         ctx.save_for_backward(order)
         ctx.shape = (x.shape[0], chosen, x.shape[1])
         return x[order // chosen]

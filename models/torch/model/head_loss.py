@@ -8,9 +8,11 @@ Order of a step: `HeadLoss.forward` takes chunks of rows; for each it computes l
 own gradient (`cross_entropy_`), and adds what follows for x and for the weight. `HeadLoss.backward` hands both out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,7 +38,7 @@ class Head(CastLayer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocabulary, hidden_size))
 
-    def forward(self, x, targets=None, scale=1.0):
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale=1.0):
         return head_scores(self, x, targets, scale)
 
 
@@ -44,14 +46,14 @@ class EmbeddingHead(CastLayer, nn.Embedding):
     """An embedding that is the head too; only the head takes its weight in x's precision."""
 
 
-def head_scores(layer, x, targets, scale, tied=None):
+def head_scores(layer, x: torch.Tensor, targets: torch.Tensor | None, scale, tied=None):
     """The logits of x without targets, else their `head_loss`. layer: with the head's weight."""
     if targets is None:
         return functional.linear(x, layer.cast("weight", x.dtype))
     return head_loss(x, layer.weight, targets, scale, tied, layer.cast_without_gradient("weight", x.dtype))
 
 
-def head_loss(x, weight, targets, scale, tied=None, cast=None):
+def head_loss(x: torch.Tensor, weight, targets: torch.Tensor, scale, tied=None, cast=None):
     """scale times the mean cross-entropy of the logits x W^T against `targets`, as float32 [1].
 
     x: [batch, sequence, hidden]; weight: [vocabulary, hidden], a DTensor where the vocabulary is sharded;
@@ -73,11 +75,11 @@ class HeadLoss(torch.autograd.Function):
     """x: [tokens, hidden]; weight: [vocabulary's part, hidden]; targets: [tokens], counted from that part's start."""
 
     @staticmethod
-    def forward(ctx, x, weight, targets, scale, group, tied, cast):
+    def forward(ctx, x: torch.Tensor, weight, targets: torch.Tensor, scale, group, tied, cast):
         cast, factor = weight.to(x.dtype) if cast is None else cast, scale / x.shape[0]
         rows, softmax_rows, cross_entropy, accumulate = way_of(x, weight, group)
         fast = applies(x, weight)
-        products = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
+        products: Any = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
         total = torch.zeros(1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
@@ -114,7 +116,7 @@ class Way(NamedTuple):
     accumulate: Callable
 
 
-def way_of(x, weight, group):
+def way_of(x: torch.Tensor, weight, group):
     """How much of x [tokens, hidden] a chunk takes, and by which functions."""
     if not on_processor(x):
         from model import head_on_accelerators  # here: what runs on a processor does not rest on it
@@ -134,7 +136,7 @@ def of_group(group):
     return partial(cross_entropy_, group=group)
 
 
-def cross_entropy_(logits, targets, group):
+def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group):
     """The summed cross-entropy; `logits` [rows, vocabulary's part] become its gradient, softmax minus one-hot.
 
     Computed in float32. With a group the logits are columns of the whole vocabulary's, and targets may lie in

@@ -1,5 +1,7 @@
 """How the head computes on accelerators, imported there only: trainings on a processor do not rest on this file."""
 
+from __future__ import annotations
+
 import math
 from functools import cache, partial
 
@@ -20,7 +22,7 @@ WHOLE, PART = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
 TILE = 128  # rows; a product computes as many at a time, and takes as long with fewer
 
 
-def way_of(x, weight, group):
+def way_of(x: torch.Tensor, weight, group):
     """How much of x [tokens, hidden] a chunk takes, and by which functions."""
     added = weight.dtype == torch.float32 != x.dtype and adds_in_float32(x.device, x.dtype)
     accumulate, kernel = add_in_float32_ if added else accumulate_, chosen("cross_entropy")
@@ -46,7 +48,7 @@ def equal_chunks(tokens, most):
     return TILE * math.ceil(tokens / (TILE * chunks))
 
 
-def whole_cross_entropy_(logits, targets):
+def whole_cross_entropy_(logits: torch.Tensor, targets: torch.Tensor):
     """`cross_entropy_` of logits of the whole vocabulary, in fewer passes.
 
     torch's kernel subtracts a row's largest logit before the logarithm of the sum, so that large logits lose nothing.
@@ -64,7 +66,7 @@ def add_in_float32_(total, left, right, factor, first):
 
 
 @cache
-def adds_in_float32(device, dtype):
+def adds_in_float32(device: torch.device, dtype):
     """Whether torch has such a kernel: for CUDA, and not in each version."""
     total, part = torch.zeros(8, 8, device=device), torch.zeros(8, 8, device=device, dtype=dtype)
     try:

@@ -13,19 +13,23 @@ With --compile only cross_entropy is chosen: torch.compile fuses the others' ope
 kernel. They take every precision, and tensor-parallel ranks give them local tensors. Not yet run on a chip.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
+from types import ModuleType
 
 import torch
 from levelfield.worker.architecture import GATED, part
+from levelfield.worker.job import Job
 
 LEAST_CAPABILITY = (8, 0)  # what Triton has code for
 MOST_COLUMNS = 2**14  # of a norm's row, which one program holds in registers
 
-_chosen = {}
+_chosen: dict[str, ModuleType] = {}
 
 
-def choose(job, device):
+def choose(job: Job, device: torch.device):
     """Take the kernels for the training `job` on `device` from now on; their names."""
     _chosen.clear()
     if has_triton(device):
@@ -38,14 +42,14 @@ def chosen(name):
     return _chosen.get(name)
 
 
-def has_triton(device):
+def has_triton(device: torch.device):
     """Whether Triton is here, and compiles for the device: NVIDIA's, whose build of torch brings it."""
     if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
-def fitting(job):
+def fitting(job: Job):
     """The names of the kernels that fit the job."""
     model = job.model
     fits = {

@@ -1,7 +1,10 @@
 """Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1): keys and values of all heads from one latent."""
 
+from __future__ import annotations
+
 import torch
 from levelfield.worker import Unsupported, part
+from levelfield.worker.job import Job
 from model.attention import rotate
 from model.layers import Linear, RMSNorm
 from torch import nn
@@ -27,7 +30,7 @@ class LatentAttention(nn.Module):
         self.latent_up = Linear(sizes.key_value_rank, heads * (sizes.plain_size + sizes.value_size), bias=False)
         self.output = Linear(heads * sizes.value_size, hidden, bias=False)
 
-    def forward(self, x, rotary):
+    def forward(self, x: torch.Tensor, rotary):
         """x: [batch, sequence, hidden]; rotary: the tables of heads of `rotary_size`."""
         sizes = self.sizes
         plain, rotated = self.split(self.queries(x), sizes.plain_size, sizes.rotary_size)
@@ -37,17 +40,17 @@ class LatentAttention(nn.Module):
         shared = rotate(rotated[:, :, None], rotary).expand(-1, -1, self.heads, -1)
         return self.output(self.attend(query, torch.cat((plain, shared), dim=-1), value).flatten(2))
 
-    def queries(self, x):
+    def queries(self, x: torch.Tensor):
         if self.sizes.query_rank is None:
             return self.query(x)
         return self.query_up(self.query_norm(self.query_down(x)))
 
-    def split(self, x, first, second):
+    def split(self, x: torch.Tensor, first, second):
         """[batch, sequence, heads (first + second)] -> two of [batch, sequence, heads, ...]."""
         return x.unflatten(-1, (self.heads, -1)).split((first, second), dim=-1)
 
 
-def check_latent_attention(job):
+def check_latent_attention(job: Job):
     """Raises Unsupported for what latent attention cannot be combined with here."""
     if part(job.model, "latent_attention") is None:
         return
@@ -58,6 +61,6 @@ def check_latent_attention(job):
         "positions 'learned'": job.model.positions != "rope",
         "rope_scaling: its softmax would be scaled too": part(job.model, "rope_scaling") is not None,
     }
-    found = [what for what, asked in refused.items() if asked]
-    if found:
-        raise Unsupported(f"latent attention with {'; with '.join(found)}: not written")
+    lacking = [what for what, requested in refused.items() if requested]
+    if lacking:
+        raise Unsupported(f"latent attention with {'; with '.join(lacking)}: not written")

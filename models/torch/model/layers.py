@@ -1,5 +1,7 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import torch
@@ -20,7 +22,7 @@ class Linear(CastLayer, nn.Linear):
 
     step_linear = None
 
-    def forward(self, x, head_size=None):
+    def forward(self, x: torch.Tensor, head_size=None):
         """head_size: for StepLinear.product, where a step has one."""
         if self.step_linear is not None:
             return self.step_linear.product(x, head_size)
@@ -29,7 +31,7 @@ class Linear(CastLayer, nn.Linear):
         return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
 
 
-def heads_for_one_input(x, layers, size):
+def heads_for_one_input(x: torch.Tensor, layers, size):
     """What each of `layers` makes of x, [..., n, size]: by one product where a step has their copies adjoin.
 
     Under tensor parallelism n is this rank's share.
@@ -47,7 +49,7 @@ def joint_of(layers):
 class LayerNorm(CastLayer, nn.LayerNorm):
     """Layer normalisation (Ba et al., 2016) over the last dimension."""
 
-    def forward(self, x, *branch, kernel=None):
+    def forward(self, x: torch.Tensor, *branch, kernel=None):
         """kernel: fused/add_norm.py, which returns (x + branch, its norm); (x, its norm) without a branch."""
         weight, bias = self.cast("weight", x.dtype), self.cast("bias", x.dtype)
         if kernel is not None:
@@ -58,7 +60,7 @@ class LayerNorm(CastLayer, nn.LayerNorm):
 class RMSNorm(CastLayer, nn.RMSNorm):
     """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
 
-    def forward(self, x, *branch, kernel=None):
+    def forward(self, x: torch.Tensor, *branch, kernel=None):
         """kernel: as of LayerNorm."""
         weight = self.cast("weight", x.dtype)
         if kernel is not None:
@@ -89,6 +91,6 @@ def gated(activation, gate, up):
     return GATES[activation](gate) * up if kernel is None else kernel.gated(activation, gate, up)
 
 
-def dropout(x, probability):
+def dropout(x: torch.Tensor, probability):
     """Dropout (Srivastava et al., 2014) that keeps a mask of one byte an element for the backward pass."""
     return torch.native_dropout(x, probability, True)[0] if probability else x

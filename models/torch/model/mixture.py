@@ -1,8 +1,11 @@
 """A mixture of experts in place of a block's MLP (Shazeer et al., 2017; DeepSeek-AI, 2024)."""
 
+from __future__ import annotations
+
 import math
 from types import SimpleNamespace
 
+import torch
 import torch.distributed as dist
 from chosen import chosen_layer
 from model.experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
@@ -27,13 +30,13 @@ class Mixture(nn.Module):
         self.capacity = capacity_of(model.experts, sequence_length)
         self.tally = self.between = self.share = self.record = None
 
-    def prepare(self, device, share=None):
+    def prepare(self, device: torch.device, share=None):
         """Make what is counted, and the selection bias, on `device`. share: this rank's share of each sequence
         (context_parallel.py); None: all."""
         self.share, self.tally = share, Tally(self.settings.count, device)
         self.record = chosen_layer(self.layer, self.settings)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         """x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor."""
         shared = None if self.shared is None else self.shared(x)  # before: recomputation repeats up to the last product
         if isinstance(x, DTensor):
@@ -45,7 +48,7 @@ class Mixture(nn.Module):
             routed = self.routed(x)
         return routed if shared is None else routed + shared
 
-    def routed(self, x):
+    def routed(self, x: torch.Tensor):
         logits = self.router(x)
         scores = scores_of(logits, self.settings.router)
         choice = choose(scores, self.tally.bias, self.settings, self.capacity, self.record)
@@ -93,5 +96,5 @@ def capacity_of(experts, sequence_length):
 
 def mixtures(model):
     """(layer, its Mixture) of this rank's layers."""
-    found = ((int(layer), block.mlp) for layer, block in model.layers.items())
-    return [(layer, mlp) for layer, mlp in found if isinstance(mlp, Mixture)]
+    blocks = ((int(layer), block.mlp) for layer, block in model.layers.items())
+    return [(layer, mlp) for layer, mlp in blocks if isinstance(mlp, Mixture)]

@@ -1,10 +1,13 @@
 """The parts of the canonical parameters that this rank holds: filled, reported and saved under their names."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from levelfield.worker import Initializer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -23,7 +26,7 @@ def held_parts(model):
     return [_held(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
-def fill(model, initializer):
+def fill(model, initializer: Initializer):
     """Write the initial values into this rank's parts, generating nothing else."""
     for part in held_parts(model):
         values = initializer.array(part.name, part.shape, part.slices)

@@ -1,15 +1,18 @@
 """What a rank's routers did in one step: their losses, the experts' tokens, and the selection bias that follows."""
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
 from levelfield.worker import part
+from levelfield.worker.job import Coordinates, Job
 from torch.distributed.device_mesh import init_device_mesh
 
 
 class Tallies:
     """The tallies of this rank's mixtures; there are none in a model without experts."""
 
-    def __init__(self, job, model, place, device):
+    def __init__(self, job: Job, model, place: Coordinates, device: torch.device):
         self.job, self.device = job, device
         self.counts_tokens = place.tensor == 0  # of ranks with equal tokens one counts them
         experts, self.layers = part(job.model, "experts"), []
@@ -44,11 +47,11 @@ class Tallies:
         counts = torch.stack([tally.counts for _, tally in self.layers])
         if self.group is not None:
             dist.all_reduce(counts, group=self.group)
-        for (_, tally), each in zip(self.layers, counts, strict=True):
-            tally.move_bias(each, self.rate)
+        for (_, tally), count in zip(self.layers, counts, strict=True):
+            tally.move_bias(count, self.rate)
 
 
-def data_group(job):
+def data_group(job: Job):
     """The ranks of this rank's pipeline and tensor place, which hold other tokens; None where it is alone."""
     layout = job.layout
     ranks = layout.data * layout.context

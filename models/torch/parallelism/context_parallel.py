@@ -5,7 +5,10 @@ the causal mask leaves all ranks equal work. Before attention each rank gathers 
 else is computed for each token by itself; so gradients are those of more data-parallel ranks.
 """
 
+from __future__ import annotations
+
 import torch
+from levelfield.worker.job import Coordinates, Job
 from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -42,7 +45,7 @@ def in_order(gathered, ranks):
     return torch.cat((*fronts, *reversed(backs.unbind())), dim=1)
 
 
-def open_share(job, place):
+def open_share(job: Job, place: Coordinates):
     """The SequenceShare of this rank; None where it has whole sequences. Every rank must call this at the same time."""
     layout = job.layout
     if layout.context == 1:
@@ -59,7 +62,7 @@ def shared_attention(attend, share):
     attend: of queries that are the last positions of the keys.
     """
 
-    def attended(query, key, value):
+    def attended(query: torch.Tensor, key, value):
         width = key.shape[-1]
         key, value = share.whole(torch.cat((key, value), dim=-1)).split((width, value.shape[-1]), dim=-1)
         pieces = zip(query.chunk(2, dim=1), share.ends, strict=True)

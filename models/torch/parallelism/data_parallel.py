@@ -71,7 +71,7 @@ def replicate_data_parallel(model, grid, divided=()):
     """
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    ignored = [name for name, parameter in model.named_parameters() if any(parameter is each for each in divided)]
+    ignored = [name for name, parameter in model.named_parameters() if any(parameter is other for other in divided)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     group = grid["replicate"].get_group()
     reduced = [parameter for name, parameter in model.named_parameters() if name not in ignored]

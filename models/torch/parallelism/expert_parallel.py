@@ -4,9 +4,12 @@ Every rank routes its own tokens, sends them to the ranks of their experts and g
 the gradient of the tokens of all ranks of its group; what is left to sum are the replicas of its rank.
 """
 
+from __future__ import annotations
+
 import torch
 import torch.distributed as dist
 from levelfield.worker import Unsupported, part
+from levelfield.worker.job import Job
 from model.mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -21,7 +24,7 @@ TENSOR_DIMENSIONS = {"gate": 1, "up": 1, "down": 2}
 HIDDEN_DIMENSIONS = {"gate": 2, "up": 2, "down": 1}
 
 
-def check_experts(job):
+def check_experts(job: Job):
     """Raises Unsupported for what mixtures of experts cannot be combined with here."""
     experts, layout = part(job.model, "experts"), job.layout
     if experts is None:
@@ -46,9 +49,9 @@ def check_experts(job):
         refused[f"{over} all: hidden_size {job.model.hidden_size} over the {replicas} with the same experts"] = (
             job.model.hidden_size % replicas > 0
         )
-    found = [what for what, asked in refused.items() if asked]
-    if found:
-        raise Unsupported(f"mixture of experts with {'; with '.join(found)}: not written")
+    lacking = [what for what, requested in refused.items() if requested]
+    if lacking:
+        raise Unsupported(f"mixture of experts with {'; with '.join(lacking)}: not written")
     if job.tuning.recompute == "selective":
         hide_sharding()
 
@@ -78,7 +81,7 @@ class ExpertMesh:
     A group of `expert` has all experts once; a group of `replicas` has the same experts.
     """
 
-    def __init__(self, job):
+    def __init__(self, job: Job):
         layout = job.layout
         self.gradient_ranks = layout.data * layout.context
         self.replicas = self.gradient_ranks // layout.expert
@@ -135,7 +138,7 @@ def shard_experts(mixture, experts, stage, precision):
 def expert_parameters(model):
     """The experts' parameters that this rank holds whole: none of experts that FSDP2 gathers, casts and reduces."""
     experts = [mixture.experts for _, mixture in mixtures(model)]
-    return [parameter for each in experts if not isinstance(each, FSDPModule) for parameter in each.parameters()]
+    return [parameter for expert in experts if not isinstance(expert, FSDPModule) for parameter in expert.parameters()]
 
 
 class Exchange:
@@ -188,7 +191,7 @@ class Permute(torch.autograd.Function):
     """x[order], of which each row is taken once: so its gradient is a permutation too."""
 
     @staticmethod
-    def forward(ctx, x, order):
+    def forward(ctx, x: torch.Tensor, order):
         ctx.save_for_backward(order)
         return x[order]
 

@@ -4,13 +4,16 @@ Each rank has several model chunks, so a micro-batch goes round the ranks once f
 drains in as many times less time. torch calls each chunk a stage.
 """
 
+from __future__ import annotations
+
 import torch
 from levelfield.worker import Unsupported, part
+from levelfield.worker.job import Job
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _batch_p2p, _wait_batch_p2p
 
 
-def check_interleaving(job):
+def check_interleaving(job: Job):
     """Raises Unsupported for what cannot be interleaved here."""
     ranks, chunks, zero = job.layout.pipeline, job.tuning.virtual_pipeline, job.layout.sharding_stage
     refused = {

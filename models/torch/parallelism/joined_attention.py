@@ -44,10 +44,10 @@ def attention(
     """
     call = KERNELS[kernel][0]
     output, scales = torch.empty_like(query, memory_format=torch.contiguous_format), []
-    first = [call(*inputs, True) for inputs in own_inputs(query, own)]
+    first = [call(*inputs, True) for inputs in own_inputs(query, own)]  # type: ignore[call-arg]
     later = inputs_before(query, whole_of(gathered, query), rank)
     for causal, inputs, into in zip(first, later, halves(output), strict=True):
-        scales.append(join(causal, call(*inputs, False) if inputs else None, into))
+        scales.append(join(causal, call(*inputs, False) if inputs else None, into))  # type: ignore[call-arg]
     return output, torch.stack(scales)
 
 
@@ -100,14 +100,19 @@ def differentiate(ctx, gradient, _):
 attention.register_autograd(differentiate, setup_context=keep)
 
 
-def join(own, before, into):
-    """Write the joined output into `into`; returns the joined log-sum-exp. own, before: (output, log-sum-exp)."""
+def join(first_part, before, into):
+    """Write the joined output into `into`; returns the joined log-sum-exp.
+
+    first_part, before: (output, log-sum-exp).
+    """
     if before is None:
-        into.copy_(own[0])
-        return own[1]
-    scale = torch.logaddexp(own[1], before[1])
-    first, second = ((each - scale).exp()[..., None] for _, each in (own, before))
-    torch.addcmul(own[0] * first, before[0], second, out=into)  # the weights are in float32: so it is rounded once
+        into.copy_(first_part[0])
+        return first_part[1]
+    scale = torch.logaddexp(first_part[1], before[1])
+    first, second = ((scales - scale).exp()[..., None] for _, scales in (first_part, before))
+    torch.addcmul(
+        first_part[0] * first, before[0], second, out=into
+    )  # the weights are in float32: so it is rounded once
     return scale
 
 

@@ -5,7 +5,10 @@ PP2, DP4 with ZeRO over 2 of them, TP2: rank = ((pipeline * 2 + replicate) * 2 +
 one tensor-parallel group, 0 and 2 shard the same parameters, 0 and 4 hold the same shard, 0 and 8 are two stages.
 """
 
+from __future__ import annotations
+
 import torch.distributed as dist
+from levelfield.worker.job import Coordinates, Job
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -15,7 +18,7 @@ class Grid:
     replicate, shard: the ranks that sum gradients, data * context = replicate * shard. ZeRO shards over `shard`.
     """
 
-    def __init__(self, job):
+    def __init__(self, job: Job):
         layout = job.layout
         shard = layout.sharding_degree if layout.sharding_stage else 1
         self.sizes = {
@@ -36,7 +39,7 @@ class Grid:
         names = tuple(name for name in ("replicate", "shard") if self.sizes[name] > 1)
         return self.mesh[names if len(names) > 1 else names[0]] if names else None
 
-    def ends_group(self, coordinates):
+    def ends_group(self, coordinates: Coordinates):
         """The group of the first and the last pipeline stage's ranks at this rank's place within them.
 
         Every rank must call this at the same time. None on the stages between.

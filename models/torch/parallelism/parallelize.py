@@ -1,7 +1,17 @@
 """The model as this rank runs it: its stage, sharded, recomputed, compiled, filled and replicated, in this order."""
 
+from __future__ import annotations
+
 import torch
-from levelfield.worker import check_context_parallel, check_layout, check_pipeline, check_tensor_parallel, part
+from levelfield.worker import (
+    Initializer,
+    check_context_parallel,
+    check_layout,
+    check_pipeline,
+    check_tensor_parallel,
+    part,
+)
+from levelfield.worker.job import Coordinates, Job
 from model.attention import check_attention, choose_attention
 from model.attention_kernel import joined_kernel
 from model.decoder import Decoder, compute_dtype, stage_of
@@ -13,7 +23,7 @@ from step.recompute import check_recompute, compile_blocks, compile_whole, compi
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "interleaved", "context", "expert", "zero1", "zero2", "zero3")
 
 
-def check(job):
+def check(job: Job):
     """Raises Unsupported where the implementation cannot do what the job asks for.
 
     Every rank asks before it joins the others: one that ends while another joins may leave that one waiting.
@@ -46,7 +56,9 @@ def check(job):
         check_latent_attention(job)
 
 
-def build(job, grid, coordinates, initializer, device, experts=None, share=None):
+def build(
+    job: Job, grid, coordinates: Coordinates, initializer: Initializer, device: torch.device, experts=None, share=None
+):
     """(model, runner): the model with its canonical parameter names, and what to call in its place. Both are
     ModelChunks where stages are interleaved.
 
@@ -57,7 +69,9 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
     return pairs[0] if len(pairs) == 1 else tuple(map(ModelChunks, zip(*pairs, strict=True)))
 
 
-def build_chunk(job, number, grid, coordinates, initializer, device, experts, share):
+def build_chunk(
+    job: Job, number, grid, coordinates: Coordinates, initializer: Initializer, device: torch.device, experts, share
+):
     """The same of chunk `number` of this rank."""
     with torch.device("meta"):
         model = Decoder(**decoder_arguments(job, coordinates, share, number))
@@ -94,7 +108,7 @@ def divided_parameters(model, experts):
     return expert_parameters(model)
 
 
-def decoder_arguments(job, coordinates, share=None, chunk=0):
+def decoder_arguments(job: Job, coordinates: Coordinates, share=None, chunk=0):
     """chunk: the parts of an interleaved model go round the ranks of the pipeline, so chunk c of rank r of p is part
     c x p + r."""
     ranks = job.layout.pipeline
@@ -114,7 +128,7 @@ def decoder_arguments(job, coordinates, share=None, chunk=0):
     }
 
 
-def attention_of_share(job, attend, share):
+def attention_of_share(job: Job, attend, share):
     """Attention of a rank's share of each sequence; `attend` needs a mask for it."""
     kernel = joined_kernel(job, torch.device(job.device))
     if kernel is None:
@@ -126,7 +140,7 @@ def attention_of_share(job, attend, share):
     return joined_attention(share, kernel)
 
 
-def private_randomness(job):
+def private_randomness(job: Job):
     """Whether attention draws from random numbers of its own.
 
     Under tensor parallelism its heads are other heads on each rank, while the hidden state's dropout is the same.

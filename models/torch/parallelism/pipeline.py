@@ -4,7 +4,12 @@ A rank has one stage, or several model chunks where stages are interleaved (inte
 Under it FSDP keeps whole gradients until the schedule's end and reduces them once, whatever the ZeRO stage.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
+from levelfield.worker.job import Job
 from parallelism.model_chunks import chunks_of
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -15,7 +20,7 @@ class Pipeline:
     runner: what to call in place of the model. Both are ModelChunks where stages are interleaved.
     """
 
-    def __init__(self, job, model, runner, device, mesh):
+    def __init__(self, job: Job, model, runner, device: torch.device, mesh):
         chunks = chunks_of(model)
         self.first, self.last = chunks[0].stage.first, chunks[-1].stage.last
         rows, length = job.tuning.micro_batch, job.training.sequence_length
@@ -39,7 +44,7 @@ class Pipeline:
             )
 
         # the last stage's module returns its micro-batch's loss itself: `target` only makes the schedule ask for it
-        options = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
+        options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
         if len(chunks) == 1:
             self.schedule = Schedule1F1B(stage(PipelineStage, 0), job.accumulation, **options)
         else:
@@ -48,7 +53,7 @@ class Pipeline:
             stages = [stage(ChunkStage, number) for number in range(len(chunks))]
             self.schedule = interleaved_schedule(stages, job.accumulation, **options)
 
-    def step(self, inputs, targets, scale):
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor, scale):
         """Forward and backward over all micro-batches; [accumulation, micro-batch, sequence] each.
 
         Returns the sum of the losses, each times scale, on the rank of the last stage, and zero on the others.
@@ -57,6 +62,6 @@ class Pipeline:
         if not self.last:
             self.schedule.step(*([inputs] if self.first else []), return_outputs=False)
             return torch.zeros(1, device=inputs.device)
-        losses = []
+        losses: list[torch.Tensor] = []
         self.schedule.step(target=targets, losses=losses, return_outputs=False, targets=targets, scale=scale)
         return torch.stack(losses).detach().sum(0)

@@ -1,6 +1,10 @@
 """One micro-batch's activations and one step's gradients, kept whole for a comparison with another framework's."""
 
+from __future__ import annotations
+
 import contextlib
+
+import torch
 
 
 @contextlib.contextmanager
@@ -10,7 +14,7 @@ def kept_activations(model, capture):
     def keep(name):
         return lambda _module, _inputs, output: keep_tensor(capture, name, output)
 
-    def keep_embedding(_block, inputs):
+    def keep_embedding(_block, inputs: torch.Tensor):
         keep_tensor(capture, "embedding", inputs[0])
 
     def keep_logits(_norm, _inputs, output):

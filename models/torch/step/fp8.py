@@ -7,16 +7,19 @@ in the first, an H200 trained llama3_8b's width with gradients of exactly 0 in a
 below 2^-16, the least value of E5M2 (docs/verified/chip.md).
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 
 from levelfield.worker import Unsupported
+from levelfield.worker.job import Job
 from torch import nn
 
 LIBRARIES = {"cuda": ("transformer_engine", "torchao"), "cpu": ("rounded",)}  # the first that can be imported
 
 
-def check_fp8(job):
+def check_fp8(job: Job):
     """Raises Unsupported for fp8 on another device than cuda and cpu, with tensor parallelism, and on cuda without a
     library."""
     if job.training.precision != "fp8":
@@ -27,7 +30,7 @@ def check_fp8(job):
 
 
 @functools.cache
-def fp8_library(device):
+def fp8_library(device: str):
     """(name, module) of what computes in fp8 on such a device. Raises Unsupported where nothing does."""
     if device not in LIBRARIES:
         raise Unsupported(f"precision fp8 needs an NVIDIA device and transformer-engine or torchao; this is '{device}'")
@@ -42,13 +45,13 @@ def fp8_library(device):
     )
 
 
-def use_fp8(model, job):
+def use_fp8(model, job: Job):
     """Replace every Linear of the blocks, on the meta device, by one in fp8, of the same names and shapes."""
     _name, library = fp8_library(job.device)
     library.replace_linears(model, job)
 
 
-def renewal_of_scales(job):
+def renewal_of_scales(job: Job):
     """What to call with the model before each step, where FSDP2 gathers its weights in 8 bits; None elsewhere."""
     _name, library = fp8_library(job.device)
     return getattr(library, "renew_scales", None) if job.layout.sharding_degree > 1 else None

@@ -5,27 +5,30 @@ It has what transformer-engine's Float8CurrentScaling has: E4M3 forward and E5M2
 forward products less exactly. It is for the loss, so that a run on a chip has a reference; its speed says nothing.
 """
 
+from __future__ import annotations
+
 import torch
+from levelfield.worker.job import Job
 from step.fp8 import replace_each
 from torch import nn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def replace_linears(model, _job):
+def replace_linears(model, _job: Job):
     replace_each(model, RoundedLinear)
 
 
 class RoundedLinear(nn.Linear):
     """y = x W^T + b. Parameters: float32, or as FSDP2 gathers them."""
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return _Products.apply(x, self.weight, self.bias)
 
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias):
+    def forward(ctx, x: torch.Tensor, weight, bias):
         """x: [..., in], weight: [out, in], bias: [out] or None; y: [..., out]."""
         numbers, factor = rounded(x, E4M3)
         weights, weight_factor = rounded(weight, E4M3)
@@ -38,7 +41,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx, gradient):
         numbers, factor, weights, weight_factor = ctx.saved_tensors
         dtype, weight_dtype, bias_dtype = ctx.dtypes
-        steep, steep_factor = (each.float() for each in rounded(gradient, E5M2))
+        steep, steep_factor = (value.float() for value in rounded(gradient, E5M2))
         of_x = steep @ weights.float() * (steep_factor * weight_factor)
         rows = steep.flatten(0, -2)
         of_weight = rows.T @ numbers.flatten(0, -2).float() * (steep_factor * factor)

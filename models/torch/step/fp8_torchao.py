@@ -3,7 +3,10 @@
 Weights are rounded from their float32 values. FSDP2 gathers them in 8 bits, with a scale that its ranks agree on.
 """
 
+from __future__ import annotations
+
 import torch
+from levelfield.worker.job import Job
 from torchao.float8 import (
     Float8LinearConfig,
     convert_to_float8_training,
@@ -14,7 +17,7 @@ from torchao.float8 import (
 MOST_SHAPES = 64  # that one function is compiled for; beyond torch's own 8 it would run uncompiled
 
 
-def replace_linears(model, job):
+def replace_linears(model, job: Job):
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=job.layout.sharding_degree > 1)
     for block in model.layers.values():
         convert_to_float8_training(block, config=config)

@@ -1,8 +1,11 @@
 """fp8 by transformer-engine, with its Float8CurrentScaling."""
 
+from __future__ import annotations
+
 import contextlib
 
 import torch
+from levelfield.worker.job import Job
 from own_cudnn import load_own_cudnn
 from step.fp8 import replace_each
 
@@ -12,7 +15,7 @@ with contextlib.redirect_stdout(None):
     from transformer_engine.common.recipe import Float8CurrentScaling
 
 
-def replace_linears(model, _job):
+def replace_linears(model, _job: Job):
     replace_each(model, lambda *shape, **options: _by_engine(engine.Linear(*shape, **options)))
     for block in model.layers.values():
         block.forward = _in_fp8(block.forward)
@@ -28,7 +31,7 @@ def _in_half(forward):
     """Weights that FSDP2 does not gather are float32: transformer-engine takes such weights under autocast only, which
     must not reach the block's norms."""
 
-    def run(x):
+    def run(x: torch.Tensor):
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
             return forward(x)
 

@@ -4,13 +4,16 @@ Captured is all from the casts of parameters to the optimizer's step. What chang
 place of their own: tokens, targets and the learning rate. The results keep their place, too. Not yet run on a chip.
 """
 
+from __future__ import annotations
+
 import torch
 from levelfield.worker import Unsupported, part
+from levelfield.worker.job import Job
 
 WARM_UP = 2  # steps as they are: they make the optimizer's state, and what libraries set up at their first call
 
 
-def check_graph(job):
+def check_graph(job: Job):
     """Raises Unsupported for a training whose step is not the same launches each time."""
     model = job.model
     refused = {
@@ -55,7 +58,7 @@ class StepGraph:
         self.graph.replay()
         return self.results
 
-    def capture(self, function, inputs):
+    def capture(self, function, inputs: torch.Tensor):
         self.inputs, self.graph = [torch.empty_like(tensor) for tensor in inputs], torch.cuda.CUDAGraph()
         # it first gives back what the first steps needed: the graph has memory of its own
         with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):

@@ -30,13 +30,13 @@ class LocalAdamW:
             for parameter, tied in zip(self.parameters, self.tied, strict=True)
         ]
         self.square_names, self.replicas = [], []
-        for held, copies in zip(held_parts(model), replicas, strict=True):
-            names = _square_names(held)
+        for part, copies in zip(held_parts(model), replicas, strict=True):
+            names = _square_names(part)
             self.square_names += names
             self.replicas += [copies] * len(names)
         self.replicas = torch.tensor(self.replicas, dtype=torch.float64, device=self.locals[0].device)
-        held = [(local, local.dim()) for local in self.locals if local.numel()]
-        self.adamw, self.kernels = make_adamw(held, training), None
+        tensors = [(local, local.dim()) for local in self.locals if local.numel()]
+        self.adamw, self.kernels = make_adamw(tensors, training), None
         self.rate = torch.zeros((), device=self.locals[0].device) if capturable else None
         for group in self.adamw.param_groups:
             group["capturable"] = capturable
@@ -153,11 +153,11 @@ def clip_divisor(norm, limit, scale):
     return ((norm / limit).clamp(min=1.0) * scale).float()
 
 
-def _square_names(held):
+def _square_names(part):
     """The names of what a held part gives a squared norm of: each routed expert has its own, by its global index."""
-    if len(held.shape) < 3:
-        return [held.name]
-    return [f"{held.name}[{expert}]" for expert in range(held.slices[0].start, held.slices[0].stop)]
+    if len(part.shape) < 3:
+        return [part.name]
+    return [f"{part.name}[{expert}]" for expert in range(part.slices[0].start, part.slices[0].stop)]
 
 
 def _local(parameter):

@@ -1,10 +1,13 @@
 """Recomputation of activations (Chen et al., 2016) and compilation: both change how a block runs, not what it does."""
 
+from __future__ import annotations
+
 import sys
 from functools import partial
 
 import torch
 from levelfield.worker import Unsupported, part
+from levelfield.worker.job import Job, Tuning
 from model.onednn import used
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -23,7 +26,7 @@ _SAVED = [
 ]
 
 
-def check_recompute(tuning):
+def check_recompute(tuning: Tuning):
     """Raises Unsupported for what `recompute_blocks` does not have."""
     mode, layers = tuning.recompute, tuning.recompute_layers
     if mode not in ("none", "selective", "full"):
@@ -32,7 +35,7 @@ def check_recompute(tuning):
         raise Unsupported(f"recompute '{mode}' of {layers} layers; this implementation has 1 or more with full")
 
 
-def recompute_blocks(model, tuning):
+def recompute_blocks(model, tuning: Tuning):
     """Keep for the backward pass of each block: everything (none), matrix products and attention (selective),
     or only its input (full). With recompute_layers that is so of the first blocks of this stage, and the others keep
     everything."""
@@ -41,7 +44,7 @@ def recompute_blocks(model, tuning):
         block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
 
 
-def repeats(job):
+def repeats(job: Job):
     """What the backward pass repeats, for the platform's count (levelfield.measure.flops).
 
     Full: torch ends a block's second forward pass at the last tensor that the backward pass needs. That is the input
@@ -55,7 +58,7 @@ def repeats(job):
     return "full-except-down" if mode == "full" and (job.tuning.compile or not after) else mode
 
 
-def by_onednn(job):
+def by_onednn(job: Job):
     """Whether OneDnnLinear computes the products of the blocks."""
     return used() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
@@ -79,7 +82,7 @@ def compile_blocks(model):
         block.forward = torch.compile(block.forward)
 
 
-def compiled_part(job):
+def compiled_part(job: Job):
     """What of the model is compiled: `whole`, `blocks` or None. Capture and explain need blocks, as they hook them."""
     if not job.tuning.compile:
         return None

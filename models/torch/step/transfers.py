@@ -1,9 +1,11 @@
 """A step's tokens on their way to the device, and its figures on their way back."""
 
+from __future__ import annotations
+
 import torch
 
 
-def on_device(arrays, device):
+def on_device(arrays, device: torch.device):
     """The NumPy arrays as tensors on the device. The host waits for no copy: CUDA reads pinned memory by itself."""
     tensors = [torch.from_numpy(array) for array in arrays]
     if device.type == "cuda":

@@ -142,10 +142,10 @@ def unpacked(text: str, shape: tuple[int, ...], count: int) -> Chosen:
             f"recorded choices of experts: found {'more than ' if len(raw) > size else ''}{min(len(raw), size)} bytes, "
             f"expected {size} for {' x '.join(map(str, shape))}"
         )
-    found = np.frombuffer(raw, kind).reshape(shape)
-    if size and int(found.max()) >= count:
-        raise JobError(f"recorded choices of experts: found expert {int(found.max())}, expected below {count}")
-    return found
+    experts = np.frombuffer(raw, kind).reshape(shape)
+    if size and int(experts.max()) >= count:
+        raise JobError(f"recorded choices of experts: found expert {int(experts.max())}, expected below {count}")
+    return experts
 
 
 def joined(parts: Sequence[str], shape: tuple[int, ...], count: int) -> str:

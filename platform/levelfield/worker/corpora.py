@@ -54,22 +54,22 @@ class IndexedCorpus:
         Raises CorpusError for a token that is not in the vocabulary.
         """
         places = self._order.places(numbers)
-        found = np.empty((len(places), self._length + 1), dtype=np.int64)
+        tokens = np.empty((len(places), self._length + 1), dtype=np.int64)
         starts = [place * self._length for place in places.tolist()]
         for start in starts:
             self._corpus.tokens.announce(start, self._length + 1)
-        for row, start in zip(found, starts):
+        for row, start in zip(tokens, starts):
             row[:] = self._corpus.tokens[start : start + self._length + 1]
-        self._check_vocabulary(found, places)
-        return found
+        self._check_vocabulary(tokens, places)
+        return tokens
 
-    def _check_vocabulary(self, found: NDArray[np.int64], places: Words) -> None:
+    def _check_vocabulary(self, tokens: NDArray[np.int64], places: Words) -> None:
         # a negative number is large when it is read as unsigned: one comparison finds both faults
-        if not found.size or int(found.view(np.uint64).max()) < self._vocab_size:
+        if not tokens.size or int(tokens.view(np.uint64).max()) < self._vocab_size:
             return
-        row, position = np.argwhere(found.view(np.uint64) >= np.uint64(self._vocab_size))[0].tolist()
+        row, position = np.argwhere(tokens.view(np.uint64) >= np.uint64(self._vocab_size))[0].tolist()
         raise CorpusError(
-            f"{self._corpus.prefix}: token {int(found[row, position])} in sample {int(places[row])}, position "
+            f"{self._corpus.prefix}: token {int(tokens[row, position])} in sample {int(places[row])}, position "
             f"{position} (token {int(places[row]) * self._length + position} of the corpus), "
             f"expected 0..{self._vocab_size - 1} (vocab_size {self._vocab_size})"
         )

@@ -120,7 +120,7 @@ class Recorder:
         with equal tokens one counts them. A token counts once for each expert that it chooses, also where the expert's
         capacity then leaves it out. Call this before `step`.
         """
-        counts = {str(layer): [int(count) for count in each] for layer, each in tokens}
+        counts = {str(layer): [int(count) for count in loads] for layer, loads in tokens}
         self._write({"event": "experts", "step": step, "tokens": counts})
 
     def final_weights(self, parameters: Iterable[Held]) -> None:

@@ -112,9 +112,9 @@ def _read_header(path: str, size: int) -> tuple[Any, int, int]:
 
 def _dtype(path: str, code: int) -> Any:
     if code not in DTYPES:
-        known = ", ".join(f"{number} {np.dtype(name).name}" for number, name in sorted(DTYPES.items()))
+        codes = ", ".join(f"{number} {np.dtype(name).name}" for number, name in sorted(DTYPES.items()))
         also = f" ({_FRACTIONAL[code]}, which holds no tokens)" if code in _FRACTIONAL else ""
-        raise CorpusError(f"{path}: found dtype code {code}{also} at byte 17, expected one of {known}")
+        raise CorpusError(f"{path}: found dtype code {code}{also} at byte 17, expected one of {codes}")
     return np.dtype(DTYPES[code])
 
 

@@ -41,8 +41,8 @@ def read_lens_header(path: str) -> NpyHeader:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if "lens.npy" not in names:
-                found = ", ".join(name[: -len(".npy")] for name in names if name.endswith(".npy")) or "nothing"
-                raise CorpusError(f"{path}: found {found}, expected an array named lens")
+                arrays = ", ".join(name[: -len(".npy")] for name in names if name.endswith(".npy")) or "nothing"
+                raise CorpusError(f"{path}: found {arrays}, expected an array named lens")
             with archive.open("lens.npy") as file:
                 header = _read_header(file)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:

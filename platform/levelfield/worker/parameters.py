@@ -27,16 +27,16 @@ Parameters = Dict[str, ParameterSpec]
 def list_parameters(model: Model, positions: int) -> Parameters:
     """Return every parameter of the model, in the order of the forward pass. `positions`: the sequence length."""
     hidden = model.hidden_size
-    found: Parameters = {"embedding.weight": ParameterSpec((model.vocab_size, hidden), model.init_std)}
+    specs: Parameters = {"embedding.weight": ParameterSpec((model.vocab_size, hidden), model.init_std)}
     if model.positions == "learned":
-        found["position.weight"] = ParameterSpec((positions, hidden), model.init_std)
+        specs["position.weight"] = ParameterSpec((positions, hidden), model.init_std)
     for layer in range(model.layers):
         for name, spec in _layer(model, layer).items():
-            found[f"layers.{layer}.{name}"] = spec
-    found.update(_norm(model, "final_norm"))
+            specs[f"layers.{layer}.{name}"] = spec
+    specs.update(_norm(model, "final_norm"))
     if not model.tied_embeddings:
-        found["head.weight"] = ParameterSpec((model.vocab_size, hidden), model.init_std)
-    return found
+        specs["head.weight"] = ParameterSpec((model.vocab_size, hidden), model.init_std)
+    return specs
 
 
 def _layer(model: Model, layer: int) -> Parameters:
@@ -53,14 +53,14 @@ def _attention(model: Model) -> Parameters:
     hidden, head, bias = model.hidden_size, head_size(model), model.bias or model.qkv_bias
     inner, narrow = model.heads * head, model.kv_heads * head
     norms = ("attention.query_norm", "attention.key_norm") if model.query_key_norm else ()
-    found = {
+    specs = {
         **_linear(model, "attention.query", inner, hidden, bias),
         **_linear(model, "attention.key", narrow, hidden, bias),
         **_linear(model, "attention.value", narrow, hidden, bias),
     }
     for name in norms:
-        found[f"{name}.weight"] = ParameterSpec((head,), fill=1.0)
-    return {**found, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
+        specs[f"{name}.weight"] = ParameterSpec((head,), fill=1.0)
+    return {**specs, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
 
 
 def _latent_attention(model: Model, latent: LatentAttention) -> Parameters:
@@ -68,18 +68,18 @@ def _latent_attention(model: Model, latent: LatentAttention) -> Parameters:
     hidden = model.hidden_size
     queries = model.heads * (latent.plain_size + latent.rotary_size)
     keys_values = model.heads * (latent.plain_size + latent.value_size)
-    found: Parameters = {}
+    specs: Parameters = {}
     if latent.query_rank is None:
-        found.update(_linear(model, "attention.query", queries, hidden, False))
+        specs.update(_linear(model, "attention.query", queries, hidden, False))
     else:
-        found.update(_linear(model, "attention.query_down", latent.query_rank, hidden, False))
-        found["attention.query_norm.weight"] = ParameterSpec((latent.query_rank,), fill=1.0)
-        found.update(_linear(model, "attention.query_up", queries, latent.query_rank, False))
-    found.update(_linear(model, "attention.latent_down", latent.key_value_rank + latent.rotary_size, hidden, False))
-    found["attention.latent_norm.weight"] = ParameterSpec((latent.key_value_rank,), fill=1.0)
-    found.update(_linear(model, "attention.latent_up", keys_values, latent.key_value_rank, False))
+        specs.update(_linear(model, "attention.query_down", latent.query_rank, hidden, False))
+        specs["attention.query_norm.weight"] = ParameterSpec((latent.query_rank,), fill=1.0)
+        specs.update(_linear(model, "attention.query_up", queries, latent.query_rank, False))
+    specs.update(_linear(model, "attention.latent_down", latent.key_value_rank + latent.rotary_size, hidden, False))
+    specs["attention.latent_norm.weight"] = ParameterSpec((latent.key_value_rank,), fill=1.0)
+    specs.update(_linear(model, "attention.latent_up", keys_values, latent.key_value_rank, False))
     inner = model.heads * latent.value_size
-    return {**found, **_linear(model, "attention.output", hidden, inner, False, residual=True)}
+    return {**specs, **_linear(model, "attention.output", hidden, inner, False, residual=True)}
 
 
 def _mlp(model: Model, name: str, inner: int) -> Parameters:
@@ -93,25 +93,25 @@ def _mlp(model: Model, name: str, inner: int) -> Parameters:
 
 
 def _experts(model: Model, experts: Experts) -> Parameters:
-    found: Parameters = {"mlp.router.weight": ParameterSpec((experts.count, model.hidden_size), model.init_std)}
+    specs: Parameters = {"mlp.router.weight": ParameterSpec((experts.count, model.hidden_size), model.init_std)}
     for name, spec in _mlp(model, "mlp.experts", experts.ffn_hidden_size).items():
-        found[name] = spec._replace(shape=(experts.count, *spec.shape))
+        specs[name] = spec._replace(shape=(experts.count, *spec.shape))
     if experts.shared:
-        found.update(_mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size))
-    return found
+        specs.update(_mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size))
+    return specs
 
 
 def _linear(model: Model, name: str, rows: int, columns: int, bias: bool, residual: bool = False) -> Parameters:
     scaled = residual and model.scaled_residual_init
     std = model.init_std / math.sqrt(2 * model.layers) if scaled else model.init_std
-    found = {f"{name}.weight": ParameterSpec((rows, columns), std)}
+    specs = {f"{name}.weight": ParameterSpec((rows, columns), std)}
     if bias:
-        found[f"{name}.bias"] = ParameterSpec((rows,), fill=0.0)
-    return found
+        specs[f"{name}.bias"] = ParameterSpec((rows,), fill=0.0)
+    return specs
 
 
 def _norm(model: Model, name: str) -> Parameters:
-    found = {f"{name}.weight": ParameterSpec((model.hidden_size,), fill=1.0)}
+    specs = {f"{name}.weight": ParameterSpec((model.hidden_size,), fill=1.0)}
     if model.norm == "layernorm":
-        found[f"{name}.bias"] = ParameterSpec((model.hidden_size,), fill=0.0)
-    return found
+        specs[f"{name}.bias"] = ParameterSpec((model.hidden_size,), fill=0.0)
+    return specs

@@ -56,10 +56,10 @@ def _checked(folder: Path, short: bool) -> dict[str, Any]:
             timeout=LIMIT_SECONDS,
             check=True,
         )
-        found = json.loads(done.stdout.decode())
+        report = json.loads(done.stdout.decode())
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return {"reason": f"the node's checks failed: {' '.join(str(error).split())[:200]}"}
-    return found if isinstance(found, dict) else {"reason": "the node's checks printed no object"}
+    return report if isinstance(report, dict) else {"reason": "the node's checks printed no object"}
 
 
 if __name__ == "__main__":

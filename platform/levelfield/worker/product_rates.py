@@ -20,23 +20,23 @@ ON_ACCELERATOR = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 4096), (
 TOGETHER = 10  # products of an accelerator that are waited for together
 
 
-def probe_options(known: Iterable[str], argv: Optional[Sequence[str]] = None) -> SimpleNamespace:
+def probe_options(names: Iterable[str], argv: Optional[Sequence[str]] = None) -> SimpleNamespace:
     """Return device, dtypes, threads (None: the framework's own choice) and seconds of a probe's command line.
 
-    known: the names of the dtypes that the framework has. An unknown one ends the program with code 2.
+    names: of the dtypes that the framework has. An unknown one ends the program with code 2.
     """
-    known = list(known)
+    names = list(names)
     parser = argparse.ArgumentParser(description="Measure the best rate of matrix products on one device.")
     parser.add_argument("--device", default="cpu", help="the framework's name of the device")
-    parser.add_argument("--dtype", default=known[0], help=f"comma-separated, of {', '.join(known)}")
+    parser.add_argument("--dtype", default=names[0], help=f"comma-separated, of {', '.join(names)}")
     parser.add_argument("--threads", type=int, help="processor threads; the framework's own choice without it")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure each dtype")
-    given = parser.parse_args(argv)
-    dtypes = given.dtype.split(",")
-    unknown = [name for name in dtypes if name not in known]
+    options = parser.parse_args(argv)
+    dtypes = options.dtype.split(",")
+    unknown = [name for name in dtypes if name not in names]
     if unknown:
-        parser.error(f"--dtype: unknown {', '.join(unknown)}; known: {', '.join(known)}")
-    return SimpleNamespace(device=given.device, dtypes=dtypes, threads=given.threads, seconds=given.seconds)
+        parser.error(f"--dtype: unknown {', '.join(unknown)}; known: {', '.join(names)}")
+    return SimpleNamespace(device=options.device, dtypes=dtypes, threads=options.threads, seconds=options.seconds)
 
 
 def best_product_rate(

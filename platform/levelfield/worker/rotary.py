@@ -23,9 +23,10 @@ def scaled_frequencies(scaling: RopeScaling, base: float, size: int) -> NDArray[
     """Return the angle for each position of the size / 2 pairs of a head, in radians; computed in float64."""
     plain = base ** -(np.arange(0, size, 2, dtype=np.float64) / size)
     stretched = plain / scaling.factor
-    kept = {"linear": _none_kept, "llama3": _kept_by_llama3, "yarn": _kept_by_yarn}[scaling.kind](scaling, base, plain)
-    found: NDArray[np.float32] = (kept * plain + (1 - kept) * stretched).astype(np.float32)
-    return found
+    shares = {"linear": _linear_share, "llama3": _llama3_share, "yarn": _yarn_share}
+    share = shares[scaling.kind](scaling, base, plain)
+    frequencies: NDArray[np.float32] = (share * plain + (1 - share) * stretched).astype(np.float32)
+    return frequencies
 
 
 def rotary_magnitude(scaling: RopeScaling) -> float:
@@ -35,20 +36,20 @@ def rotary_magnitude(scaling: RopeScaling) -> float:
     return 0.1 * math.log(scaling.factor) + 1 if scaling.magnitude is None else float(scaling.magnitude)
 
 
-def _none_kept(_scaling: RopeScaling, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Positions divided by the factor (Chen et al., 2023)."""
+def _linear_share(_scaling: RopeScaling, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the unscaled share of each frequency: none, as positions are divided by the factor (Chen et al., 2023)."""
     return np.zeros_like(plain)
 
 
-def _kept_by_llama3(scaling: RopeScaling, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+def _llama3_share(scaling: RopeScaling, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
     """Short wavelengths are kept and long ones divided (Grattafiori et al., 2024, and its reference code)."""
     low, high = _key(scaling, "low_factor"), _key(scaling, "high_factor")
     rotations = _key(scaling, "original_length") * plain / (2 * math.pi)  # in a sequence of the first training
-    kept: NDArray[np.float64] = np.clip((rotations - low) / (high - low), 0, 1)
-    return kept
+    share: NDArray[np.float64] = np.clip((rotations - low) / (high - low), 0, 1)
+    return share
 
 
-def _kept_by_yarn(scaling: RopeScaling, base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+def _yarn_share(scaling: RopeScaling, base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
     """The same, linear in the pair's number between beta_fast and beta_slow rotations (Peng et al., 2023, and its
     reference code, which rounds both ends outwards)."""
     size, length = 2 * len(plain), _key(scaling, "original_length")

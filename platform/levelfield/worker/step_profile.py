@@ -54,10 +54,10 @@ class StepProfile(Protocol):
 def run_script(path: str) -> None:
     """Run a framework's train.py as a program. When its training has ended, the further steps follow."""
     loop = importlib.import_module("levelfield.worker.loop")  # `from . import` would ask `interface` for the name
-    own = loop.train_steps
+    train = loop.train_steps
 
     def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
-        own(job, recorder, trainer)
+        train(job, recorder, trainer)
         profile_steps(job, recorder, trainer)
 
     loop.train_steps = train_steps  # type: ignore[attr-defined]  # before `interface` has the name
@@ -136,12 +136,12 @@ def _saved(request: ExplainedSteps, rank: int, profile: StepProfile) -> dict[str
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """While the context lasts, an attribute of an object, a class or a module has another value."""
-    had, own = name in vars(owner), getattr(owner, name)
+    had, original = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, own) if had else delattr(owner, name)
+        setattr(owner, name, original) if had else delattr(owner, name)
 
 
 @contextmanager
@@ -178,9 +178,9 @@ def _suspend_choices(last: int) -> None:
     choices = sys.modules.get("levelfield.worker.choices")
     if choices is not None:
         record: Any = choices.ChoiceRecord
-        known = record.known
-        record.known = lambda self, step, layer: known(self, min(step, last), layer)
-        record.compared = record.chosen = lambda *_args, **_named: None
+        follow = record.known
+        record.known = lambda self, step, layer: follow(self, min(step, last), layer)
+        record.compared = record.chosen = lambda *_args, **_options: None
 
 
 if __name__ == "__main__":
