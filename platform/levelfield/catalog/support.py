@@ -16,7 +16,7 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
-from levelfield.specs.implementation import ImplementationFile, Parallelism
+from levelfield.specs.implementation import ImplementationFile, Parallelism, Refusable
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun, ReferenceCurves, RehearsedRow, RehearsedRuns
 from levelfield.specs.vendor import HOST_KIND, VendorFile
@@ -46,7 +46,6 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
 }
-MIXTURE_REFUSAL = "experts with tensor but not sequence parallel"  # as manifests name the layout that they refuse
 REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
 
@@ -126,14 +125,18 @@ def _state(
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
         return "tested" if all(ended) else "fails"
-    is_mixture = "experts" in FAMILIES[family]
-    is_tensor_alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
+    is_mixture, is_tensor = "experts" in FAMILIES[family], "tensor" in LAYOUTS[key]
+    choices: dict[Refusable, bool] = {
+        "experts with tensor but not sequence parallel": is_mixture and is_tensor and "sequence" not in LAYOUTS[key],
+        "experts with fp8": is_mixture and precision == "fp8",
+        "fp8 with tensor parallel": is_tensor and precision == "fp8",
+    }
     devices = [
         device
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
         if is_mixture or "expert" not in LAYOUTS[key]
-        if not (is_mixture and is_tensor_alone and MIXTURE_REFUSAL in implementation.refusals(device))
+        if not any(choices.get(refusal) for refusal in implementation.refusals(device))
         if not implementation.is_further or device in implementation.requirements
     ]
     if not devices:

@@ -146,6 +146,13 @@ def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offere
     assert "-" not in [by["torch", "mixture", "fp32"][key] for key in tensor]
 
 
+def test_a_precision_that_the_framework_refuses_for_a_layout_or_a_mixture_is_not_offered() -> None:
+    cells = {(row.family, row.precision): row.cells for row in rows(Registry()) if row.framework == "torch"}
+    assert set(cells["mixture", "fp8"].values()) == {"-"}
+    assert {key for key, state in cells["gpt", "fp8"].items() if state == "-"} >= {"TP", "TP+SP", "DPxTP", "TPxPP"}
+    assert cells["gpt", "fp8"]["DP"] != "-"
+
+
 def test_a_layout_has_the_column_of_what_it_divides() -> None:
     assert kind_of(Layout()) == "one"
     assert kind_of(Layout(data=2, sharding_degree=2, sharding_stage=3)) == "Z3"
