@@ -200,20 +200,18 @@ def signer_of(content: bytes, signature: bytes, allowed: Path, name: str | None)
     with tempfile.TemporaryDirectory(prefix="levelfield-signature-") as folder:
         path = Path(folder) / "signature"
         path.write_bytes(signature)
-        for signer in [name] if name else _principals(allowed, path):
+        signers = [name] if name else []
+        if not name:
+            principals = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), "-s", str(path)], b"")
+            lines = principals.stdout.decode(errors="replace").splitlines() if principals.returncode == 0 else []
+            signers = [signer for line in lines for signer in line.split(",") if signer]
+        for signer in signers:
             words = ["-Y", "verify", "-n", NAMESPACE, "-f", str(allowed), "-I", signer, "-s", str(path)]
             done = _ssh_keygen(words, content)
             if done.returncode == 0:
                 return Signer(signer, _message(done))
     who = f"'{name}'" if name else "a signer whom the file allows"
     raise GateFailed(f"the signature is not of {who}, or the manifest was changed after it was signed")
-
-
-def _principals(allowed: Path, signature: Path) -> list[str]:
-    """Return whose key made the signature, by the file of allowed signers."""
-    done = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), "-s", str(signature)], b"")
-    lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
-    return [name for line in lines for name in line.split(",") if name]
 
 
 def _ssh_keygen(words: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:

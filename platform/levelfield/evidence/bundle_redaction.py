@@ -7,11 +7,10 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
@@ -38,12 +37,22 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
         {name: event_or_none(file.content) for name, file in run.files.items() if name.endswith(".json")}
         for run in runs
     ]
-    roots = {place: name for by_name in documents for place, name in _roots(by_name)}
     texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
     users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
     users |= {user_name(), home_folder().name}
-    users |= {user for by_name in documents for user in _promoters(by_name.get("reference.json"))}
-    hosts = {platform.node(), *(_host(by_name.get("provenance.json")) for by_name in documents)}
+    roots, hosts = dict[str, str](), {platform.node()}
+    for by_name in documents:  # a damaged or missing document names nobody
+        with suppress(*DAMAGED):
+            roots[re.sub("/events/?$", "", mapping(by_name["job.json"])["events_dir"])] = "run"
+        with suppress(*DAMAGED):
+            folder = Path(mapping(by_name["plan.json"])["implementation"]["folder"])
+            roots[str(folder.parents[1])] = "checkout"
+        with suppress(*DAMAGED):
+            hosts.add(str(mapping(by_name["provenance.json"])["machine"]["name"]))
+        with suppress(*DAMAGED):
+            reference = mapping(by_name["reference.json"])
+            for record in (reference, *reference["noise"]):  # who promoted it, and who recorded its noise
+                users |= {str(record["by"])} if record.get("by") else set()
     hosts |= {host for by_name in documents for document in by_name.values() for host in hosts_in(document)}
     # of a plan without the names and addresses of the machines that it was to run on
     plans = [{k: v for k, v in mapping(by_name.get("plan.json")).items() if k != "launch"} for by_name in documents]
@@ -88,40 +97,17 @@ def _with_certificate(run: RunInBundle) -> RunInBundle:
 
 
 def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
-    if name.endswith(".json"):
-        return _redacted_json(content, placeholders)
-    if name.endswith(".jsonl"):
-        return b"\n".join(line and _redacted_json(line, placeholders) for line in content.split(b"\n"))
-    return placeholders.log(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
-
-def _redacted_json(content: bytes, placeholders: Placeholders) -> bytes:
-    """Return JSON with placeholders; of what is no JSON the text."""
-    redacted = json_like(content, placeholders.value)
-    if redacted is not None:
-        return redacted
-    return placeholders.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
-
-def _roots(documents: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Return the run's own folders, as its documents name them: the run directory and the checkout."""
-    with suppress(*DAMAGED):
-        yield re.sub("/events/?$", "", documents["job.json"]["events_dir"]), "run"
-    with suppress(*DAMAGED):
-        folder = Path(documents["plan.json"]["implementation"]["folder"])
-        yield str(folder.parents[1]), "checkout"
-
-
-def _host(provenance: Any) -> str:
-    with suppress(*DAMAGED):
-        return str(provenance["machine"]["name"])
-    return ""
-
-
-def _promoters(reference: Any) -> Iterator[str]:
-    """Return who promoted a reference and who recorded its noise."""
-    with suppress(*DAMAGED):
-        yield from (str(record["by"]) for record in (reference, *reference["noise"]) if record.get("by"))
+    """Return a file with placeholders; of what should be JSON and is none, the text."""
+    if not name.endswith((".json", ".jsonl")):
+        return placeholders.log(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    pieces = []
+    for piece in content.split(b"\n") if name.endswith(".jsonl") else [content]:
+        redacted = json_like(piece, placeholders.value)
+        if redacted is None:
+            text = placeholders.text(piece.decode("utf-8", "surrogateescape"))
+            redacted = text.encode("utf-8", "surrogateescape")
+        pieces.append(redacted)
+    return b"\n".join(pieces)
 
 
 @dataclass(frozen=True)

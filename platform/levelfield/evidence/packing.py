@@ -43,7 +43,11 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     changing what it shows.
     """
     results = [collect(paths) for paths in runs]
-    _check_names([result.run_id for result in results])
+    names = [result.run_id for result in results]
+    if twice := twice_in(names):
+        raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
+    if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
+        raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")
     order = sorted(zip(results, runs, strict=True), key=lambda pair: pair[0].run_id)
     whole_runs = [read_run(paths, result.run_id) for result, paths in order]
     placeholders, bundled = placeholders_of(whole_runs), list[RunInBundle]()
@@ -91,13 +95,6 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
             yield from leaves(inner, f"{name}[{number}]")
     else:
         yield name, value
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if twice := twice_in(names):
-        raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
-    if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
-        raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")
 
 
 def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manifest:

@@ -95,13 +95,25 @@ def _verified(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedR
     with written(run) as paths:
         try:
             plan = read_plan(paths)
-            _check_size(plan)
+            ranks = max(plan.world_size, plan.tuning.layout.world_size)
+            layers, records = plan.work.model.layers, plan.work.training.steps * ranks
+            if layers > _MOST_LAYERS or records > _MOST_RECORDS:
+                raise DocumentError(
+                    f"plan.json: found {layers:,} layers and {records:,} steps of ranks, expected at most "
+                    f"{_MOST_LAYERS:,} and {_MOST_RECORDS:,}"
+                )
             raw = read_raw(paths)
             result = collect(paths, raw, Redaction(run.seal, run.entry.software))
             job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
+            from_launcher = set(raw.warnings) if OUTCOME in run.redacted else set()
+            unsealed = [  # a launcher's sentence, or one that names a place
+                warning
+                for warning in result.warnings
+                if warning in from_launcher or (run.redacted and names_something(warning))
+            ]
             findings = [
                 *_differences(run, result),
-                *_loose(run, raw, result),
+                *(f"no seal holds the text of this warning: {warning}" for warning in unsealed),
                 *cross_checked(plan, raw, job, provenance, registry),
                 *_reference(paths, registry, plan, raw, result),
                 *_certificate(run, paths, result, bundle.runs),
@@ -185,25 +197,6 @@ def _code(plan: Plan, registry: Registry) -> str:
     return "this code" if digest == planned else f"other code: {planned[:19]}, and {digest[:19]} in this checkout"
 
 
-def _loose(run: RunInBundle, raw: RawRecords, result: Result) -> Iterator[str]:
-    """Yield a note on each warning of the result whose text no seal holds: it names a place, or a launcher said it."""
-    from_launcher = set(raw.warnings) if OUTCOME in run.redacted else set()
-    for warning in result.warnings:
-        if warning in from_launcher or (run.redacted and names_something(warning)):
-            yield f"no seal holds the text of this warning: {warning}"
-
-
-def _check_size(plan: Plan) -> None:
-    """Raise DocumentError for a plan of more work than any run has."""
-    ranks = max(plan.world_size, plan.tuning.layout.world_size)
-    layers, records = plan.work.model.layers, plan.work.training.steps * ranks
-    if layers > _MOST_LAYERS or records > _MOST_RECORDS:
-        raise DocumentError(
-            f"plan.json: found {layers:,} layers and {records:,} steps of ranks, expected at most {_MOST_LAYERS:,} and "
-            f"{_MOST_RECORDS:,}"
-        )
-
-
 def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | str]:
     """Yield what of the stated result does not follow from the raw files, and a note on what it need not state."""
     stated = event_or_none(run.files.get(RESULT, b""))
@@ -214,22 +207,18 @@ def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | s
         yield Contradiction(f"{RESULT}: schema", str(stated.get("schema"))[:120], Result.schema_name())
     if result.run_id != run.name:
         yield Contradiction("plan.json: run_id", result.run_id, f"the bundle calls the run {run.name}")
-    yield from _not_following({key: value for key, value in stated.items() if key != "schema"}, result)
-    if unstated := [name for name in UNSTATED if name not in stated]:
-        yield f"not stated: {', '.join(unstated)}"
-
-
-def _not_following(stated: dict[str, Any], result: Result) -> Iterator[Contradiction]:
-    """Yield every place that does not follow. One that is absent states its default."""
+    claims = {key: value for key, value in stated.items() if key != "schema"}
     ours, needed = (
-        dict(leaves(_without_unstated(result.model_dump(mode="json", exclude_defaults=is_short), stated)))
+        dict(leaves(_without_unstated(result.model_dump(mode="json", exclude_defaults=is_short), claims)))
         for is_short in (False, True)
     )
-    theirs = dict(leaves(stated))
+    theirs = dict(leaves(claims))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         value, recomputed = theirs.get(name, _ABSENT), ours.get(name, _ABSENT)
-        if (name in theirs or name in needed) and not _equal(value, recomputed):
+        if (name in theirs or name in needed) and not _equal(value, recomputed):  # an absent one states its default
             yield Contradiction(name, _value_text(value), _value_text(recomputed))
+    if unstated := [name for name in UNSTATED if name not in stated]:
+        yield f"not stated: {', '.join(unstated)}"
 
 
 def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,11 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     """Return the difference of two runs of equal work."""
     whole = PartChange("step", before.step.mean, after.step.mean, _half(before.step, after.step))
     changes = tuple(sorted(_changes(before, after), key=lambda change: -abs(change.ms)))
-    largest = _largest_changes(changes, whole.ms)
+    largest: list[PartChange] = []  # that together are within a tenth of the whole change
+    for change in changes[:_MOST_SENTENCES]:
+        if largest and abs(whole.ms - sum(change.ms for change in largest)) <= (1 - _ENOUGH) * abs(whole.ms):
+            break
+        largest.append(change)
     sentences = tuple(_sentence(change, whole, after) for change in largest)
     explained = 1 - abs(whole.ms - sum(change.ms for change in largest)) / abs(whole.ms) if whole.ms else 0.0
     return StepDifference(whole, changes, sentences, max(0.0, explained))
@@ -89,14 +93,12 @@ def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
 
 def _distinct_parts(parts: StepParts) -> dict[str, Milliseconds]:
     """Return the parts without what they repeat, and that as one part more. They add up to the step."""
-    times: dict[str, Milliseconds] = {row.part: _less(row.time, row.recompute_ms) for row in parts.parts}
+    times: dict[str, Milliseconds] = {}
+    for row in parts.parts:
+        low, high = (None if end is None else end - row.recompute_ms for end in (row.time.low, row.time.high))
+        times[row.part] = Milliseconds(mean=max(0.0, row.time.mean - row.recompute_ms), low=low, high=high)
     again = sum(row.recompute_ms for row in parts.parts)
     return {**times, **({AGAIN: Milliseconds(mean=again)} if again else {})}
-
-
-def _less(time: Milliseconds, ms: float) -> Milliseconds:
-    low, high = (None if end is None else end - ms for end in (time.low, time.high))
-    return Milliseconds(mean=max(0.0, time.mean - ms), low=low, high=high)
 
 
 def _places(parts: StepParts, together: bool) -> defaultdict[tuple[str, str], float]:
@@ -118,20 +120,15 @@ def _half(before: Milliseconds, after: Milliseconds) -> float | None:
     return math.hypot(before.high - before.mean, after.high - after.mean)
 
 
-def _largest_changes(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
-    """Return the largest changes, up to three, that together are within a tenth of the whole change."""
-    largest: list[PartChange] = []
-    for change in changes[:_MOST_SENTENCES]:
-        if largest and abs(whole - sum(change.ms for change in largest)) <= (1 - _ENOUGH) * abs(whole):
-            break
-        largest.append(change)
-    return largest
-
-
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
     """Return how a part changes, with its places; for one that is waiting which rank is late, and where."""
     amount = f"{abs(change.ms):.1f} ms {'more' if change.ms > 0 else 'less'}"
-    text = f"{change.part} takes {amount} ({_share(change.ms, whole.ms)})"
+    share = f"{change.ms / whole.ms:.0%} of the change" if whole.ms else ""
+    if change.ms * whole.ms <= 0:
+        share = "against the change"
+    elif abs(change.ms) > abs(whole.ms):
+        share = "more than the whole change"
+    text = f"{change.part} takes {amount} ({share})"
     places = [place for place in change.places if abs(place.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
         text += ": " + ", ".join(f"{place.where} {place.ms:+.1f} ms" for place in places)
@@ -142,12 +139,6 @@ def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
         return f"{text}: for rank {late.rank}"
     longer = f"whose {late.part} in {late.where} takes {late.longer_ms:.1f} ms more than its peers'"
     return f"{text}: for rank {late.rank}, {longer}"
-
-
-def _share(ms: float, whole: float) -> str:
-    if ms * whole <= 0:
-        return "against the change"
-    return f"{ms / whole:.0%} of the change" if abs(ms) <= abs(whole) else "more than the whole change"
 
 
 # What the planner predicts, by its own parts, and the parts of a step that measure it. What it does not predict (the

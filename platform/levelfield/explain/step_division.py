@@ -114,7 +114,10 @@ def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
     """Return a step, whose timelines are by rank, with waits divided from transfers."""
     groups = _groups(step, layout)
     origins = origins_of(step, groups)
-    arrivals = last_arrivals(step, groups, origins)
+    arrivals: dict[MessageEnd, tuple[float, int]] = {}  # when, on the common clock, and by whom it was joined last
+    for members in groups.values():
+        times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
+        arrivals.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
     slices, waits = {}, {}
     for rank, line in step.items():
         waited: defaultdict[int, float] = defaultdict(float)
@@ -143,17 +146,6 @@ def _divided(
         yield piece._replace(part=part, where=f"rank {last[1]}, {piece.part}", end=arrival)
     if piece.end > arrival:
         yield piece._replace(start=arrival)
-
-
-def last_arrivals(
-    step: Mapping[int, Timeline], groups: Groups, origins: Mapping[int, float]
-) -> dict[MessageEnd, tuple[float, int]]:
-    """Return when, in milliseconds of the common clock, and by which rank each message was joined last."""
-    arrivals: dict[MessageEnd, tuple[float, int]] = {}
-    for members in groups.values():
-        times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
-        arrivals.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
-    return arrivals
 
 
 def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
@@ -228,20 +220,21 @@ def rank_parts(steps: Iterable[DividedStep], layout: RankLayout) -> tuple[RankPa
     for step in steps:
         for rank, line in step.lines.items():
             ranks[rank].append(sums(line, step.slices[rank], step.waited[rank]))
-    return tuple(_rank(rank, rank_steps, layout) for rank, rank_steps in sorted(ranks.items()))
-
-
-def _rank(rank: int, steps: Sequence[_Sums], layout: RankLayout) -> RankParts:
-    others = sorted({other for step in steps for other in step.waited})
-    mean = {other: fmean(step.waited.get(other, 0.0) for step in steps) for other in others}
-    return RankParts(
-        rank=rank,
-        stage=layout.stage(rank),
-        step=milliseconds([step.total for step in steps]),
-        parts=_parts(steps),
-        places=_places(steps),
-        waited_for=tuple(WaitedFor(rank=other, ms=ms) for other, ms in mean.items()),
-    )
+    results = []
+    for rank, rank_steps in sorted(ranks.items()):
+        others = sorted({other for step in rank_steps for other in step.waited})
+        mean = {other: fmean(step.waited.get(other, 0.0) for step in rank_steps) for other in others}
+        results.append(
+            RankParts(
+                rank=rank,
+                stage=layout.stage(rank),
+                step=milliseconds([step.total for step in rank_steps]),
+                parts=_parts(rank_steps),
+                places=_places(rank_steps),
+                waited_for=tuple(WaitedFor(rank=other, ms=ms) for other, ms in mean.items()),
+            )
+        )
+    return tuple(results)
 
 
 def _parts(steps: Sequence[_Sums]) -> tuple[PartTime, ...]:
@@ -413,25 +406,21 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
     """Yield a sentence for each place that takes far longer in one layer than in the median one, of three at least."""
     layers: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
     step = fmean(rank.step.mean for rank in ranks)
-    for (part, where), ms in mean_places(ranks).items():
+    means: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # of all phases, by rank that has the place
+    for rank in ranks:
+        total: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for place in rank.places:
+            total[place.part, place.where] += place.ms
+        for key, ms in total.items():
+            means[key].append(ms)
+    for (part, where), values in means.items():
+        ms = fmean(values)
         if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
             layers[part, of_all_layers(where)].append((ms, where))
     for (part, _), times in layers.items():
         usual, (most, where) = median(ms for ms, _ in times), max(times)
         if len(times) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
             yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
-
-
-def mean_places(ranks: Sequence[RankParts]) -> dict[tuple[str, str], float]:
-    """Return the time of each place by part and place: all phases, the mean over the ranks that have it."""
-    times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for rank in ranks:
-        total: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for place in rank.places:
-            total[place.part, place.where] += place.ms
-        for key, ms in total.items():
-            times[key].append(ms)
-    return {key: fmean(values) for key, values in times.items()}
 
 
 def _longest(ms: Mapping[K, float]) -> list[K]:
