@@ -20,6 +20,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, load_job
 from levelfield.worker.architecture import is_mixture
+from levelfield.worker.job import Job
 from plans import PLUGINS, make_plan
 
 STEP_NS = 500_000_000
@@ -96,9 +97,10 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
     recorder.close()
 
 
-def _chosen_by(job: SimpleNamespace, inputs: Any) -> list[tuple[int, list[int]]]:
+def _chosen_by(job: Job, inputs: Any) -> list[tuple[int, list[int]]]:
     """The routing of a layer: token t takes experts t + layer, t + layer + 1, ... It depends on the tokens alone."""
     experts = job.model.experts
+    assert experts is not None
     layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
     choices = [(inputs[..., None] + layer + np.arange(experts.chosen)) % experts.count for layer in layers]
     counts = [np.bincount(each.ravel(), minlength=experts.count).tolist() for each in choices]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.explain.explanation import explained
+from levelfield.errors import UsageError
+from levelfield.explain.explanation import explained, trace_of
 from levelfield.explain.step_difference import step_difference
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump, load
@@ -21,6 +24,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.step_parts import WAITING, LateRank, Milliseconds, PartTime, StepParts
 from recorded_runs import record_run, seal_again
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "explain.txt"
 STEP_US = 1000.0
 Trace = dict[str, Any]
 
@@ -47,34 +51,50 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def recorded(runs: Path) -> Callable[..., RunPaths]:
-    """recorded(name, traces by rank): a run of two ranks with two recorded steps of each."""
+class RecordedRun(Protocol):
+    """Makes a run of two ranks with two recorded steps of each. traces: by rank."""
 
+    def __call__(self, name: str, *traces: Trace) -> RunPaths: ...
+
+
+@pytest.fixture
+def recorded(runs: Path) -> RecordedRun:
     def make(name: str, *traces: Trace) -> RunPaths:
         paths = RunPaths(runs / name)
         record_run(paths)
         plan = load(Plan, paths.plan).model_copy(update={"explain_steps": 2})
         paths.plan.write_text(dump(plan))
         paths.profile.mkdir()
-        for rank, each in enumerate(traces or (trace(), trace())):
-            said = {"name": "step_profile", "values": _written(paths, rank, each)}
-            append(paths, rank, [*_steps((traces or [trace()])[0]), said])
+        for rank, step in enumerate(traces or (trace(), trace())):
+            profile = {"name": "step_profile", "values": _written(paths, rank, step)}
+            append(paths, rank, [*_steps((traces or [trace()])[0]), profile])
         seal_again(paths)
         return paths
 
     return make
 
 
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """explain(arguments): what `report explain` prints, on one line."""
+
+    def shown(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(["report", "explain", *arguments]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    return shown
+
+
 def append(paths: RunPaths, rank: int, events: list[dict[str, Any]]) -> None:
     file = paths.events / f"rank{rank}.jsonl"
     *before, end = file.read_text().splitlines()
-    lines = [json.dumps({"event": "measured", **each}) for each in events]
+    lines = [json.dumps({"event": "measured", **event}) for event in events]
     file.write_text("\n".join([*before, *lines, end]) + "\n")
 
 
-def _steps(each: Trace) -> list[dict[str, Any]]:
-    took = int(each["traceEvents"][0]["dur"] * 1000)
+def _steps(step: Trace) -> list[dict[str, Any]]:
+    took = int(step["traceEvents"][0]["dur"] * 1000)
     return [
         {
             "name": "profiled_step",
@@ -86,82 +106,108 @@ def _steps(each: Trace) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _written(paths: RunPaths, rank: int, each: Trace) -> dict[str, Any]:
+def _written(paths: RunPaths, rank: int, step: Trace) -> dict[str, Any]:
     files = {}
     for number in (0, 1, 2):
-        content = gzip.compress(json.dumps(each).encode())
+        content = gzip.compress(json.dumps(step).encode())
         name = f"rank{rank}.step{number}.json.gz"
         (paths.profile / name).write_bytes(content)
         files[name] = hashlib.sha256(content).hexdigest()
     return {"files": files, "left_out": [], "profiler": "Kineto of torch 2.13.0"}
 
 
-def test_one_run_fits_the_terminal_and_adds_up(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_fits_the_terminal_and_adds_up(recorded: RecordedRun, explain: Callable[..., str]) -> None:
     recorded("a")
-    assert main(["report", "explain", "a"]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert "attention by math: 40% of the step" in text and "recording changed these steps by +4.0%" in text
-    assert ["attention", "core", "layers.*.attention", "0.40", "40.0%"] in [line.split() for line in text.splitlines()]
-    assert main(["report", "explain", "a", "--format", "markdown"]) == 0
-    assert "| attention core | 0.40 |" in capsys.readouterr().out
-    assert main(["report", "explain", "a", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "levelfield.step-parts/1"
-    assert found["overhead"]["recorded_ms"]["mean"] == pytest.approx(1.0)
-    assert sum(each["time"]["mean"] for each in found["parts"]) == pytest.approx(found["step"]["mean"]) == 1.0
-    assert {each["part"]: round(each["time"]["mean"], 3) for each in found["parts"]} == {
+    text = explain("a")
+    assert "by math: 40%" in text
+    assert "by +4.0%" in text
+    assert re.search(r"attention core layers\.\*\.attention 0\.40 40\.0%", text)
+    assert re.search(r"\| attention core \| 0\.40 \|", explain("a", "--format", "markdown"))
+    parts = json.loads(explain("a", "--json"))
+    assert parts["schema"] == "levelfield.step-parts/1"
+    assert parts["overhead"]["recorded_ms"]["mean"] == pytest.approx(1.0)
+    assert sum(part["time"]["mean"] for part in parts["parts"]) == pytest.approx(parts["step"]["mean"]) == 1.0
+    assert {part["part"]: round(part["time"]["mean"], 3) for part in parts["parts"]} == {
         "attention core": 0.4, "mlp": 0.2, "host": 0.4,
     }  # fmt: skip
 
 
-def test_two_runs_are_told_apart_in_sentences_that_add_up(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+# A change of a step, and the first sentences about it: part, milliseconds, share, and where.
+DIFFERENCES: dict[str, tuple[tuple[Trace, Trace], tuple[str, ...]]] = {
+    "with the change": (
+        (trace(), trace(core=900.0, late=100.0)),
+        (
+            "attention core takes 0.5 ms more (83% of the change): layers.0.attention +0.5 ms",
+            "host takes 0.1 ms more (17% of the change): layers.0.mlp +0.1 ms",
+        ),
+    ),
+    "more than the step, and against it": (
+        (trace(late=300.0), trace(core=900.0)),
+        (
+            "attention core takes 0.5 ms more (more than the whole change): layers.0.attention +0.5 ms",
+            "host takes 0.3 ms less (against the change): layers.0.mlp -0.3 ms",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_two_runs_are_told_apart_in_sentences(name: str, recorded: RecordedRun, explain: Callable[..., str]) -> None:
+    (before, after), sentences = DIFFERENCES[name]
+    recorded("a", before, before), recorded("b", after, after)
+    text = explain("a", "b")
+    assert [sentence for number, sentence in enumerate(sentences, start=1) if f"{number}. {sentence}" not in text] == []
+
+
+def test_the_changes_of_two_runs_add_up(recorded: RecordedRun, explain: Callable[..., str]) -> None:
     recorded("a"), recorded("b", trace(core=900.0, late=100.0), trace(core=900.0, late=100.0))
-    assert main(["report", "explain", "a", "b"]) == 0
+    text = explain("a", "b")
+    assert "explain 100%" in text
+    assert "A: attention" in text, "the warnings of each run have its letter"
+    difference = json.loads(explain("b", "a", "--json"))
+    changes = sum(change["change_ms"] for change in difference["changes"])
+    assert changes == pytest.approx(difference["whole"]["change_ms"]) == -0.6
+    assert difference["explained"] == pytest.approx(1.0)
+    assert re.search(r"core \| 0\.40 \| 0\.90 \| \+0\.50 \|", explain("a", "b", "--format", "markdown"))
+
+
+def test_one_run_and_a_difference_print_as_in_the_golden_file(
+    recorded: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded("a"), recorded("b", trace(core=900.0, late=100.0), trace(core=900.0, late=100.0))
+    for arguments in (["a"], ["a", "b"]):
+        assert main(["report", "explain", *arguments]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert "1. attention core takes 0.5 ms more (83% of the change): layers.0.attention +0.5 ms" in " ".join(
-        text.split()
-    )
-    assert "host takes 0.1 ms more (17% of the change): layers.0.mlp +0.1 ms" in " ".join(text.split())
-    assert "Together they explain 100% of the change. A: attention by math: 40% of the step" in " ".join(text.split())
-    assert main(["report", "explain", "b", "a", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sum(each["change_ms"] for each in found["changes"]) == pytest.approx(found["whole"]["change_ms"]) == -0.6
-    assert main(["report", "explain", "a", "b", "--format", "markdown"]) == 0
-    assert "| attention core | 0.40 | 0.90 | +0.50 |" in capsys.readouterr().out
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
 
 
-def test_a_part_that_changes_more_than_the_step_has_no_share(recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded("a", trace(late=300.0), trace(late=300.0)), recorded("b", trace(core=900.0), trace(core=900.0))
-    assert main(["report", "explain", "a", "b"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "1. attention core takes 0.5 ms more (more than the whole change)" in text
-    assert "2. host takes 0.3 ms less (against the change)" in text
-
-
-def test_equal_runs_show_no_difference(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_runs_show_no_difference(recorded: RecordedRun, explain: Callable[..., str]) -> None:
     recorded("a"), recorded("b")
-    assert main(["report", "explain", "a", "b"]) == 0
-    assert "within the spread of the recorded steps" in capsys.readouterr().out
+    text = explain("a", "b")
+    assert "spread" in text and "no difference" in text
 
 
-def test_what_cannot_be_explained_is_said_with_its_reason(recorded, runs: Path, capsys) -> None:
+def test_what_cannot_be_explained_has_its_reason(
+    recorded: RecordedRun, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record_run(RunPaths(runs / "ordinary"))
     recorded("one")
     assert main(["report", "explain", "ordinary"]) == 2
-    assert "found no recorded steps, expected a run with --explain-step" in capsys.readouterr().err
+    assert "--explain-step" in capsys.readouterr().err
     assert main(["report", "explain", "one", "one", "one"]) == 2
     other = recorded("two")
     plan = load(Plan, other.plan)
     other.plan.write_text(dump(plan.model_copy(update={"work_digest": "sha256:" + "0" * 64})))
-    code = main(["report", "explain", "one", "two"])
-    err = capsys.readouterr().err
-    assert code == 4 and "found different work" in err, err
+    capsys.readouterr()
+    assert main(["report", "explain", "one", "two"]) == 4
+    assert "different work" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "reason"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-20]), "its digest is not that of the rank's event"),
         (lambda path: path.write_bytes(gzip.compress(b"{}")), "its digest is not that of the rank's event"),
@@ -169,16 +215,20 @@ def test_what_cannot_be_explained_is_said_with_its_reason(recorded, runs: Path, 
     ],
     ids=["cut short", "another record", "missing"],
 )
-def test_a_damaged_record_leaves_its_step_out(damage: Any, said: str, recorded) -> None:
+def test_a_damaged_record_leaves_its_step_out(
+    damage: Callable[[Path], object], reason: str, recorded: RecordedRun
+) -> None:
     paths = recorded("a")
     damage(paths.profile / "rank1.step2.json.gz")
-    found = explained(paths)
-    assert found.recorded_steps == 1 and found.step.low is None
-    assert len(found.missing) == 1 and said in found.missing[0] and "rank1.step2" in found.missing[0]
+    parts = explained(paths)
+    assert parts.recorded_steps == 1 and parts.step.low is None
+    (missing,) = parts.missing
+    assert missing.startswith("rank1.step2")
+    assert reason in missing
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (lambda t: t["traceEvents"][0].update(dur=float("nan")), "rank1.step1"),
         (lambda t: t["traceEvents"][2].update(ts="soon"), "rank1.step1"),
@@ -187,36 +237,36 @@ def test_a_damaged_record_leaves_its_step_out(damage: Any, said: str, recorded) 
     ],
     ids=["NaN", "a text", "no events", "null"],
 )
-def test_a_record_that_makes_no_sense_is_said_by_name(change: Any, said: str, recorded) -> None:
+def test_a_record_that_makes_no_sense_is_named(
+    change: Callable[[Trace], object], words: str, recorded: RecordedRun
+) -> None:
     broken = trace()
     change(broken)
     paths = recorded("a", trace(), broken)
     assert main(["report", "explain", "a"]) == 2
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(UsageError, match=words):
         explained(paths)
 
 
-def test_a_cut_record_is_no_trace_though_its_digest_holds(recorded) -> None:
-    from levelfield.explain.explanation import trace_of
-
+def test_a_cut_record_is_no_trace_though_its_digest_holds() -> None:
     content = gzip.compress(json.dumps(trace()).encode())
     assert trace_of(content)["host_name"] == "0"
     with pytest.raises(ValueError, match="cut short"):
         trace_of(content[:-30])
 
 
-def test_an_error_of_the_recorder_is_the_reason(recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = recorded("a")
+def test_an_error_of_the_recorder_is_the_reason(recorded: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    paths, message = recorded("a"), "RuntimeError: out of memory"
     for rank in (0, 1):
         file = paths.events / f"rank{rank}.jsonl"
-        kept = [line for line in file.read_text().splitlines() if '"step_profile"' not in line]
-        file.write_text("\n".join(kept) + "\n")
-        append(paths, rank, [{"name": "step_profile", "values": {"failed": "RuntimeError: out of memory"}}])
+        lines = [line for line in file.read_text().splitlines() if '"step_profile"' not in line]
+        file.write_text("\n".join(lines) + "\n")
+        append(paths, rank, [{"name": "step_profile", "values": {"failed": message}}])
     assert main(["report", "explain", "a"]) == 2
-    assert "rank 0: RuntimeError: out of memory" in capsys.readouterr().err
+    assert f"rank 0: {message}" in capsys.readouterr().err
 
 
-def test_the_records_are_in_the_seal_by_their_digests(recorded) -> None:
+def test_the_records_are_in_the_seal_by_their_digests(recorded: RecordedRun) -> None:
     paths = recorded("a")
     paths.step_parts.write_text(dump(explained(paths)))
     assert load(StepParts, paths.step_parts) == explained(paths)
@@ -228,17 +278,17 @@ def test_the_records_are_in_the_seal_by_their_digests(recorded) -> None:
     assert seal_finding(paths).word == "tampered"
 
 
-def test_a_rank_that_names_another_ranks_record_is_not_read(recorded) -> None:
+def test_a_rank_that_names_another_ranks_record_is_not_read(recorded: RecordedRun) -> None:
     paths = recorded("a", trace(), trace(core=900.0))
     file = paths.events / "rank0.jsonl"
-    digest = hashlib.sha256((paths.profile / "rank1.step2.json.gz").read_bytes()).hexdigest()
-    own = hashlib.sha256((paths.profile / "rank0.step2.json.gz").read_bytes()).hexdigest()
-    swapped = f'"rank1.step2.json.gz": "{digest}"'
-    file.write_text(file.read_text().replace(f'"rank0.step2.json.gz": "{own}"', swapped))
+    names = [f"rank{rank}.step2.json.gz" for rank in (0, 1)]
+    digests = [hashlib.sha256((paths.profile / name).read_bytes()).hexdigest() for name in names]
+    entry, other = (f'"{name}": "{digest}"' for name, digest in zip(names, digests, strict=True))
+    file.write_text(file.read_text().replace(entry, other))
     assert explained(paths).recorded_steps == 1
 
 
-def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
+def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded: RecordedRun) -> None:
     parts = explained(recorded("a"))
     spread = [
         parts.model_copy(update={"step": Milliseconds(mean=mean, low=mean - half, high=mean + half)})
@@ -247,7 +297,7 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
     assert step_difference(*spread).whole.half == pytest.approx(5.0)
 
 
-def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded) -> None:
+def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded: RecordedRun) -> None:
     before = explained(recorded("a"))
     waits = PartTime(part=WAITING, time=Milliseconds(mean=2.0), recompute_ms=0.0, overlapped_ms=0.0)
     step = Milliseconds(mean=before.step.mean + 2.0)
@@ -258,12 +308,13 @@ def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded) ->
     ):
         late = LateRank.model_validate({"rank": 1, "waited_ms": 2.0, **fields})
         after = before.model_copy(update={"parts": (*before.parts, waits), "step": step, "late": (late,)})
-        assert step_difference(before, after).sentences == (f"{WAITING} takes 2.0 ms more (100% of the change): {end}",)
+        longer = f"{WAITING} takes 2.0 ms more (100% of the change): {end}"
+        assert step_difference(before, after).sentences == (longer,)
         shorter = f"{WAITING} takes 2.0 ms less (100% of the change)"
         assert step_difference(after, before.model_copy(update={"late": (late,)})).sentences == (shorter,)
 
 
-def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded, tmp_path: Path) -> None:
+def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded: RecordedRun, tmp_path: Path) -> None:
     paths = recorded("20261122T030405Z_a")
     parts = explained(paths)
     edited = parts.model_copy(update={"warnings": ("planted",)})
@@ -273,12 +324,16 @@ def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded,
     assert parts.warnings[0] in data.read_text() and "planted" not in data.read_text()
 
 
-def test_a_run_with_one_program_for_all_layers_is_compared_with_all_layers_of_the_other(recorded) -> None:
+def test_a_run_with_one_program_for_all_layers_is_compared_with_all_layers_of_the_other(
+    recorded: RecordedRun,
+) -> None:
     together = trace()
-    for each in together["traceEvents"]:
-        each["name"] = each["name"].replace("layers.0.", "layers.*.")
+    for event in together["traceEvents"]:
+        event["name"] = event["name"].replace("layers.0.", "layers.*.")
     of_all, slower = explained(recorded("a", together, together)), explained(recorded("b", *[trace(core=600.0)] * 2))
     core = step_difference(of_all, slower).changes[0]
-    assert [(each.where, each.ms) for each in core.places] == [("layers.*.attention", pytest.approx(core.ms))]
+    (place,) = core.places
+    assert place.where == "layers.*.attention"
+    assert place.ms == pytest.approx(core.ms)
     apart = step_difference(explained(recorded("c")), slower).changes[0]
-    assert [each.where for each in apart.places] == ["layers.0.attention"]
+    assert [place.where for place in apart.places] == ["layers.0.attention"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from levelfield.explain.step_division import (
+    Groups,
     RankLayout,
     StepTime,
     divided,
@@ -50,7 +52,7 @@ def launched(number: int, host: float, name: str, start: float, end: float, tid:
 
 def trace(shift: float = 0.0, all_reduce: tuple[float, float] = (700.0, 900.0), host: str = "a") -> dict[str, Any]:
     """One rank's step of 1000 us. shift: of all times, as another machine's clock has it."""
-    group = {"Process_Group_Ranks": "[0, 1]", "Collective_name": "allreduce", "In_msg_nelems": 4096}
+    group: dict[str, Any] = {"Process_Group_Ranks": "[0, 1]", "Collective_name": "allreduce", "In_msg_nelems": 4096}
     events = [
         event("lf/step", 0, 1000),
         event("lf/launch", 0, 900),
@@ -74,16 +76,16 @@ def trace(shift: float = 0.0, all_reduce: tuple[float, float] = (700.0, 900.0), 
         event("lf/optimizer/optimizer.step", 500, 600),
         *launched(7, 550, "multi_tensor_apply_kernel", 850, 950),
     ]  # fmt: skip
-    for each in events:
-        each["ts"] += shift
+    for started in events:
+        started["ts"] += shift
     return {"traceEvents": events, "baseTimeNanoseconds": 10**18, "host_name": host}
 
 
 def ms_by_part(line: Timeline) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in line.slices:
-        found[each.part] = found.get(each.part, 0.0) + each.ms
-    return {part: round(ms, 6) for part, ms in found.items()}
+    parts: dict[str, float] = {}
+    for piece in line.slices:
+        parts[piece.part] = parts.get(piece.part, 0.0) + piece.ms
+    return {part: round(ms, 6) for part, ms in parts.items()}
 
 
 def both(**of_the_second: Any) -> tuple[RankParts, ...]:
@@ -92,7 +94,7 @@ def both(**of_the_second: Any) -> tuple[RankParts, ...]:
 
 
 def time_of(rank: RankParts, part: str) -> float:
-    return round(sum(each.time.mean for each in rank.parts if each.part == part), 6)
+    return round(sum(row.time.mean for row in rank.parts if row.part == part), 6)
 
 
 def test_the_time_of_a_device_goes_to_the_module_that_launched_its_kernels() -> None:
@@ -108,13 +110,13 @@ def test_the_time_of_a_device_goes_to_the_module_that_launched_its_kernels() -> 
         "optimizer": 0.1,
         "input": 0.01,
     } | {"host": pytest.approx(0.2)}
-    assert sum(each.ms for each in line.slices) == pytest.approx(line.ms)
-    ends = [each.end for each in line.slices]
-    assert [each.start for each in line.slices[1:]] == pytest.approx(ends[:-1]), "there is a gap or an overlap"
+    assert sum(piece.ms for piece in line.slices) == pytest.approx(line.ms)
+    ends = [piece.end for piece in line.slices]
+    assert [piece.start for piece in line.slices[1:]] == pytest.approx(ends[:-1]), "there is a gap or an overlap"
 
 
 def test_a_backward_kernel_belongs_to_its_forward_and_a_repeated_one_is_recomputation() -> None:
-    phases = {(each.where, each.phase): each.part for each in timeline(trace()).kernels}
+    phases = {(kernel.where, kernel.phase): kernel.part for kernel in timeline(trace()).kernels}
     assert phases["layers.0.attention.query", "backward"] == "attention projections"
     assert phases["layers.0.attention_norm", "recompute"] == "elementwise"
     assert ("layers.0.attention_norm", "forward") not in phases
@@ -122,17 +124,18 @@ def test_a_backward_kernel_belongs_to_its_forward_and_a_repeated_one_is_recomput
 
 def test_what_runs_beside_other_work_is_overlapped() -> None:
     (rank, _) = both()
-    (found,) = [each for each in rank.parts if each.part == "all-reduce"]
-    assert (found.time.mean, found.overlapped_ms) == pytest.approx((0.15, 0.05))
+    (reduce,) = [row for row in rank.parts if row.part == "all-reduce"]
+    assert (reduce.time.mean, reduce.overlapped_ms) == pytest.approx((0.15, 0.05))
 
 
 def test_a_wait_ends_when_the_last_rank_comes_and_the_transfer_begins() -> None:
     first, second = both(all_reduce=(780.0, 900.0))
     assert (time_of(first, WAITING), time_of(first, "all-reduce")) == pytest.approx((0.08, 0.07))
     assert (time_of(second, WAITING), time_of(second, "all-reduce")) == pytest.approx((0.0, 0.07))
-    assert [(each.rank, each.ms) for each in first.waited_for] == [(1, pytest.approx(0.08))]
+    (wait,) = first.waited_for
     (late,) = late_ranks((first, second))
-    assert (late.rank, late.waited_ms) == (1, pytest.approx(0.08))
+    assert wait.rank == late.rank == 1
+    assert (wait.ms, late.waited_ms) == pytest.approx((0.08, 0.08))
 
 
 def drawn(line: str, letter: str) -> float:
@@ -142,10 +145,10 @@ def drawn(line: str, letter: str) -> float:
 
 def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
-    found = step_timeline([divided(step, ONE_GROUP)])
-    first, second = (line.cells for line in found.lines)
-    letter = {part: chr(ord("a") + place) for place, part in enumerate(found.parts)}
-    assert found.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
+    drawing = step_timeline([divided(step, ONE_GROUP)])
+    first, second = (line.cells for line in drawing.lines)
+    letter: dict[str, str] = {part: chr(ord("a") + place) for place, part in enumerate(drawing.parts)}
+    assert drawing.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
     assert first.strip(" ") == first[:400] and second.strip(" ") == second[80:], "0.2 ms of 1.2 ms before it begins"
     at = round(0.2 / 1.2 * MOST_CELLS)
     assert first[at] == letter["attention projections"] and second[at + 80] == letter["attention projections"]
@@ -161,8 +164,8 @@ def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
     many = [divided({0: line}, ONE_GROUP) for line in (slow, one, replace(one, ms=2.0))]
     assert step_timeline(many).ms == 2.0
     ranks = {rank: replace(one, messages=(), slices=one.slices[:1]) for rank in range(100)}
-    kept = [line.rank for line in step_timeline([divided(ranks, ONE_GROUP)], late=[99]).lines]
-    assert len(kept) <= MOST_LINES and kept[:3] == [0, 7, 14] and kept[-1] == 99
+    lines = [line.rank for line in step_timeline([divided(ranks, ONE_GROUP)], late=[99]).lines]
+    assert len(lines) <= MOST_LINES and lines[:3] == [0, 7, 14] and lines[-1] == 99
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
@@ -186,7 +189,7 @@ def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
         return replace(line, messages=messages, host=host)
 
     step = {0: rank("a", 0, 225), 1: rank("b", 5000, 185)}  # 40 ms apart, of a transfer of 85 ms
-    groups = {("long",): [(0, 0), (1, 0)], ("short",): [(0, 1), (1, 1)]}
+    groups: Groups = {("long",): [(0, 0), (1, 0)], ("short",): [(0, 1), (1, 1)]}
     assert origins_of(step, groups)[1] == pytest.approx(5000)
 
 
@@ -199,40 +202,42 @@ def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
     ],
     ids=["another word", "no correlation", "one per cent longer"],
 )
-def test_a_changed_trace_is_told_from_the_right_one(change: Any, name: str) -> None:
-    right, found = ms_by_part(timeline(trace())), trace()
-    for each in found["traceEvents"]:
-        if name in each["name"]:
-            change(each)
-    assert ms_by_part(timeline(found)) != right
+def test_a_changed_trace_is_told_from_the_right_one(change: Callable[[dict[str, Any]], object], name: str) -> None:
+    right, changed = ms_by_part(timeline(trace())), trace()
+    for started in changed["traceEvents"]:
+        if name in started["name"]:
+            change(started)
+    assert ms_by_part(timeline(changed)) != right
 
 
 def test_a_span_outside_of_the_vocabulary_explains_nothing() -> None:
-    found = trace()
-    for each in found["traceEvents"]:
-        each["name"] = each["name"].replace("lf/optimizer", "lf/optimiser")
-    assert ms_by_part(timeline(found))["unexplained"] == pytest.approx(0.11)
+    misspelt = trace()
+    for started in misspelt["traceEvents"]:
+        started["name"] = started["name"].replace("lf/optimizer", "lf/optimiser")
+    assert ms_by_part(timeline(misspelt))["unexplained"] == pytest.approx(0.11)
 
 
 def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
-    found = trace()
-    found["traceEvents"] = found["traceEvents"][1:]
-    with pytest.raises(ValueError, match="none named 'lf/step'"):
-        timeline(found)
+    damaged = trace()
+    damaged["traceEvents"] = damaged["traceEvents"][1:]
+    with pytest.raises(ValueError, match="'lf/step'"):
+        timeline(damaged)
     for key, value in (("ts", "soon"), ("name", None)):
-        found = copy.deepcopy(trace())
-        found["traceEvents"][3][key] = value
+        damaged = copy.deepcopy(trace())
+        damaged["traceEvents"][3][key] = value
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            timeline(found)
+            timeline(damaged)
 
 
 def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
     steps = 2 * [divided(step, ONE_GROUP)]
     mean = mean_parts(rank_parts(steps, ONE_GROUP), parts_by_step(steps))
-    assert sum(each.time.mean for each in mean) == pytest.approx(1.0)
-    assert sum(each.recompute_ms for each in mean) == pytest.approx(0.05)
-    assert all(each.time.low is not None and each.time.low <= each.time.mean <= each.time.high for each in mean)
+    assert sum(row.time.mean for row in mean) == pytest.approx(1.0)
+    assert sum(row.recompute_ms for row in mean) == pytest.approx(0.05)
+    for row in mean:
+        assert row.time.low is not None and row.time.high is not None
+        assert row.time.low <= row.time.mean <= row.time.high
 
 
 def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
@@ -240,17 +245,17 @@ def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
         (0, 1, False, 100.0), (1, 1, False, 90.0), (0, 1, True, 95.0), (1, 1, True, 105.0),
         (0, 2, False, 200.0), (0, 2, True, 206.0), (0, 3, True, 900.0),
     )]  # fmt: skip
-    found = overhead(times)
-    assert found is not None and found.ratio == pytest.approx(0.04) and found.plain_ms.mean == pytest.approx(150.0)
-    assert found.low is not None and found.high is not None and found.low < 0.04 < found.high
+    cost = overhead(times)
+    assert cost is not None and cost.ratio == pytest.approx(0.04) and cost.plain_ms.mean == pytest.approx(150.0)
+    assert cost.low is not None and cost.high is not None and cost.low < 0.04 < cost.high
     assert overhead(times[-1:]) is None and overhead([]) is None
-    lone = [each._replace(number=99) for each in times if not each.is_recorded][:1]
-    assert lone and overhead([*times, *lone]) == found, "the recorder failed in the other step of the pair"
+    lone = [time._replace(number=99) for time in times if not time.is_recorded][:1]
+    assert lone and overhead([*times, *lone]) == cost, "the recorder failed in the other step of the pair"
 
 
 def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
     ran = kernels([timeline(trace())])
-    assert {(each.name[:12], each.kind, each.dtype) for each in ran} >= {
+    assert {(kernel.name[:12], kernel.kind, kernel.dtype) for kernel in ran} >= {
         ("sm80_xmma_ge", "product", "fp32"), ("pytorch_flas", "flash", "bf16"),
     }  # fmt: skip
     names = {
@@ -269,29 +274,30 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
     assert {name: kernel_kind(name) for name in names} == names
     steps = [divided({0: timeline(trace())}, RankLayout(1, True))]
     mean = mean_parts(rank_parts(steps, RankLayout(1, True)), parts_by_step(steps))
-    assert list(warnings(1.0, mean, ran)) == ["products in TF32 of float32 values: 40% of the step"]
-    by_math = tuple(each.model_copy(update={"kind": "math"}) if "flash" in each.name else each for each in ran)
-    assert next(warnings(1.0, mean, by_math)).startswith("attention by math: 8% of the step")
+    (reduced,) = warnings(1.0, mean, ran)
+    assert [word for word in ("TF32", "float32", ": 40%") if word not in reduced] == [], reduced
+    by_math = tuple(kernel.model_copy(update={"kind": "math"}) if "flash" in kernel.name else kernel for kernel in ran)
+    first = next(warnings(1.0, mean, by_math))
+    assert [word for word in ("attention", "math: 8%", "flash_fwd_kernel") if word not in first] == [], first
 
 
 def test_no_part_is_negative_or_not_a_number() -> None:
     for rank in both(all_reduce=(100.0, 2000.0)):
-        assert all(math.isfinite(each.time.mean) and each.overlapped_ms >= 0 for each in rank.parts)
-        assert sum(each.time.mean for each in rank.parts) == pytest.approx(rank.step.mean)
+        assert all(math.isfinite(row.time.mean) and row.overlapped_ms >= 0 for row in rank.parts)
+        assert sum(row.time.mean for row in rank.parts) == pytest.approx(rank.step.mean)
 
 
 def test_one_layer_that_is_slower_than_the_others_is_named() -> None:
     def with_layers(*ms: float) -> tuple[RankParts, ...]:
         (rank, _) = both()
         places = [
-            {"part": "mlp", "where": f"layers.{layer}.mlp", "phase": "forward", "ms": each, "count": 1}
-            for layer, each in enumerate(ms)
+            {"part": "mlp", "where": f"layers.{layer}.mlp", "phase": "forward", "ms": time, "count": 1}
+            for layer, time in enumerate(ms)
         ]
         return (RankParts.model_validate({**rank.model_dump(), "places": places}),)
 
-    assert list(uneven_layers(with_layers(0.1, 0.3, 0.11, 0.1))) == [
-        "mlp in layers.1.mlp: 0.3 ms, 0.1 ms in the median layer"
-    ]
+    (sentence,) = uneven_layers(with_layers(0.1, 0.3, 0.11, 0.1))
+    assert [word for word in ("layers.1.mlp: 0.3 ms,", "0.1 ms in") if word not in sentence] == [], sentence
     assert not list(uneven_layers(with_layers(0.1, 0.12, 0.11)))
     assert not list(uneven_layers(with_layers(0.1, 0.3))), "of two layers none is the usual one"
 
@@ -299,17 +305,17 @@ def test_one_layer_that_is_slower_than_the_others_is_named() -> None:
 def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_threads() -> None:
     """As a compiled program's: no launch of the host belongs to one of them."""
 
-    def ran(name: str, start: float, end: float, **told: Any) -> dict[str, Any]:
-        return {**event(name, start, end, "cpu_kernel", tid=5), "args": told}
+    def ran(name: str, start: float, end: float, args: dict[str, str]) -> dict[str, Any]:
+        return {**event(name, start, end, "cpu_kernel", tid=5), "args": args}
 
     mlp = {"part": "mlp", "where": "layers.*.mlp", "phase": "backward", "dtype": "float"}
     message = {"message": "all-reduce.3", "Collective name": "all_reduce", "Process Group Ranks": "[0, 1]"}
     events = [
         event("lf/step", 0, 1000),
         event("lf/finish", 100, 1000),
-        ran("fusion: product", 100, 400, **mlp),
-        ran("fusion: add", 300, 500, **{**mlp, "part": "a part of nobody", "phase": "sideways"}),
-        ran("all-reduce", 500, 900, **message),
+        ran("fusion: product", 100, 400, mlp),
+        ran("fusion: add", 300, 500, {**mlp, "part": "a part of nobody", "phase": "sideways"}),
+        ran("all-reduce", 500, 900, message),
     ]
     line = timeline({"traceEvents": events})
     assert ms_by_part(line) == {"host": 0.2, "mlp": 0.3, "unexplained": 0.1, "all-reduce": 0.4}
@@ -319,7 +325,7 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
     assert (line.messages[0].size, line.messages[0].ranks) == ("all-reduce.3", (0, 1))
 
 
-@pytest.mark.parametrize("next_one", [(), (610, 630)])  # another message may begin and end before the late note
+@pytest.mark.parametrize("following", [None, (610.0, 630.0)])  # another message may begin and end before the late note
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
@@ -329,21 +335,21 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
     ],
 )
 def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(
-    end: float, expected: float, next_one: tuple[float, ...]
+    end: float, expected: float, following: tuple[float, float] | None
 ) -> None:
     events = [
         event("lf/step", 0, 1000),
         event("aten::mm", 10, 100),
         event("gloo:all_reduce", 90, end, tid=3),
-        *([event("gloo:all_reduce", *next_one, tid=4)] if next_one else []),
+        *([event("gloo:all_reduce", following[0], following[1], tid=4)] if following else []),
         event("aten::add_", 600, 990),
     ]
-    found = timeline({"traceEvents": events})
-    assert sum(each.ms for each in found.slices if each.part == "all-reduce") == pytest.approx(expected)
-    assert sum(each.ms for each in found.slices) == pytest.approx(1.0)
+    line = timeline({"traceEvents": events})
+    assert sum(piece.ms for piece in line.slices if piece.part == "all-reduce") == pytest.approx(expected)
+    assert sum(piece.ms for piece in line.slices) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("kind", COMMUNICATION)
-def test_the_word_of_a_kind_is_that_kind(kind):
-    """A kernel whose own name tells nothing has the kind of the operation that launched it."""
+def test_the_word_of_a_kind_is_that_kind(kind: str) -> None:
+    """A kernel whose name tells nothing has the kind of the operation that launched it."""
     assert kind_of(kind) == kind
