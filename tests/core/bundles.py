@@ -13,8 +13,8 @@ from levelfield.evidence.bundle_archive import archive
 from levelfield.evidence.bundle_reader import RESULT
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.seal import outcome_digest, seal_finding, sha256_of
-from levelfield.specs.base import dump, parse
+from levelfield.rundir.seal import outcome_digest, seal_finding
+from levelfield.specs.base import dump, parse, sha256_of
 from levelfield.specs.bundle import MANIFEST, BundledFile, BundledRun, Manifest
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
@@ -90,10 +90,9 @@ def _entry(run: BundledRun, name: str, members: Mapping[str, bytes]) -> BundledR
             continue
         short, digest = member.removeprefix(f"runs/{name}/"), sha256_of(content)
         before = run.files.get(short)
-        is_redacted = before is not None and not before.is_whole
         if short == "outcome.json":
             files[short] = BundledFile(original=outcome_digest(json.loads(content)), stored=digest)
-        elif is_redacted:
+        elif before is not None and not before.is_whole:  # redacted
             files[short] = before.model_copy(update={"stored": digest})
         else:
             files[short] = BundledFile(original=digest, stored=digest)

@@ -47,31 +47,32 @@ def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
 
 
 def test_a_signature_of_an_allowed_signer_is_named(folder: Path, verify: Verify) -> None:
-    code, said = verify(folder / "signed.zip", "--allowed-signers", folder / "signers")
-    assert code == 0 and f"signed {NAME}: Good" in said
+    code, text = verify(folder / "signed.zip", "--allowed-signers", folder / "signers")
+    assert code == 0 and f"{NAME}: Good" in text
     assert verify(folder / "signed.zip", "--allowed-signers", folder / "signers", "--signer", NAME)[0] == 0
 
 
 def test_a_signature_that_nobody_checked_is_called_so(folder: Path, verify: Verify) -> None:
-    code, said = verify(folder / "signed.zip")
-    assert code == 0 and "signed yes, and not checked: give --allowed-signers FILE" in said
+    code, text = verify(folder / "signed.zip")
+    assert code == 0
+    assert "not checked" in text and "--allowed-signers" in text
 
 
 @pytest.mark.parametrize(
     "arguments", [["--allowed-signers", "others"], ["--allowed-signers", "signers", "--signer", "you@example.com"]]
 )
 def test_a_signature_of_another_does_not_hold(folder: Path, verify: Verify, arguments: list[str]) -> None:
-    given = [folder / each if each in ("others", "signers") else each for each in arguments]
-    code, said = verify(folder / "signed.zip", *given)
-    assert code == 4 and "the signature is not of" in said
+    paths = [folder / word if word in ("others", "signers") else word for word in arguments]
+    code, text = verify(folder / "signed.zip", *paths)
+    assert code == 4 and "the signature" in text
 
 
 def test_a_manifest_changed_after_it_was_signed_does_not_hold(folder: Path, verify: Verify, tmp_path: Path) -> None:
     made = with_manifest(members_of(folder / "signed.zip"), lambda m: m.model_copy(update={"kept": 1}))
     path = written(tmp_path / "b.zip", made)
     assert verify(path)[0] == 0
-    code, said = verify(path, "--allowed-signers", folder / "signers")
-    assert code == 4 and "changed after it was signed" in said
+    code, text = verify(path, "--allowed-signers", folder / "signers")
+    assert code == 4 and "the manifest" in text
 
 
 def test_a_signature_for_another_purpose_does_not_hold(folder: Path, verify: Verify, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_signature_for_another_purpose_does_not_hold(folder: Path, verify: Ver
 def test_a_bundle_without_a_signature_does_not_pass_where_one_is_demanded(
     folder: Path, verify: Verify, tmp_path: Path, signature: bytes | None
 ) -> None:
-    members = {name: each for name, each in members_of(folder / "signed.zip").items() if name != SIGNATURE}
+    members = {name: content for name, content in members_of(folder / "signed.zip").items() if name != SIGNATURE}
     path = written(tmp_path / "b.zip", members if signature is None else {**members, SIGNATURE: signature})
     assert verify(path, "--allowed-signers", folder / "signers")[0] == 4
 
@@ -99,13 +100,15 @@ def test_a_key_that_is_none_writes_nothing(recorded: Path, tmp_path: Path, capsy
     assert not (tmp_path / "b.zip").exists()
 
 
-def test_a_missing_ssh_keygen_is_said(
+def test_a_missing_ssh_keygen_is_named(
     folder: Path, verify: Verify, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsigned = bundled(tmp_path / "b.zip", run)
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, said = verify(folder / "signed.zip", "--allowed-signers", folder / "signers")
-    assert code == 2 and "ssh-keygen is not on PATH" in said and verify(unsigned)[0] == 0
+    code, text = verify(folder / "signed.zip", "--allowed-signers", folder / "signers")
+    assert code == 2
+    assert "ssh-keygen" in text and "PATH" in text
+    assert verify(unsigned)[0] == 0
 
 
 def test_a_signer_without_the_file_of_signers_is_wrong_usage(folder: Path, verify: Verify) -> None:
