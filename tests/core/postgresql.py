@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ SETTINGS = {"listen_addresses": "", "fsync": "off", "shared_buffers": "32MB", "m
 
 def programs() -> Path:
     """The folder of initdb and postgres, of the newest version. Skips the test where there is none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3]))
+    initdbs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3]))
     on_path = shutil.which("initdb")
-    if not found and not on_path:
+    if not initdbs and not on_path:
         pytest.skip("PostgreSQL is not installed: no initdb in /usr/lib/postgresql/*/bin")
-    return found[-1].parent if found else Path(str(on_path)).parent
+    return initdbs[-1].parent if initdbs else Path(str(on_path)).parent
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def server(template: Path, **settings: str) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="lf-pg-"))  # a socket's path has 107 characters at most
     try:
         data = shutil.copytree(_cluster(template), folder / "data", symlinks=True)
-        _own(folder)
+        _give_to_user(folder)
         options = [f"-c{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
         log = (folder / "log").open("wb")
         argv = [str(programs() / "postgres"), "-D", str(data), "-k", str(folder), *options]
@@ -61,7 +62,7 @@ def _cluster(template: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (template / "data").exists():
             folder = Path(tempfile.mkdtemp(prefix="lf-pg-"))
-            _own(folder)
+            _give_to_user(folder)
             argv = [str(programs() / "initdb"), "-D", str(folder / "data"), "-U", USER, "--auth=trust", "--no-sync"]
             made = subprocess.run([*argv, "-E", "UTF8"], capture_output=True, text=True, cwd="/", **_as_user())
             assert made.returncode == 0, made.stderr
@@ -75,11 +76,11 @@ def _end_with_the_tests() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG, after the change of the user
 
 
-def _as_user() -> dict[str, object]:
+def _as_user() -> dict[str, Any]:
     return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
-def _own(folder: Path) -> None:
+def _give_to_user(folder: Path) -> None:
     if os.geteuid() == 0:
         user = pwd.getpwnam(USER)
         for path in (folder, *folder.rglob("*")):

@@ -52,7 +52,14 @@ def address_of(url: str | None) -> StoreAddress:
     scheme, separator, rest = text.partition("://")
     if not separator or scheme == "sqlite":
         path = expanded(rest.removeprefix("/") if separator else text)
-        return StoreAddress("sqlite", text, _file(path, text))
+        file = "a file such as results.sqlite"
+        if not path.name or path.is_dir():
+            raise UsageError(f"--store {text}: found a folder, expected {file}")
+        if path.exists() and not path.is_file():  # SQLite would wait half a minute for a device, as for a lock
+            raise UsageError(f"--store {text}: found a device, a pipe or a socket, expected {file}")
+        if not is_text(str(path)):
+            raise UsageError(f"--store {text}: found a byte that is not UTF-8, which no address of a database can hold")
+        return StoreAddress("sqlite", text, path.absolute())
     if scheme in ("postgresql", "postgres", "postgresql+psycopg"):
         return StoreAddress("postgresql", f"postgresql+psycopg://{rest}", None)
     raise UsageError(
@@ -94,13 +101,3 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
         if place and resolved.is_relative_to(folder) and len(folder.parts) >= longest[0]:
             longest = (len(folder.parts), kind)  # type: ignore[assignment]
     return longest[1]
-
-
-def _file(path: Path, text: str) -> Path:
-    if not path.name or path.is_dir():
-        raise UsageError(f"--store {text}: found a folder, expected a file such as results.sqlite")
-    if path.exists() and not path.is_file():  # SQLite would wait half a minute for a device, as for a lock
-        raise UsageError(f"--store {text}: found a device, a pipe or a socket, expected a file such as results.sqlite")
-    if not is_text(str(path)):
-        raise UsageError(f"--store {text}: found a byte that is not UTF-8, which no address of a database can hold")
-    return path.absolute()

@@ -34,8 +34,7 @@ def packed_numbers(values: Numbers) -> bytes:
     present = [value for value in values if value is not None]
     if not all(map(math.isfinite, present)):
         raise ValueError("found a number that is not finite")
-    has_all = len(present) == len(values)
-    form, numbers = _smallest(present) if has_all else _with_gaps(values)
+    form, numbers = _smallest(values, present)
     if sys.byteorder == "big":
         numbers.byteswap()
     content, (_, size) = numbers.tobytes(), _FORMS[form]
@@ -76,19 +75,15 @@ def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
     return from_json(inflated(data, dictionary))
 
 
-def _smallest(values: list[float]) -> tuple[bytes, array[Any]]:
-    """Return the letter and the numbers of the smallest form that gives exactly these values back."""
-    if max(map(abs, values)) * _NS < _MOST_NS:
-        whole = [round(value * _NS) for value in values]
-        if [number / _NS for number in whole] == values:
+def _smallest(values: Numbers, present: list[float]) -> tuple[bytes, array[Any]]:
+    """Return the letter and the numbers of the smallest form that gives exactly these values back.
+
+    NaN stands for null, which whole nanoseconds do not have. present: the values without null.
+    """
+    if len(present) == len(values) and max(map(abs, present)) * _NS < _MOST_NS:
+        whole = [round(value * _NS) for value in present]
+        if [number / _NS for number in whole] == present:
             return b"n", array("q", whole)
-    single = array("f", values)
-    return (b"f", single) if single.tolist() == values else (b"d", array("d", values))
-
-
-def _with_gaps(values: Numbers) -> tuple[bytes, array[Any]]:
-    """Return the letter and the numbers, NaN for null. They cannot be whole nanoseconds."""
-    present = [value for value in values if value is not None]
     letter = "f" if array("f", present).tolist() == present else "d"
     return letter.encode(), array(letter, [math.nan if value is None else value for value in values])
 

@@ -60,7 +60,18 @@ def engine_of(address: StoreAddress, read_only: bool) -> Engine:
 
     Raises UsageError where there is nothing to read, on a network file system, and without PostgreSQL's client.
     """
-    return _sqlite(address.path, read_only) if address.path else _postgresql(address, read_only)
+    if address.path:
+        return _sqlite(address.path, read_only)
+    options = f"-c lock_timeout={BUSY_SECONDS:.0f}s" + (" -c default_transaction_read_only=on" if read_only else "")
+    try:
+        return create_engine(make_url(address.url), connect_args={"connect_timeout": 10, "options": options})
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"store {address.text}: PostgreSQL needs the package psycopg: pip install '{PSYCOPG}' into the Python that "
+            "runs this command"
+        ) from None
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(f"store {without_password(address.url)}: {error}") from None
 
 
 @contextmanager
@@ -89,14 +100,33 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
         raise UsageError(f"store {path}: found no file; a run makes it, or `store import RUNS`")
     refuse_foreign(path)
     if not read_only:
-        _make_folder(path.parent)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"store: the folder {path.parent} cannot be made: {error.strerror}; name one with --store"
+            ) from None
     # In a text SQLAlchemy would decode the name once more: of `a%41` it would open `aA`, of `a?b` it would open `a`.
     address = URL.create("sqlite", database=f"file:{quote(str(path))}?{_mode(path, read_only)}", query={"uri": "true"})
     engine = create_engine(
         address,
         connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
     )
-    _prepare(engine, read_only)
+
+    def connected(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            cursor.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            cursor.execute("PRAGMA synchronous=NORMAL")
+            _write_ahead(cursor)
+        cursor.close()
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("levelfield_begin", "BEGIN IMMEDIATE"))
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
     return engine
 
 
@@ -122,38 +152,12 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"store: the folder {folder} cannot be made: {error.strerror}; name one with --store"
-        ) from None
-
-
 def _mode(path: Path, read_only: bool) -> str:
     """Return how the file is opened. A log's shared memory cannot be made in a folder that may not be written."""
     if not read_only:
         return "mode=rwc"
     is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     return "mode=ro&immutable=1" if is_still else "mode=ro"
-
-
-def _prepare(engine: Engine, read_only: bool) -> None:
-    def connected(connection: Any, _: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA foreign_keys=ON")
-        if not read_only:
-            cursor.execute(f"PRAGMA page_size={PAGE_BYTES}")
-            cursor.execute("PRAGMA synchronous=NORMAL")
-            _write_ahead(cursor)
-        cursor.close()
-
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("levelfield_begin", "BEGIN IMMEDIATE"))
-
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
 
 
 def _write_ahead(cursor: Any) -> None:
@@ -169,19 +173,6 @@ def _write_ahead(cursor: Any) -> None:
             time.sleep(0.02)
 
 
-def _postgresql(address: StoreAddress, read_only: bool) -> Engine:
-    options = f"-c lock_timeout={BUSY_SECONDS:.0f}s" + (" -c default_transaction_read_only=on" if read_only else "")
-    try:
-        return create_engine(make_url(address.url), connect_args={"connect_timeout": 10, "options": options})
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"store {address.text}: PostgreSQL needs the package psycopg: pip install '{PSYCOPG}' into the Python that "
-            "runs this command"
-        ) from None
-    except (ArgumentError, ValueError) as error:
-        raise UsageError(f"store {without_password(address.url)}: {error}") from None
-
-
 @contextmanager
 def explained(address: StoreAddress) -> Iterator[None]:
     """Turn an error of the database in the block into a UsageError that names the store and what to do."""
@@ -190,14 +181,10 @@ def explained(address: StoreAddress) -> Iterator[None]:
     except IntegrityError:
         raise  # a fault of this code: it checks before it writes
     except (DBAPIError, sqlite3.Error) as error:
-        meaning = _meaning(error)
+        original = error.orig if isinstance(error, DBAPIError) else error
+        message = " ".join(str(original).split())
+        texts = (text for part, text in _MEANINGS.items() if part in message.lower())
+        meaning = next(texts, "cannot be used: {}").format(message.rstrip("."))
         raise (DamagedStore if meaning.startswith(_DAMAGED) else UsageError)(
             f"store {address.text} {meaning}"
         ) from None
-
-
-def _meaning(error: Exception) -> str:
-    original = error.orig if isinstance(error, DBAPIError) else error
-    message = " ".join(str(original).split())
-    texts = (text for part, text in _MEANINGS.items() if part in message.lower())
-    return next(texts, "cannot be used: {}").format(message.rstrip("."))

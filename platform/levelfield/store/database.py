@@ -87,32 +87,29 @@ class Store:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, Exception) and not isinstance(error, (LevelfieldError, OSError)):
-                self._refuse_damage()
+                from levelfield.store.upkeep import faults
+
+                # Where a row is not what was written, any code that reads it may fail in any way.
+                if not os.environ.get("LEVELFIELD_DEBUG") and (damage := faults(self)):
+                    listing = "; ".join(damage[:_SHOWN])
+                    raise DocumentError(f"store {self.address.text}: {listing}. `store check` lists every damaged row")
         finally:
             self.close()
 
-    def _refuse_damage(self) -> None:
-        """Raises DocumentError where a row is not what was written: any code that reads it may fail in any way."""
-        from levelfield.store.upkeep import faults
-
-        if not os.environ.get("LEVELFIELD_DEBUG") and (damage := faults(self)):
-            listing = "; ".join(damage[:_SHOWN])
-            raise DocumentError(f"store {self.address.text}: {listing}. `store check` lists every damaged row")
-
     def add(self, records: Iterable[RunRecord]) -> Added:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
-        counts, left = Added(), iter(records)
+        new, existing, conflicts, left = 0, 0, dict[str, None](), iter(records)
         with rare_collections():
             while batch := list(islice(left, BATCH)):
-                counts += self._added(batch)
-        return counts
-
-    def _added(self, batch: Sequence[RunRecord]) -> Added:
-        try:
-            return self.written(lambda connection: self._insertion.add(connection, batch))
-        except BaseException:
-            self._insertion.forget()
-            raise
+                try:
+                    with writing(self.engine, self.address) as connection:
+                        added = self._insertion.add(connection, batch)
+                except BaseException:
+                    self._insertion.forget()
+                    raise
+                new, existing = new + added.new, existing + added.existing
+                conflicts |= dict.fromkeys(added.conflicts)
+        return Added(new, existing, tuple(conflicts))
 
     def series(self, case: str | None = None) -> list[StoredSeries]:
         """Return the series with their numbers of runs, in the order of their labels."""
@@ -140,8 +137,15 @@ class Store:
         query = query if since is None else query.where(RUN.c.began >= since)
         points: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
         with self._reading() as connection:
-            if cuts := _cuts(connection):
-                newest = (and_(RUN.c.series_id == number, RUN.c.began >= began) for number, began in cuts.items())
+            # by series with more than MOST_POINTS runs: when the first of those began that are read
+            long = select(RUN.c.series_id).where(HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
+            began = select(RUN.c.began).where(HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
+            cuts = {
+                number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
+                for number in connection.execute(long).scalars().all()
+            }
+            if cuts:
+                newest = (and_(RUN.c.series_id == number, RUN.c.began >= cut) for number, cut in cuts.items())
                 query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
             for digest, *values in connection.execute(query):
                 points.setdefault(digest, []).append(point_from(values))
@@ -250,16 +254,6 @@ class Store:
         """Make a change in a transaction of its own and return what it returns."""
         with writing(self.engine, self.address) as connection:
             return change(connection)
-
-
-def _cuts(connection: Connection) -> dict[int, str]:
-    """Return by series with more than MOST_POINTS runs when the first of those began that are read."""
-    counted = select(RUN.c.series_id).where(HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
-    began = select(RUN.c.began).where(HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
-    return {
-        number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
-        for number in connection.execute(counted).scalars().all()
-    }
 
 
 @contextmanager

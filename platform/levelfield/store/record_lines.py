@@ -75,8 +75,19 @@ def read_lines(
 def document_of(line: bytes, origin: str) -> Line:
     """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys,
     and for a figure of a run that is another one in its result."""
-    content = _object(line, origin)
-    document = _parsed({**content, **_surroundings(content)} if "result" in content else content, origin)
+    try:
+        content = strict_json(line)
+    except ValueError as error:
+        raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise DocumentError(f"{origin}: found {type(content).__name__}, expected an object")
+    kind = _KINDS.get(str(content.get("schema")))
+    if kind is None:
+        raise DocumentError(
+            f"{origin}: key 'schema': found {content.get('schema')!r}, expected one of {', '.join(_KINDS)}"
+        )
+    around = _surroundings(content) if "result" in content else {}
+    document: Line = parse(kind, {**content, **around}, origin)  # type: ignore[assignment]
     if isinstance(document, RunRecord):
         _check_result(document, content, origin)
         return (storable if b"\\u" in line else with_storable_numbers)(document, origin)
@@ -110,25 +121,6 @@ def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:
 @lru_cache(maxsize=1000)
 def _validated(kind: type[Value], text: bytes) -> Value:
     return kind.model_validate(from_json(text))
-
-
-def _parsed(content: dict[str, Any], origin: str) -> Line:
-    kind = _KINDS.get(str(content.get("schema")))
-    if kind is None:
-        raise DocumentError(
-            f"{origin}: key 'schema': found {content.get('schema')!r}, expected one of {', '.join(_KINDS)}"
-        )
-    return parse(kind, content, origin)  # type: ignore[return-value]
-
-
-def _object(line: bytes, origin: str) -> dict[str, Any]:
-    try:
-        content = strict_json(line)
-    except ValueError as error:
-        raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise DocumentError(f"{origin}: found {type(content).__name__}, expected an object")
-    return content
 
 
 def row_of(record: RunRecord) -> Mapping[str, Any]:

@@ -41,14 +41,6 @@ _OF_SERIES = (
 REPORTED = "reported"
 
 
-def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
-    """Return the row of `run`, without its digest. places: the ids of series, condition, subject and node."""
-    values: dict[str, Any] = {name: getattr(record, name) for name in _PLAIN}
-    first, last = record.window
-    numbers = {"id": number, "is_aside": 0, "window_first": first, "window_last": last}
-    return {**values, **numbers, **{f"{table}_id": place for table, place in places.items()}}
-
-
 def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
     """Return the row of `raw`. sample: the documents of the first run of the series."""
     return {
@@ -75,18 +67,6 @@ def documents_of(record: RunRecord) -> list[Any]:
     """Return what is stored as JSON: the result, the telemetry, and the traces where there are any."""
     traces = [record.traces.model_dump(mode="json", exclude_defaults=True)] if record.traces else []
     return [record.stored_result.content, record.telemetry, *traces]
-
-
-def series_row(series: Series, digest: str, sample: bytes) -> dict[str, Any]:
-    fields = {name: getattr(series, name) for name in _OF_SERIES}
-    rest = {"digest": digest, "case_name": series.case, "layout": str(series.layout), "sample": sample}
-    return {**fields, **rest, "document": series.model_dump_json()}
-
-
-def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
-    versions = {"framework_version": subject.framework_version, "platform_version": subject.platform_version}
-    rest = {"digest": digest, "commit_hash": subject.commit, "document": subject.model_dump_json()}
-    return {**versions, **rest}
 
 
 def point_from(values: Iterable[Any]) -> Point:
@@ -118,10 +98,6 @@ class Added:
     existing: int = 0
     conflicts: tuple[str, ...] = ()  # ids of runs that are there with other content, and are aside now
 
-    def __add__(self, other: Added) -> Added:
-        conflicts = tuple(dict.fromkeys((*self.conflicts, *other.conflicts)))
-        return Added(self.new + other.new, self.existing + other.existing, conflicts)
-
 
 class RunInsertion:
     """Adds batches of records. It remembers which series, conditions, subjects and nodes the store has."""
@@ -140,25 +116,33 @@ class RunInsertion:
         """Add the records in the connection's transaction."""
         # Those with raw files first: nobody's statement of the same run comes before them.
         records = sorted(records, key=lambda record: record.evidence == REPORTED)
-        stored = _stored(connection, [record.run_id for record in records])
+        run_ids = [record.run_id for record in records]
+        query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
+        stored = {run_id: rest for run_id, *rest in connection.execute(query)}
         fresh, others, conflicts, duplicates = [], [], [], 0
         for record in records:
             content, is_aside, evidence = stored.get(record.run_id, (None, 0, None))
-            if content is None:
+            is_same = content == record.content and not is_aside
+            # a record may come with the raw files of a run whose figures were only stated so far
+            shows_more = is_same and evidence == REPORTED and record.evidence != REPORTED
+            if content is None or shows_more:
+                if shows_more:
+                    connection.execute(delete(RUN).where(RUN.c.run_id == record.run_id))
                 fresh.append(record)
-                stored[record.run_id] = (record.content, 0, record.evidence)
-            elif _shows_more(record, content, evidence) and not is_aside:
-                connection.execute(delete(RUN).where(RUN.c.run_id == record.run_id))
-                fresh.append(record)
-                stored[record.run_id] = (record.content, 0, record.evidence)
-            elif content == record.content and not is_aside:
+                stored[record.run_id] = [record.content, 0, record.evidence]
+            elif is_same:
                 duplicates += 1
             else:
                 conflicts.append(record.run_id)
                 others += [record] if content != record.content else []
         self._insert(connection, fresh)
-        for record in others:
-            _put_aside(connection, record)
+        for record in others:  # beside the stored run of the same id, which is then in no history
+            connection.execute(update(RUN).where(RUN.c.run_id == record.run_id).values(is_aside=1))
+            same = select(ASIDE.c.id).where(ASIDE.c.run_id == record.run_id, ASIDE.c.content == record.content)
+            if connection.execute(same).scalar() is None:
+                aside = {"run_id": record.run_id, "content": record.content}
+                document = packed_json(record.model_dump(mode="json"))
+                connection.execute(insert(ASIDE).values(**aside, document=document))
         return Added(len(fresh), duplicates, tuple(conflicts))
 
     def _insert(self, connection: Connection, records: Sequence[RunRecord]) -> None:
@@ -168,7 +152,13 @@ class RunInsertion:
         runs, raws = [], []
         for number, record in enumerate(records, first):
             places = self._places(connection, record)
-            run, raw = run_row(record, number, places), raw_row(record, number, self._samples[places["series"]])
+            first_step, last_step = record.window
+            run: dict[str, Any] = {
+                **{name: getattr(record, name) for name in _PLAIN},
+                **{"id": number, "is_aside": 0, "window_first": first_step, "window_last": last_step},
+                **{f"{table}_id": place for table, place in places.items()},
+            }
+            raw = raw_row(record, number, self._samples[places["series"]])
             runs.append({**run, "row_digest": row_digest(run, raw)})
             raws.append(raw)
         connection.execute(insert(RUN), runs)
@@ -176,28 +166,37 @@ class RunInsertion:
 
     def _places(self, connection: Connection, record: RunRecord) -> dict[str, int]:
         """Return the ids of what the record's row refers to. What is not there yet is added."""
-        conditions, subject = self._digests.of(record.conditions), self._digests.of(record.subject)
-        return {
-            "series": self._series(connection, record),
-            "condition": self._id(
-                connection, CONDITION, conditions, lambda: {"document": record.conditions.model_dump_json()}
-            ),
-            "subject": self._id(connection, SUBJECT, subject, lambda: subject_row(record.subject, subject)),
-            "node": self._id(connection, NODE, record.node, dict),
-        }
-
-    def _series(self, connection: Connection, record: RunRecord) -> int:
-        """Return the id of the record's series. The documents of its first run are the dictionary of all later ones."""
-        digest = self._digests.of(record.series)
-
-        def row() -> dict[str, Any]:
-            return series_row(record.series, digest, packed_json(documents_of(record)))
-
-        number = self._id(connection, SERIES, digest, row)
+        series, conditions, subject = record.series, record.conditions, record.subject
+        number = self._id(
+            connection,
+            SERIES,
+            self._digests.of(series),
+            lambda: {
+                **{name: getattr(series, name) for name in _OF_SERIES},
+                **{"case_name": series.case, "layout": str(series.layout), "document": series.model_dump_json()},
+                "sample": packed_json(documents_of(record)),  # the dictionary of the documents of all later runs
+            },
+        )
         if number not in self._samples:
             sample = connection.execute(select(SERIES.c.sample).where(SERIES.c.id == number)).scalar_one()
             self._samples[number] = inflated(sample)
-        return number
+        versions = {"framework_version": subject.framework_version, "platform_version": subject.platform_version}
+        return {
+            "series": number,
+            "condition": self._id(
+                connection,
+                CONDITION,
+                self._digests.of(conditions),
+                lambda: {"document": conditions.model_dump_json()},
+            ),
+            "subject": self._id(
+                connection,
+                SUBJECT,
+                self._digests.of(subject),
+                lambda: {**versions, "commit_hash": subject.commit, "document": subject.model_dump_json()},
+            ),
+            "node": self._id(connection, NODE, record.node, dict),
+        }
 
     def _id(self, connection: Connection, table: Table, digest: str, row: Callable[[], dict[str, Any]]) -> int:
         key = (table.name, digest)
@@ -208,25 +207,6 @@ class RunInsertion:
                 number = connection.execute(added).scalar_one()
             self._ids[key] = number
         return self._ids[key]
-
-
-def _stored(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[str, int, str]]:
-    query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
-    return {run_id: (content, is_aside, evidence) for run_id, content, is_aside, evidence in connection.execute(query)}
-
-
-def _shows_more(record: RunRecord, content: str, evidence: str | None) -> bool:
-    """Return whether a record comes with the raw files of a run whose figures were only stated so far."""
-    return content == record.content and evidence == REPORTED and record.evidence != REPORTED
-
-
-def _put_aside(connection: Connection, record: RunRecord) -> None:
-    """Keep the record beside the stored run of the same id, and take that run out of all histories."""
-    connection.execute(update(RUN).where(RUN.c.run_id == record.run_id).values(is_aside=1))
-    same = select(ASIDE.c.id).where(ASIDE.c.run_id == record.run_id, ASIDE.c.content == record.content)
-    if connection.execute(same).scalar() is None:
-        document = packed_json(record.model_dump(mode="json"))
-        connection.execute(insert(ASIDE).values(run_id=record.run_id, content=record.content, document=document))
 
 
 class RecordReader:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
@@ -130,6 +129,11 @@ def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -
     system, machine = system_of(provenance), mapping(provenance.get("machine"))
     cores, memory = machine.get("usable_cores"), machine.get("memory_bytes")
     software = {k: v for k, v in mapping(provenance.get("vendor_software")).items() if k != "error"}
+    inherited = mapping(provenance.get("inherited", provenance.get("variables")))
+    # Only names that are known to matter: any other changes every night and would start a new series of nights.
+    relevant = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
+    implementation, hardware, tuning = plan.implementation, plan.hardware, plan.tuning
+    variables = {**relevant, **implementation.environment, **hardware.environment, **tuning.environment}
     return Conditions(
         software={name: private.text(text) for name, text in software.items() if isinstance(text, str)},
         kernel=system.kernel if system else None,
@@ -138,18 +142,8 @@ def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -
         cores=cores if isinstance(cores, int) else None,
         memory_gib=round(memory / 2**30) if isinstance(memory, int) else None,
         engine=system.engine if system else None,
-        variables=private.variables(_variables(plan, provenance)),
+        variables=private.variables(variables),
     )
-
-
-def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
-    """Return what the training inherited, of names that are known to matter, and what the plan gave it.
-
-    Of all other names one would change each night, and end every history.
-    """
-    inherited = mapping(provenance.get("inherited", provenance.get("variables")))
-    relevant = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
-    return {**relevant, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
@@ -189,24 +183,21 @@ def _node(provenance: dict[str, Any]) -> str:
 def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
     """Return when the run began, in UTC. Without provenance: when it was planned, by its id."""
     if isinstance(text := provenance.get("time"), str):
-        return _utc(text, paths.provenance)
+        try:
+            moment = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
+        except ValueError:
+            moment = datetime.min
+        if moment.tzinfo is None:
+            raise DocumentError(
+                f"{paths.provenance}: key 'time': found '{text}', expected a time with its zone: "
+                "2026-11-22T03:04:05+00:00"
+            )
+        return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
     if stamp := _STAMP.match(plan.run_id):
         return datetime.strptime(stamp[1], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc).isoformat()
     raise DocumentError(
         f"{paths.plan}: key 'run_id': found '{plan.run_id}', expected a time such as 20261122T030405Z_..."
     )
-
-
-def _utc(text: str, path: Path) -> str:
-    try:
-        moment = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
-    except ValueError:
-        moment = datetime.min
-    if moment.tzinfo is None:
-        raise DocumentError(
-            f"{path}: key 'time': found '{text}', expected a time with its zone: 2026-11-22T03:04:05+00:00"
-        )
-    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
 def _losses(raw: RawRecords) -> tuple[float | None, ...]:
@@ -308,7 +299,11 @@ class PrivateTexts:
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
         pairs = {name: (text, self.text(text)) for name, text in masked(variables).items()}
-        return {name: public if public == text else _private_digest(text) for name, (text, public) in pairs.items()}
+        digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, (text, _) in pairs.items()}
+        return {
+            name: public if public == text else f"(private, sha256 {digests[name]})"
+            for name, (text, public) in pairs.items()
+        }
 
 
 def _without_folder(match: re.Match[str]) -> str:
@@ -319,7 +314,3 @@ def _without_folder(match: re.Match[str]) -> str:
     name = path.rstrip("/").rpartition("/")[2]
     is_deep = (path.count("/") > 2 or path.startswith("~")) and re.search(r"[^.]\.\w{1,5}$", name)
     return f"(path)/{name}" if is_deep else "(path)"
-
-
-def _private_digest(text: str) -> str:
-    return f"(private, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"

@@ -29,7 +29,7 @@ from levelfield.specs.record import (
     StepTrace,
 )
 from levelfield.specs.short_names import short_kernel
-from levelfield.specs.step_parts import RankParts, StepAlone, StepParts
+from levelfield.specs.step_parts import StepAlone, StepParts
 
 _MEBIBYTE = 2**20
 _LONGEST = 40  # of a device's name
@@ -130,24 +130,23 @@ def _values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | 
             if (value := value_of(reading)) is not None and math.isfinite(value):
                 cells[place].append(value)
         if cells:
-            means[name] = tuple(_mean(cells.get(place), _DIGITS.get(name, 1)) for place in range(parts))
+            means[name] = tuple(
+                round(sum(values) / len(values), _DIGITS.get(name, 1)) if (values := cells.get(place)) else None
+                for place in range(parts)
+            )
     return means
 
 
-def _mean(values: Sequence[float] | None, digits: int) -> float | None:
-    return round(sum(values) / len(values), digits) if values else None
-
-
 def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
-    peaks = [RankPeaks(rank=rank, **dict(_most(steps))) for rank, steps in ranks.items()]
+    peaks = []
+    for rank, steps in ranks.items():
+        largest: dict[str, int] = {}
+        for name in _PEAKS:
+            if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
+                largest[name] = round(max(sizes) / _MEBIBYTE)
+        peaks.append(RankPeaks(rank=rank, **largest))
     present = [entry for entry in peaks if _largest(entry) > 0]
     return tuple(sorted(sorted(present, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
-
-
-def _most(steps: Sequence[StepRecord]) -> Iterator[tuple[str, int]]:
-    for name in _PEAKS:
-        if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
-            yield name, round(max(sizes) / _MEBIBYTE)
 
 
 def _largest(peaks: RankPeaks) -> int:
@@ -163,6 +162,12 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
             ms[place] += entry.ms / len(parts.ranks)
     places = sorted(ms, key=lambda key: -ms[key])[:MOST_PLACES]
     drawn_ranks = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
+    ranks = []
+    for rank in (entry for entry in parts.ranks if entry.rank in drawn_ranks):
+        waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
+        most = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
+        times = {"ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited)}
+        ranks.append({"rank": rank.rank, **times, "waited_for": most})
     return StepTrace.model_validate(
         _rounded(
             {
@@ -170,7 +175,7 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
                 "places": [
                     {"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places
                 ],
-                "ranks": [_step_rank(entry) for entry in parts.ranks if entry.rank in drawn_ranks],
+                "ranks": ranks,
                 "late": [{**entry.model_dump(), "where": entry.where and public(entry.where)} for entry in parts.late],
                 "kernels": [
                     {**entry.model_dump(), "name": short_kernel(public(entry.name), _LONGEST_PLACE)}
@@ -192,12 +197,6 @@ def _public_alone(alone: StepAlone, public: Callable[[str], str]) -> dict[str, o
         **texts,
         **{name: [public(text) for text in values] for name, values in lists.items()},
     }
-
-
-def _step_rank(rank: RankParts) -> dict[str, object]:
-    waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
-    most = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
-    return {"rank": rank.rank, "ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited), "waited_for": most}
 
 
 def _rounded(value: Any) -> Any:

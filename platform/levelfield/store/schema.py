@@ -182,7 +182,10 @@ GROUP BY series.digest, {_FIELDS}
 
 
 def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
-    """Make the tables of a new store. Raises UsageError for another version, and for a new store opened to read."""
+    """Make the tables of a new store, and the columns that an older one lacks.
+
+    Raises UsageError for another version, and for a store that lacks any of these and is opened to read.
+    """
     with reading(engine, address) as connection:
         version = _version(connection)
         missing = _missing_figures(connection) if version == VERSION else []
@@ -197,22 +200,14 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
             "`store import FILE --store NEW`"
         )
-    if missing:
-        _add_figures(engine, address, read_only, missing)
-
-
-def _add_figures(engine: Engine, address: StoreAddress, read_only: bool, missing: list[str]) -> None:
-    """Add the columns of figures that the list got after the store was made. Raises UsageError where it is read only.
-
-    The figures of runs from before are read from their results.
-    """
-    if read_only:
+    if missing and read_only:
         raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
-    with writing(engine, address) as connection:
-        for name in _missing_figures(connection):  # another process may have been first
-            connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
-        connection.execute(text("DROP VIEW IF EXISTS v_result"))
-        _make_result_view(connection)
+    if missing:  # figures that the list got after the store was made; those of older runs are read from their results
+        with writing(engine, address) as connection:
+            for name in _missing_figures(connection):  # another process may have been first
+                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
+            connection.execute(text("DROP VIEW IF EXISTS v_result"))
+            _make_result_view(connection)
 
 
 def _missing_figures(connection: Connection) -> list[str]:

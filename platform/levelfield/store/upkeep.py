@@ -53,7 +53,11 @@ def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
     yield from store.read(_document_faults)
     yield from store.read(_statement_faults)
     yield from store.read(_row_faults)
-    yield from _run_faults(store, progress)
+    run_ids = store.run_ids()
+    for start in range(0, len(run_ids), BATCH):
+        batch = run_ids[start : start + BATCH]
+        yield from store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
+        progress(start + len(batch), len(run_ids))
 
 
 def _database_faults(connection: Connection) -> list[str]:
@@ -123,30 +127,18 @@ def _row_faults(connection: Connection) -> list[str]:
     ]
 
 
-def _run_faults(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
-    """Return the runs whose row is not what its digest says."""
-    run_ids = store.run_ids()
-    for start in range(0, len(run_ids), BATCH):
-        batch = run_ids[start : start + BATCH]
-        yield from store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
-        progress(start + len(batch), len(run_ids))
-
-
 def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
-    """Return a sentence for each of the runs that is damaged. After an error the runs are read one by one."""
+    """Return a sentence for each run whose row is not what its digest says. After an error they are read one by one."""
+    joined = select(RUN, RAW.c.steps, RAW.c.losses, RAW.c.documents).join(RAW, RAW.c.run_id == RUN.c.id)
     try:
-        return [_CHANGED.format(run_id) for run_id in _differing(connection, run_ids)]
+        rows = [dict(row._mapping) for row in connection.execute(joined.where(RUN.c.run_id.in_(run_ids)))]
+        changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
+        unreadable = _unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
+        return [_CHANGED.format(run_id) for run_id in (*changed, *unreadable)]
     except _DAMAGED:  # of a value of another type than its column's
         if len(run_ids) == 1:
             return [_CHANGED.format(*run_ids)]
         return [fault for run in run_ids for fault in _changed(connection, [run])]
-
-
-def _differing(connection: Connection, run_ids: list[str]) -> list[str]:
-    joined = select(RUN, RAW.c.steps, RAW.c.losses, RAW.c.documents).join(RAW, RAW.c.run_id == RUN.c.id)
-    rows = [dict(row._mapping) for row in connection.execute(joined.where(RUN.c.run_id.in_(run_ids)))]
-    changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
-    return [*changed, *_unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])]
 
 
 def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
@@ -183,7 +175,11 @@ def prune(
         before = earliest.astimezone(timezone.utc).isoformat(timespec="seconds")
 
     def change(connection: Connection) -> Pruned:
-        matching = _matching(connection, before, case, run_id)
+        query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
+        query = query if before is None else query.where(RUN.c.began < before)
+        query = query if case is None else query.where(SERIES.c.case_name == case)
+        query = query if run_id is None else query.where(RUN.c.run_id == run_id)
+        matching = connection.execute(query).scalars().all()
         evidence = {run for event in statements.events(connection, None) for run in event.runs}
         pruned = Pruned(tuple(r for r in matching if r not in evidence), tuple(r for r in matching if r in evidence))
         for start in range(0, 0 if dry_run else len(pruned.removed), BATCH):
@@ -198,11 +194,3 @@ def prune(
     if pruned.removed:
         store.give_space_back()
     return pruned
-
-
-def _matching(connection: Connection, before: str | None, case: str | None, run_id: str | None) -> list[str]:
-    query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
-    query = query if before is None else query.where(RUN.c.began < before)
-    query = query if case is None else query.where(SERIES.c.case_name == case)
-    query = query if run_id is None else query.where(RUN.c.run_id == run_id)
-    return list(connection.execute(query).scalars())

@@ -47,5 +47,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a store that is not there yet, on each database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'folder' / 'results.sqlite'}"
-    found: str = request.getfixturevalue("new_database")
-    return found
+    database: str = request.getfixturevalue("new_database")
+    return database

@@ -48,10 +48,10 @@ def test_a_store_is_the_file_of_its_name_and_no_other(name: str, tmp_path: Path)
 
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     file = tmp_path / "notes.sqlite"
-    file.write_text("a shopping list\n" * 100)
-    with pytest.raises(UsageError, match=r"notes.sqlite is no store: file is not a database. Name another file"):
+    file.write_text("shopping\n" * 100)
+    with pytest.raises(UsageError, match=rf"{file} is no"):
         Store.open(str(file))
-    assert file.read_text().startswith("a shopping list")
+    assert file.read_text() == "shopping\n" * 100
 
 
 FOREIGN = {
@@ -71,7 +71,7 @@ def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Pa
     connection.executescript(FOREIGN[made])
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(UsageError, match=r"found a database of another program.*Nothing was written to it"):
+    with pytest.raises(UsageError, match="another program"):
         Store.open(str(file), read_only=read_only)
     assert file.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["places.sqlite"]
 
@@ -99,21 +99,21 @@ def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path, capsy
 
 
 def test_a_missing_file_is_no_empty_store(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent.sqlite: found no file; a run makes it, or `store import RUNS`"):
+    with pytest.raises(UsageError, match=r"absent\.sqlite: .*`store import"):
         Store.open(str(tmp_path / "absent.sqlite"), read_only=True)
     assert not (tmp_path / "absent.sqlite").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match=f"{tmp_path / 'file' / 'below'} cannot"):
         Store.open(str(tmp_path / "file" / "below" / "r.sqlite"))
 
 
 def test_a_store_that_may_only_be_read_refuses_changes(path: Path, record: RunRecord) -> None:
     with Store.open(str(path), read_only=True) as store:
         assert len(store.run_ids()) == 50
-        with pytest.raises(UsageError, match=r"cannot be written: attempt to write a readonly database"):
+        with pytest.raises(UsageError, match="readonly database"):
             store.add([record])
 
 
@@ -132,7 +132,7 @@ def test_a_locked_store_says_so_and_goes_on_later(
     other.execute("BEGIN IMMEDIATE")
     with Store.open(str(path)) as store:
         assert len(store.run_ids()) == 50  # reading goes on
-        with pytest.raises(UsageError, match=r"is locked by another process: database is locked; nothing of this"):
+        with pytest.raises(UsageError, match=f"{path} is locked"):
             store.add([record])
         other.execute("ROLLBACK")
         assert store.add([record]).new == 1
@@ -149,7 +149,7 @@ def test_a_full_disk_stores_nothing_of_the_batch(path: Path, record: RunRecord) 
         store.engine.dispose()
         event.listen(store.engine, "connect", limit)
         more = [changed(record, number, content="other") for number in range(100, 300)]
-        with pytest.raises(UsageError, match=r"has no space left: database or disk is full; nothing of this"):
+        with pytest.raises(UsageError, match=r"no space"):
             store.add(more)
     with Store.open(str(path)) as store:
         assert len(store.run_ids()) == 50 and faults(store) == []
@@ -166,24 +166,24 @@ def test_postgresql_without_its_client_names_the_package(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     monkeypatch.delitem(sys.modules, "psycopg", raising=False)
-    with pytest.raises(UsageError, match=r"PostgreSQL needs the package psycopg: pip install 'psycopg\[binary\]==3"):
+    with pytest.raises(UsageError, match=r"'psycopg\[binary\]==3"):
         Store.open("postgresql://ann@host/db")
 
 
 def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be reached") as raised:
+    with pytest.raises(UsageError, match="be reached") as raised:
         Store.open(f"postgresql://ann:secret@/db?host={tmp_path}")
     assert "secret" not in str(raised.value) and "Traceback" not in str(raised.value)
 
 
 def test_a_database_that_is_not_there_is_named(postgresql: str) -> None:
-    with pytest.raises(UsageError, match=r'database "absent" does not exist'):
+    with pytest.raises(UsageError, match='database "absent"'):
         Store.open(postgresql.replace("/postgres?", "/absent?"))
 
 
 def test_a_store_of_postgresql_that_may_only_be_read_refuses_changes(new_database: str, record: RunRecord) -> None:
     Store.open(new_database).close()
-    refused = pytest.raises(UsageError, match=r"cannot be written: .*read-only transaction")
+    refused = pytest.raises(UsageError, match="read-only transaction")
     with Store.open(new_database, read_only=True) as store, refused:
         store.add([record])
 

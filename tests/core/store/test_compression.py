@@ -40,7 +40,7 @@ def test_forty_step_times_take_less_than_half_of_their_bytes() -> None:
 def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         packed_numbers((1.0, value, None))
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON compliant"):
         packed_json({"value": value})
 
 
@@ -67,5 +67,5 @@ def test_another_dictionary_or_damaged_bytes_are_found_or_give_other_content() -
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packed_json("0" * 100_000)
     monkeypatch.setattr("levelfield.store.compression.MOST_BYTES", 10_000)
-    with pytest.raises(ValueError, match="more than 10,000 bytes"):
+    with pytest.raises(ValueError, match="10,000 bytes"):
         unpacked_json(packed)

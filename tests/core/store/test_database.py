@@ -70,10 +70,10 @@ def test_series_and_points_have_what_was_added(url: str, record: RunRecord) -> N
     digest, other = added[0].series.fingerprint(), added[3].series.fingerprint()
     with Store.open(url) as store:
         store.add(reversed(added))
-        listed = {found.digest: found for found in store.series()}
-        assert listed[digest].series == added[0].series and listed[digest].runs == 3
-        assert (listed[digest].first, listed[digest].last) == (added[0].began, added[2].began)
-        assert [found.digest for found in store.series("tinier")] == [other] and store.series("absent") == []
+        stored = {entry.digest: entry for entry in store.series()}
+        assert stored[digest].series == added[0].series and stored[digest].runs == 3
+        assert (stored[digest].first, stored[digest].last) == (added[0].began, added[2].began)
+        assert [entry.digest for entry in store.series("tinier")] == [other] and store.series("absent") == []
         points = store.points()
         assert points.keys() == {digest, other} and [p.began for p in points[digest]] == [r.began for r in added[:3]]
         for point, run in zip(points[other], added[3:], strict=True):
@@ -99,13 +99,14 @@ def test_a_run_is_found_by_its_id_by_a_part_and_as_the_latest(url: str, record: 
         store.add(added)
         assert store.find("latest") == added[-1].run_id
         assert store.find(added[1].run_id) == store.find("_000001") == added[1].run_id
-        with pytest.raises(UsageError, match=r"found several runs: .*; give more of the id"):
+        with pytest.raises(UsageError, match="several runs") as error:
             store.find("tiny_fake")
-        with pytest.raises(UnknownName, match="unknown run 'n_thing'"):
+        assert sum(run.run_id in str(error.value) for run in added) == 4
+        with pytest.raises(UnknownName, match="run 'n_thing'"):
             store.find("n_thing")  # not a pattern
-        with pytest.raises(UnknownName, match="unknown run 'absent'"):
+        with pytest.raises(UnknownName, match="run 'absent'"):
             store.record("absent")
-        with pytest.raises(UnknownName, match="unknown conditions 'absent'"):
+        with pytest.raises(UnknownName, match="conditions 'absent'"):
             store.conditions("absent")
 
 
@@ -113,11 +114,11 @@ def test_events_are_added_once_and_never_changed(url: str) -> None:
     event = StoreEvent(id="e1", kind="note", series="sha256:a", at="2026-01-03T00:00:00+00:00", who="ann", why="fan")
     later = StoreEvent(id="e0", kind="note", series="sha256:b", at="2026-01-04T00:00:00+00:00", who="bob", why="hot")
     with Store.open(url) as store:
-        for each in (later, event, event):
-            store.add_event(each)
+        for statement in (later, event, event):
+            store.add_event(statement)
         assert store.events() == [event, later]
         assert store.events(series="sha256:a") == [event]
-        with pytest.raises(UsageError, match="events are never changed"):
+        with pytest.raises(UsageError, match="event 'e1'"):
             store.add_event(event.model_copy(update={"why": "other"}))
         assert store.events() == [event, later]
 
@@ -127,8 +128,8 @@ def test_expectations_learn_their_series_and_nights_are_listed(url: str, record:
         store.expect("2026-01-05", "nightly", {"a": None, "b": "sha256:b"})
         store.expect("2026-01-05", "nightly", {"a": "sha256:a", "b": None, "c": None})
         store.expect("2026-01-05", "weekly", {"a": None})
-        found = {"nightly/a": "sha256:a", "nightly/b": "sha256:b", "nightly/c": None, "weekly/a": None}
-        assert store.expected("2026-01-05") == found and store.expected("2026-01-06") == {}
+        entry = {"nightly/a": "sha256:a", "nightly/b": "sha256:b", "nightly/c": None, "weekly/a": None}
+        assert store.expected("2026-01-05") == entry and store.expected("2026-01-06") == {}
         store.add(runs_of(record))
         assert store.nights() == ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 
@@ -137,9 +138,9 @@ def test_findings_are_kept_in_order(url: str) -> None:
     with Store.open(url) as store:
         for number, night in enumerate(("b", "a", "b")):
             store.add_finding(night, {"number": number, "word": "regression", "text": "ü"})
-        assert [found["number"] for found in store.findings()] == [0, 1, 2]
-        assert [found["number"] for found in store.findings("b")] == [0, 2] and store.findings("c") == []
-        with pytest.raises(ValueError, match="not JSON compliant"):
+        assert [entry["number"] for entry in store.findings()] == [0, 1, 2]
+        assert [entry["number"] for entry in store.findings("b")] == [0, 2] and store.findings("c") == []
+        with pytest.raises(ValueError, match="JSON compliant"):
             store.add_finding("a", {"change": float("nan")})
 
 
@@ -148,7 +149,7 @@ def test_a_failed_batch_leaves_nothing_and_the_store_goes_on(
 ) -> None:
     """What the failed transaction had added is not remembered as being there."""
     with Store.open(url) as store:
-        monkeypatch.setattr("levelfield.store.rows.raw_row", lambda *given: {}["broken"])
+        monkeypatch.setattr("levelfield.store.rows.raw_row", lambda *arguments: dict[str, object]()["broken"])
         with pytest.raises(KeyError):
             store.add([record])
         monkeypatch.undo()
@@ -165,10 +166,10 @@ def test_the_views_have_a_row_for_each_run_and_series(url: str, record: RunRecor
         first = rows[0]
         assert (first.label, first.began_seconds) == (added[1].series.label, 1767409445)
         assert first.tokens_per_second_per_device == added[1].tokens_per_second_per_device
-        listed = store.read(
+        stored = store.read(
             lambda connection: connection.exec_driver_sql("SELECT * FROM v_series ORDER BY case_name").all()
         )
-        assert [(row.case_name, row.runs, row.valid_runs) for row in listed] == [("tinier", 3, 3), ("tiny", 2, 2)]
+        assert [(row.case_name, row.runs, row.valid_runs) for row in stored] == [("tinier", 3, 3), ("tiny", 2, 2)]
 
 
 def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
@@ -182,7 +183,7 @@ def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
         assert [[point.run_id[-6:] for point in points] for points in by_length] == [
             [f"{number:06x}" for number in numbers] for numbers in (range(20, 24), range(7, 12))
         ]
-        long = next(found.digest for found in store.series() if found.runs == 12)
+        long = next(entry.digest for entry in store.series() if entry.runs == 12)
         assert len(store.points([long])[long]) == 5 and len(store.run_ids()) == 16
         assert len(store.points(since=by_length[1][2].began)[long]) == 3
 

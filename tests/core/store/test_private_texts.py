@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from levelfield.store.run_record import PrivateTexts
+from pydantic import JsonValue
 
 PRIVATE = PrivateTexts(
     ["gpu17.lab.example", "gpu17", "vm"], ["torch", "cpu"], ["/home/annika/levelfield", "/Users/bo/x"]
@@ -11,7 +12,7 @@ PRIVATE = PrivateTexts(
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "public"),
     [
         ("File '/home/annika/a/b/train.py', line 3", "File '(path)/train.py', line 3"),
         ("/home/annika", "(path)"),
@@ -28,15 +29,16 @@ PRIVATE = PrivateTexts(
         ("torch on cpu", "torch on cpu"),
     ],
 )
-def test_a_text_keeps_its_meaning(text: str, kept: str) -> None:
-    assert PRIVATE.text(text) == kept
+def test_a_text_keeps_its_meaning(text: str, public: str) -> None:
+    assert PRIVATE.text(text) == public
 
 
 def test_every_text_of_a_value_is_taken() -> None:
-    value = {"a": ["/home/annika/x", {"b": "gpu17"}], "c": 1.5, "d": None, "e": True}
+    value: JsonValue = {"a": ["/home/annika/x", {"b": "gpu17"}], "c": 1.5, "d": None, "e": True}
     assert PRIVATE.value(value) == {"a": ["(path)", {"b": "(host)"}], "c": 1.5, "d": None, "e": True}
 
 
 def test_public_words_and_nobody_are_no_names() -> None:
     private = PrivateTexts(["torch", "localhost"], ["torch"], [f"/home/{name}/x" for name in ("root", "user")])
-    assert private.text("torch on localhost as root or user") == "torch on localhost as root or user"
+    text = "torch on localhost as root or user"
+    assert private.text(text) == text

@@ -12,14 +12,14 @@ from levelfield.store.database import Store
 from levelfield.store.schema import METADATA, VERSION
 from levelfield.store.upkeep import faults
 from plans import ROOT
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect
 
 FORMER = ("DROP TABLE store_version", "CREATE TABLE alembic_version (version_num TEXT)")
 NEWER = ("UPDATE store_version SET version = '2.0.0'",)
 
 
 def execute(store: Store, *lines: str) -> None:
-    def run(connection):
+    def run(connection: Connection) -> None:
         for line in lines:
             connection.exec_driver_sql(line)
 
@@ -29,12 +29,12 @@ def execute(store: Store, *lines: str) -> None:
 def test_a_new_store_has_the_tables_and_the_views_that_the_documentation_names(url: str) -> None:
     text = (ROOT / "docs/store.md").read_text()
     with Store.open(url) as store, store.engine.connect() as connection:
-        found = inspect(connection)
-        assert {*found.get_table_names()} == {*METADATA.tables, "store_version"}
+        tables = inspect(connection)
+        assert {*tables.get_table_names()} == {*METADATA.tables, "store_version"}
         for view in ("v_result", "v_series"):
-            (said,) = re.findall(rf"`{view}` has a row.*?\n\n", text, re.DOTALL)
-            columns = {column["name"] for column in found.get_columns(view)}
-            missing = [name for name in columns if f"`{name}`" not in said]
+            (section,) = re.findall(rf"`{view}` has a row.*?\n\n", text, re.DOTALL)
+            columns = {column["name"] for column in tables.get_columns(view)}
+            missing = [name for name in columns if f"`{name}`" not in section]
             assert missing == ([] if view == "v_result" else [name for name in missing if name in schema.SERIES.c])
 
 
@@ -46,14 +46,15 @@ def test_a_store_of_another_version_is_refused_and_left_alone(
         store.add([record])
         execute(store, *lines)
     for read_only in (True, False):
-        with pytest.raises(UsageError, match=rf"version {version}, expected {VERSION}\. Export it by .*--store NEW`"):
+        with pytest.raises(UsageError, match=rf"version {version}, expected {VERSION}\."):
             Store.open(url, read_only)
     with store.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT run_id FROM run").scalars().all() == [record.run_id]
+        run_ids = connection.exec_driver_sql("SELECT run_id FROM run").scalars().all()
+        assert run_ids == [record.run_id]
 
 
 def test_a_store_without_tables_is_not_made_by_reading(new_database: str) -> None:
-    with pytest.raises(UsageError, match="has no tables; a run makes them, or `store import RUNS`"):
+    with pytest.raises(UsageError, match="no tables"):
         Store.open(new_database, read_only=True)
 
 
@@ -63,7 +64,7 @@ def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: py
     with Store.open(new_database) as store:
         execute(store, "CREATE TABLE finding (lost TEXT)")
         monkeypatch.undo()
-        with pytest.raises(UsageError, match='"finding" already exists'):
+        with pytest.raises(UsageError, match='"finding" already'):
             Store.open(new_database)
         with store.engine.connect() as connection:
             assert inspect(connection).get_table_names() == ["finding"]
@@ -74,11 +75,12 @@ def test_a_store_from_before_a_figure_gets_its_column_and_reads_it_from_results(
     with Store.open(url) as store:
         store.add([record.model_copy(update={"mfu": None})])  # a row that was written when no column had it
         execute(store, "DROP VIEW v_result", "ALTER TABLE run DROP COLUMN mfu")
-    with pytest.raises(UsageError, match="has no column mfu; open it for writing"):
+    with pytest.raises(UsageError, match="column mfu"):
         Store.open(url, read_only=True)
     with Store.open(url) as store, store.engine.connect() as connection:
         assert store.record(record.run_id).mfu == record.mfu and faults(store) == []
-        assert connection.exec_driver_sql("SELECT mfu FROM v_result").scalars().all() == [None]
+        rates = connection.exec_driver_sql("SELECT mfu FROM v_result").scalars().all()
+        assert rates == [None]
     with Store.open(url, read_only=True) as store:
         assert [point.mfu for point in store.points()[record.series.fingerprint()]] == [None]
 
@@ -87,4 +89,5 @@ def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> Non
     with Store.open(url) as store:
         store.add([record])
         execute(store, "UPDATE run SET mfu = NULL")
-        assert "its row was changed or is damaged" in faults(store)[0]
+        (fault,) = faults(store)
+        assert f"run {record.run_id}:" in fault

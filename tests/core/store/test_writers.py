@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,7 @@ class Writers:
         file.write_text(record.model_dump_json())
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
         argv = [sys.executable, str(WRITER), url, str(file), str(folder)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._parent = subprocess.Popen(argv, env=environment, **pipes)
+        self._parent = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.running: list[int] = []
 
     def start(self) -> None:
@@ -66,13 +66,13 @@ class Writers:
 @contextmanager
 def writers(url: str, folder: Path, record: RunRecord, number: int) -> Iterator[Writers]:
     folder.mkdir()
-    found = Writers(url, folder, record)
+    started = Writers(url, folder, record)
     try:
         for _ in range(number):
-            found.start()
-        yield found
+            started.start()
+        yield started
     finally:
-        found.end()
+        started.end()
 
 
 def whole(url: str, acknowledged: list[str]) -> int:
@@ -86,7 +86,11 @@ def whole(url: str, acknowledged: list[str]) -> int:
         return len(stored)
 
 
-def until(condition, writing: Writers, seconds: float = 120.0) -> None:
+def is_acknowledged(writing: Writers, least: int) -> bool:
+    return len(writing.acknowledged()) >= least
+
+
+def until(condition: Callable[[], object], writing: Writers, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, writing.errors()
@@ -99,7 +103,7 @@ def test_writers_that_are_killed_lose_nothing_that_was_stored(url: str, tmp_path
     with writers(url, tmp_path / "writers", record, 4) as writing:
         for _ in range(2):
             least = len(writing.acknowledged()) + 8
-            until(lambda least=least: len(writing.acknowledged()) >= least, writing)
+            until(partial(is_acknowledged, writing, least), writing)
             time.sleep(generator.random() / 20)
             writing.kill(generator.choice(writing.running))
         until(lambda: len(writing.acknowledged()) >= 30, writing)
