@@ -222,9 +222,6 @@ class NightsBefore:
     opened: OpenRegression | None = None  # a regression that was named before and has not ended
     can_run_again: Callable[[str], bool] = lambda run_id: True  # whether a commit holds all of a run's build
 
-    def for_level(self, nights: Iterable[Observation]) -> list[Observation]:
-        return [night for night in nights if night.run_id not in self.unaccepted]
-
 
 def nights_before(
     era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
@@ -239,19 +236,16 @@ def nights_before(
     last = max((night.began for night in current if night.run_id in cleared), default="")
     former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
     slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
-    gained = _lasting_gain([n for n in current if n.run_id in better or n.run_id not in unaccepted], better)
+    candidates = [night for night in current if night.run_id in better or night.run_id not in unaccepted]
+    places = [place for place, night in enumerate(candidates) if night.run_id in better]
+    gained: Sequence[Observation] = candidates[places[0] : places[-1] + 1] if places else ()
+    if len(places) < max(LASTING, STEADY * len(gained)):
+        gained = ()
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
         current, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers,
         opened, can_run_again,
     )  # fmt: skip
-
-
-def _lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
-    """Return the nights from the first to the last that was found better; none where the gain did not last."""
-    places = [i for i, night in enumerate(nights) if night.run_id in better]
-    gain = nights[places[0] : places[-1] + 1] if places else ()
-    return gain if len(places) >= max(LASTING, STEADY * len(gain)) else ()
 
 
 def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
@@ -262,13 +256,22 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
         if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
     recent = sorted((*before.earlier, *before.current), key=lambda night: night.began)
-    joined, current, earlier = (before.for_level(nights) for nights in (recent, before.current, before.earlier))
+    joined, current, earlier = (
+        [night for night in nights if night.run_id not in before.unaccepted]
+        for nights in (recent, before.current, before.earlier)
+    )
     accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
     is_young = len(current) < FEWEST
     level = level_of(joined if is_young else current, tonight.node)
     baseline_level = None
+    scattered = None
     if level is None and accepted is not None and before.baseline is not None:
-        level = baseline_level = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
+        scattered = level_of(before.replaced, tonight.node)
+    if accepted is not None and scattered is not None:
+        # the accepted level with the scatter of the nights that it replaced
+        last = joined[-1].began[:10] if joined else accepted.since
+        n, cost = max(accepted.n, len(joined)), accepted.at(tonight.node)
+        level = baseline_level = replace(scattered, cost=cost, n=n, since=accepted.since, last=last)
     step = _step(earlier, current, tonight, baseline_level, before.bad) if earlier else None
     suspicion = None
     if level is not None:
@@ -297,18 +300,6 @@ def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> 
         figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True,
         before.opened, against,
     )  # fmt: skip
-
-
-def _level_of_baseline(
-    accepted: AcceptedLevel, since: Sequence[Observation], replaced: Sequence[Observation], node: str
-) -> Level | None:
-    """Return the accepted level with the scatter of the nights that it replaced; None without such nights."""
-    before = level_of(replaced, node)
-    if before is None:
-        return None
-    last = since[-1].began[:10] if since else accepted.since
-    cost = accepted.at(node)
-    return replace(before, cost=cost, n=max(accepted.n, len(since)), since=accepted.since, last=last)
 
 
 def _step(

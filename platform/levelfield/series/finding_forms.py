@@ -156,7 +156,10 @@ def as_junit(page: FindingPage) -> str:
 
 def as_json(page: FindingPage) -> str:
     """Return schema `levelfield.gate/1`: the first line, the exit code, and every finding in full precision."""
-    rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
+    rows = [{**f.model_dump(mode="json"), "ticket": None} for f in page.findings]
+    for row, finding in zip(rows, page.findings, strict=True):
+        if ticket := page.ticket(finding):
+            row["ticket"] = ticket.model_dump(mode="json")
     head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
     document = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
     return json_text(document) + "\n"
@@ -166,27 +169,22 @@ def as_webhook(page: FindingPage) -> str:
     """Return schema `levelfield.webhook/1`, which docs/nightly.md describes: all but what did not change."""
     changed = [finding for finding in page.findings if finding.word != "no change"]
     counts = Counter(finding.word for finding in page.findings)
-    sent = {
-        "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
-        "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
-        "link": page.link, "text": _plain(page, changed),
-        "counts": {word: counts[word] for word in WORDS if counts[word]},
-        "findings": [_sent(finding, page.ticket(finding)) for finding in changed[:MOST_SENT]],
-        "more": max(0, len(changed) - MOST_SENT),
-    }  # fmt: skip
-    return json_text(sent) + "\n"
-
-
-def _plain(page: FindingPage, changed: Sequence[Finding]) -> str:
-    """Return some lines for a chat: the verdict, the worst findings, the link."""
-    lines = [page.verdict]
+    lines = [page.verdict]  # for a chat: the verdict, the worst findings, the link
     for finding in changed[:5]:
         ticket = page.ticket(finding)
         blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
         texts = (finding.word, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
     lines += [f"{len(changed) - 5} more"] if len(changed) > 5 else []
-    return "\n".join([*lines, page.link] if page.link else lines)
+    sent = {
+        "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
+        "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
+        "link": page.link, "text": "\n".join([*lines, page.link] if page.link else lines),
+        "counts": {word: counts[word] for word in WORDS if counts[word]},
+        "findings": [_sent(finding, page.ticket(finding)) for finding in changed[:MOST_SENT]],
+        "more": max(0, len(changed) - MOST_SENT),
+    }  # fmt: skip
+    return json_text(sent) + "\n"
 
 
 def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
@@ -201,10 +199,6 @@ def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
         "commits": ticket.all_commits if ticket else None,
         "first_bad": blamed.model_dump(mode="json") if blamed else None,
     }
-
-
-def _ticket_values(ticket: Ticket | None) -> dict[str, Any] | None:
-    return ticket.model_dump(mode="json") if ticket else None
 
 
 def _counts(findings: Sequence[Finding]) -> str:

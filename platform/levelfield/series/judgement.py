@@ -11,9 +11,9 @@ from levelfield.measure.student import t_quantile
 from levelfield.series.examination import Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
-from levelfield.series.pairs import ArmBias, PairRuling, PairWord, checked_by_nulls, judged_pairs
+from levelfield.series.pairs import PairRuling, PairWord, checked_by_nulls, judged_pairs
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
-from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
+from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable
 from levelfield.specs.record import Gated
 from levelfield.specs.short_names import short_digest
 
@@ -186,19 +186,16 @@ def _nights_finding(night: Examination, around: Surroundings, level: Level, miss
     word: FindingWord = "regression" if suspicion.direction > 0 else "improvement"
     if missing is None or not missing.is_put_off:
         if suspicion.rule == "drift" and suspicion.is_clear:
-            return _drift_finding(night, around, word, suspicion)
+            expected = night.expected_first
+            assert expected is not None
+            half = t_quantile(0.025, expected.freedom) * expected.scale * math.sqrt(1 / DRIFT_NIGHTS)
+            detail = f"the median of the last {DRIFT_NIGHTS} nights, without pairs"
+            change = shown_change(suspicion.excess, half, night.figure)
+            return _finding(night, around, expected, word, detail, change)
         if suspicion.rule == "tonight" and night.runs_two_nights:
             return _finding(night, around, level, word, "two nights running, without pairs")
     detail = f"{_SEEN_BY[suspicion.rule]}; {missing.reason if missing else 'further nights or pairs decide'}"
     return _finding(night, around, level, "inconclusive", detail)
-
-
-def _drift_finding(night: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
-    level = night.expected_first
-    assert level is not None
-    half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
-    detail = f"the median of the last {DRIFT_NIGHTS} nights, without pairs"
-    return _finding(night, around, level, word, detail, shown_change(suspicion.excess, half, night.figure))
 
 
 def _finding(
@@ -244,7 +241,10 @@ def _pairs_detail(night: Examination, around: Surroundings, ruling: PairRuling) 
         if (ruling.more or 0) > MOST_NAMED:
             text = f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
-        text += f", {'less' if ruling.is_less_bias else 'beside'} {bias_text(ruling.bias, night.figure)}"
+        bias, reach = ruling.bias, ruling.bias.reach
+        change, low, high = map(percent_change, shown_change(bias.excess, reach, night.figure))
+        how = "less" if ruling.is_less_bias else "beside"
+        text += f", {how} the arms' bias of {change} [{low}, {high}] by {bias.pairs} null pairs"
     off = _conditions_change(night, ruling)
     if off is not None:
         return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
@@ -253,12 +253,6 @@ def _pairs_detail(night: Examination, around: Surroundings, ruling: PairRuling) 
         build = f"the {first} is {off:+.1%} off its level too"
         return f"node {short_digest(night.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
-
-
-def bias_text(bias: ArmBias, figure: Gated) -> str:
-    """Return the arms' bias with its interval and its null pairs."""
-    change, low, high = map(percent_change, shown_change(bias.excess, bias.reach, figure))
-    return f"the arms' bias of {change} [{low}, {high}] by {bias.pairs} null pairs"
 
 
 @dataclass(frozen=True)
@@ -286,7 +280,8 @@ def node_groups(examined: Sequence[Judged]) -> list[NodeGroup]:
         others = [m for m in examined if m[1].tonight.node != node and m[1].figure == figure and m[1].level]
         for direction in (1, -1):
             moved = [m for m in local if _moved(m[1], direction)]
-            alike = _alike(moved)
+            middle = abs(median(_excess(m[1]) for m in moved)) if moved else 0.0
+            alike = [m for m in moved if ALIKE[0] * middle <= abs(_excess(m[1])) <= ALIKE[1] * middle]
             if len(alike) >= max(FEWEST_ALIKE, len(local) / 2):
                 excess = median(_excess(m[1]) for m in alike)
                 still = sum(not _moved(m[1], direction) for m in others)
@@ -302,10 +297,3 @@ def _moved(night: Examination, direction: int) -> bool:
 
 def _excess(night: Examination) -> float:
     return night.suspicion.excess if night.suspicion else 0.0
-
-
-def _alike(moved: Sequence[Judged]) -> list[Judged]:
-    if not moved:
-        return []
-    middle = abs(median(_excess(m[1]) for m in moved))
-    return [m for m in moved if ALIKE[0] * middle <= abs(_excess(m[1])) <= ALIKE[1] * middle]

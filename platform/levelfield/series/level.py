@@ -110,7 +110,11 @@ def accepted_level(
     if not nights and accepted is None:
         return None
     first = {} if accepted is None else _stated_nodes(event, figure)
-    later = {node: level for node, level in _first_medians(nights).items() if node not in first}
+    nights_of: dict[str, list[Observation]] = {}
+    for night in nights:
+        nights_of.setdefault(night.node, []).append(night)
+    firsts = node_medians([night for group in nights_of.values() for night in group[:LONGEST]])
+    later = {node: level for node, level in firsts.items() if node not in first}
     if event is not None and accepted is not None:
         build = first_build(event.runs[::-1], can_run_again)
         return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
@@ -123,13 +127,6 @@ def accepted_level(
 def first_build(runs: Sequence[str], can_run_again: Callable[[str], bool]) -> str:
     """Return the first of the runs whose build a commit holds; where none is, the first one, for the reason."""
     return next(filter(can_run_again, runs), runs[0] if runs else "")
-
-
-def _first_medians(nights: Sequence[Observation]) -> dict[str, float]:
-    firsts: dict[str, list[Observation]] = {}
-    for night in nights:
-        firsts.setdefault(night.node, []).append(night)
-    return node_medians([night for group in firsts.values() for night in group[:LONGEST]])
 
 
 def _stated_nodes(event: StoreEvent | None, figure: Gated) -> dict[str, float]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -142,7 +142,7 @@ class PairedTest:
 
 
 def judged_pairs(
-    pairs: list[tuple[float | None, float | None]], figure: Gated, direction: int, level: Level | None
+    pairs: Sequence[tuple[float | None, float | None]], figure: Gated, direction: int, level: Level | None
 ) -> PairRuling:
     """Return the ruling over pairs that were run, at the first look that decides."""
     test = PairedTest(figure, direction, level)
@@ -166,11 +166,6 @@ class ArmBias:
     def reach(self) -> float:
         """Half of the interval."""
         return t_quantile(0.025, self.pairs - 1) * self.error
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the interval excludes 0."""
-        return abs(self.excess) > self.reach
 
     @property
     def is_a_fault(self) -> bool:
@@ -199,7 +194,10 @@ def checked_by_nulls(
     whether an earlier night named a regression; then pairs that do not decide may show by the bias that it is gone.
     """
     if is_open and ruling.build == "inconclusive":
-        return _gone_by_bias(ruling, nulls, more, figure)
+        bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
+        if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
+            return ruling
+        return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)
     if ruling.word != "regression":
         return ruling
     pairs, further = list(nulls), iter(more)
@@ -213,19 +211,6 @@ def checked_by_nulls(
         pairs.append(pair)
 
 
-def _gone_by_bias(
-    ruling: PairRuling,
-    nulls: Iterable[tuple[float | None, float | None]],
-    more: Iterable[tuple[float | None, float | None]],
-    figure: Gated,
-) -> PairRuling:
-    """Return that nothing is left of what the pairs show beside a fault of the arms; else the ruling as it is."""
-    bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
-    if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
-        return ruling
-    return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)
-
-
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     """Return the ruling on the difference less the bias. A bias that is not shown changes no figure."""
     assert ruling.excess is not None and ruling.error is not None
@@ -236,7 +221,7 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
         word: PairWord = "regression"
     else:
         word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < FLOOR else "inconclusive"
-    if word == "regression" and not bias.is_shown:
+    if word == "regression" and not abs(bias.excess) > bias.reach:
         return replace(ruling, bias=bias)
     half = t_quantile(0.025, freedom) * error
     return replace(

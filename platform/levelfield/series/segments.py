@@ -7,10 +7,10 @@ that a series which alternates between two machines keeps both.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from statistics import median
 from typing import NamedTuple
 
 from levelfield.series.findings import WORSE
@@ -114,13 +114,11 @@ def observations(points: Iterable[Point], figure: Gated) -> list[Observation]:
         cost = cost_of(getattr(point, figure), figure)
         if cost is not None:
             nights.setdefault((night_of(point), point.node), []).append((point, cost))
-    return [_observation(night, node, runs) for (night, node), runs in nights.items()]
-
-
-def _observation(night: str, node: str, runs: list[tuple[Point, float]]) -> Observation:
-    last = runs[-1][0]
-    cost = runs[0][1] if len(runs) == 1 else statistics.median(cost for _, cost in runs)
-    return Observation(night, runs[0][0].began, node, last.run_id, cost)
+    costs = {key: runs[0][1] if len(runs) == 1 else median(cost for _, cost in runs) for key, runs in nights.items()}
+    return [
+        Observation(night, runs[0][0].began, node, runs[-1][0].run_id, costs[night, node])
+        for (night, node), runs in nights.items()
+    ]
 
 
 def condition_changes(before: Conditions | None, after: Conditions | None) -> tuple[str, ...]:

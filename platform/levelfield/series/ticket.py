@@ -104,21 +104,18 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
     is_repeated: the builds are those of a finding above, so that their commits stand there.
     """
     yield wrapped(f"  {one_line(commits_line(ticket))}{', as above' if is_repeated else ''}", 4)
-    yield from () if is_repeated else _between(ticket)
+    if not is_repeated:
+        for commit in ticket.commits[:SHOWN_COMMITS]:
+            yield wrapped(f"    {commit_text(commit)}", 6)
+        if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
+            yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
+        yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
     if ticket.bisection:
         yield wrapped(f"  {found_text(ticket.bisection, ticket.first_bad)}", 4)
     if ticket.command and not ticket.blamed:
         yield f"  to find it: {command_text(ticket)}"
     if ticket.page:
         yield f"  page: {one_line(ticket.page)}"
-
-
-def _between(ticket: Ticket) -> Iterator[str]:
-    for commit in ticket.commits[:SHOWN_COMMITS]:
-        yield wrapped(f"    {commit_text(commit)}", 6)
-    if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
-        yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
-    yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
 
 
 def ticket_markdown(ticket: Ticket) -> Iterator[str]:

@@ -95,28 +95,19 @@ def _gradual_suspicion(
     nights = [night for night in (*before, tonight) if night.began > cleared]
     distances = [night.cost - accepted.at(night.node) for night in nights]
     narrow = replace(level, scale=min(level.scale, accepted.scale or level.scale))
-    return _drift_suspicion(narrow, accepted, distances) or _sum_suspicion(narrow, distances)
-
-
-def _sum_suspicion(level: Level, distances: Sequence[float]) -> Suspicion | None:
-    """Return the suspicion that the sum of the nights raises. It looks for worse only: a gain can wait for a drift."""
-    total = cusum([distance / level.scale for distance in distances])
-    if total > CUSUM_LIMIT and distances[-1] > 0:
-        return Suspicion("sum of nights", 1, median(distances[-3:]), _chance_of_sum(total), False)
-    return None
-
-
-def _drift_suspicion(level: Level, accepted: AcceptedLevel, distances: Sequence[float]) -> Suspicion | None:
     recent = distances[-DRIFT_NIGHTS:]
     drift = median(recent)
     is_back = drift == 0 or not recent[-1] / drift > 0.5
-    if len(recent) < DRIFT_NIGHTS or is_back:
-        return None  # one bad night moves the median of fewer nights
-    is_clear = abs(drift) > _drift_limit(level, accepted, len(recent), Z_OF_CLEAR_DRIFT)
-    if is_clear or drift > _drift_limit(level, accepted, len(recent), Z):
-        return Suspicion(
-            "drift", 1 if drift > 0 else -1, drift, normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z), is_clear
-        )
+    if len(recent) == DRIFT_NIGHTS and not is_back:  # one bad night moves the median of fewer nights
+        is_clear = abs(drift) > _drift_limit(narrow, accepted, DRIFT_NIGHTS, Z_OF_CLEAR_DRIFT)
+        if is_clear or drift > _drift_limit(narrow, accepted, DRIFT_NIGHTS, Z):
+            p = normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z)
+            return Suspicion("drift", 1 if drift > 0 else -1, drift, p, is_clear)
+    total = cusum([distance / narrow.scale for distance in distances])
+    if total > CUSUM_LIMIT and distances[-1] > 0:  # for worse only: a gain can wait for a drift
+        # such a sum in a long series (Siegmund, 1985), with the nights' correlation
+        p = math.exp(-2 * CUSUM_SLACK * (total + 1.166) / CORRELATION)
+        return Suspicion("sum of nights", 1, median(distances[-3:]), p, False)
     return None
 
 
@@ -132,11 +123,6 @@ def _chance(excess: float, level: Level) -> float:
     """Return the probability of one night above the level by at least `excess`."""
     spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
     return tail_probability(excess / spread, level.freedom)
-
-
-def _chance_of_sum(total: float) -> float:
-    """Return the probability of such a sum in a long series (Siegmund, 1985), with the nights' correlation."""
-    return math.exp(-2 * CUSUM_SLACK * (total + 1.166) / CORRELATION)
 
 
 def _drift_limit(level: Level, accepted: AcceptedLevel, nights: int, z: float) -> float:

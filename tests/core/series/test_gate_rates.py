@@ -27,9 +27,9 @@ def words(kind: WorldKind, series: int, nights: int, has_pairs: bool = True, see
 @pytest.mark.parametrize("tail", [None, 3])
 @pytest.mark.parametrize("deviation", [0.005, 0.02])
 def test_nights_without_a_change_raise_no_alarm(deviation: float, tail: int | None) -> None:
-    found = [word for row in words(WorldKind(deviation, True, tail), 25, 40) for word in row]
-    assert len(found) == 1000 and found.count("regression") == 0 and found.count("environment step") == 0
-    assert found.count("no change") > 880 and found.count("improvement") < 10
+    seen = [word for row in words(WorldKind(deviation, True, tail), 25, 40) for word in row]
+    assert len(seen) == 1000 and seen.count("regression") == 0 and seen.count("environment step") == 0
+    assert seen.count("no change") > 880 and seen.count("improvement") < 10
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,22 @@ def test_nights_without_a_change_raise_no_alarm(deviation: float, tail: int | No
     ],
 )
 def test_a_change_is_found_as_often_as_stated(deviation: float, shift: float, first: float, three: float) -> None:
-    found = words(WorldKind(deviation, True, shift=shift), 80, 3)
-    assert sum(row[0] == "regression" for row in found) / 80 >= first
-    assert sum("regression" in row for row in found) / 80 >= three
+    seen = words(WorldKind(deviation, True, shift=shift), 80, 3)
+    assert sum(row[0] == "regression" for row in seen) / 80 >= first
+    assert sum("regression" in row for row in seen) / 80 >= three
 
 
 @pytest.mark.parametrize("kind", ["night", "run"])
 def test_a_bad_night_is_no_regression(kind: str) -> None:
-    found = [row[0] for row in words(WorldKind(0.01, True, bad_at_start=kind), 100, 1)]
-    assert found.count("regression") == 0
-    assert (found.count("bad night") > 70) == (kind == "night")
+    seen = [row[0] for row in words(WorldKind(0.01, True, bad_at_start=kind), 100, 1)]
+    assert seen.count("regression") == 0
+    assert (seen.count("bad night") > 70) == (kind == "night")
 
 
 def test_the_fallback_waits_for_the_second_night_and_takes_no_bad_night_for_a_regression() -> None:
-    found = words(WorldKind(0.01, True, shift=0.05), 60, 3, has_pairs=False)
-    assert sum(row[0] == "regression" for row in found) <= 4
-    assert sum("regression" in row for row in found) / 60 >= 0.7
+    seen = words(WorldKind(0.01, True, shift=0.05), 60, 3, has_pairs=False)
+    assert sum(row[0] == "regression" for row in seen) <= 4
+    assert sum("regression" in row for row in seen) / 60 >= 0.7
     bad = [row[0] for row in words(WorldKind(0.01, True, bad_at_start="night"), 60, 1, has_pairs=False)]
     assert bad.count("regression") <= 3
 
@@ -72,18 +72,18 @@ def test_what_the_first_night_does_not_find_is_found_later_and_stays(
     kind: WorldKind, in_first: int, in_all: int
 ) -> None:
     """With or without an accepted level: A of the pairs is not a night that has the regression itself."""
-    found = words(kind, 30, 25)
-    assert in_first <= sum(row[0] == "regression" for row in found) < in_all - 3
-    named = [row for row in found if "regression" in row]
-    assert len(named) >= in_all
-    stay = [row for row in named if set(row[row.index("regression") :]) == {"regression"}]
-    assert len(stay) == len(named), "nights in which pairs do not decide keep the word"
+    seen = words(kind, 30, 25)
+    assert in_first <= sum(row[0] == "regression" for row in seen) < in_all - 3
+    regressed = [row for row in seen if "regression" in row]
+    assert len(regressed) >= in_all
+    stay = [row for row in regressed if set(row[row.index("regression") :]) == {"regression"}]
+    assert len(stay) == len(regressed), "nights in which pairs do not decide keep the word"
 
 
 def test_a_fall_from_a_gain_that_nobody_accepted_is_found() -> None:
-    found = words(WorldKind(0.01, True, shift=-0.05, lasts=15), 30, 18)
-    assert not any("regression" in row[:15] for row in found)
-    assert sum("regression" in row[15:] for row in found) >= 24
+    seen = words(WorldKind(0.01, True, shift=-0.05, lasts=15), 30, 18)
+    assert not any("regression" in row[:15] for row in seen)
+    assert sum("regression" in row[15:] for row in seen) >= 24
 
 
 def test_the_simulation_is_what_it_says() -> None:
@@ -155,11 +155,11 @@ def test_a_new_driver_is_seen_by_the_gate_and_a_missing_night_is_none() -> None:
     random = np.random.default_rng(5)
     kind = WorldKind(0.005, True, driver=0.10, missing=0.3)
     rows = judged_nights(simulated(kind, 20, 45, random), random)
-    found = [night.word for row in rows for night in row]
-    assert found.count("environment step") > 40 and 15 < found.count("") < 45
+    seen = [night.word for row in rows for night in row]
+    assert seen.count("environment step") > 40 and 15 < seen.count("") < 45
     (report, *_) = fleet_reports(simulated(replace(kind, missing=0.0), 120, 41, random), random)
     (step,) = [finding for finding in report.findings if finding.word == "environment step"]
-    assert report.compared == 120 and len(step.runs) == 120 and "on 10 nodes" in step.detail
+    assert report.compared == 120 and len(step.runs) == 120 and "10 nodes" in step.detail
     assert all(finding.pairs for finding in report.findings if finding.word == "no change"), "those are of the build"
 
 

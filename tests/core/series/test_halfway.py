@@ -22,14 +22,14 @@ def side_of(speed: float, noise: float, seed: int = 1) -> Side:
 
 
 @pytest.mark.parametrize(("speed", "side"), [(1000.0, "good"), (1050.0, "good"), (1000 / 1.1, "bad"), (500.0, "bad")])
-def test_both_ends_are_told_apart(speed: float, side: str) -> None:
+def test_both_ends_are_told_apart(speed: float, side: Side) -> None:
     assert side_of(speed, 0.0) == side
-    assert [side_of(speed, 0.01, seed) for seed in range(40)].count(side) >= 38  # type: ignore[arg-type]
+    assert [side_of(speed, 0.01, seed) for seed in range(40)].count(side) >= 38
 
 
 def test_the_wrong_end_is_rare_and_noise_leaves_it_open() -> None:
-    found = [side_of(1000.0, 0.05, seed) for seed in range(300)]
-    assert found.count("bad") <= 3 and "unknown" in found
+    sides = [side_of(1000.0, 0.05, seed) for seed in range(300)]
+    assert sides.count("bad") <= 3 and "unknown" in sides
 
 
 def test_one_pair_and_pairs_without_numbers_decide_nothing() -> None:

@@ -29,8 +29,8 @@ def tokens(change: float, deviation: float = 0.005, seed: int = 1, night: float 
     [(-0.05, 1, "regression"), (0.0, 1, "no change"), (0.05, 1, "no change"), (0.05, -1, "improvement")],
 )
 def test_fewer_tokens_are_a_regression_and_more_are_an_improvement(change: float, direction: int, word: str) -> None:
-    found = judged_pairs(tokens(change), TOKENS, direction, None)
-    assert found.word == word and FEWEST_PAIRS <= found.pairs <= MOST_PAIRS
+    ruling = judged_pairs(tokens(change), TOKENS, direction, None)
+    assert ruling.word == word and FEWEST_PAIRS <= ruling.pairs <= MOST_PAIRS
 
 
 def test_swapped_sides_are_no_regression() -> None:
@@ -55,8 +55,8 @@ def test_a_night_that_slows_both_builds_is_no_regression() -> None:
     level = level_of(costs([value - math.log(1000) for value in noise(30)]), "n1")
     slow = tokens(0.0, night=0.88)
     assert judged_pairs(slow, TOKENS, 1, None).word == "no change"
-    found = judged_pairs(slow, TOKENS, 1, level)
-    assert found.word == "bad night" and found.first == pytest.approx(-math.log(880), abs=0.01)
+    ruling = judged_pairs(slow, TOKENS, 1, level)
+    assert ruling.word == "bad night" and ruling.first == pytest.approx(-math.log(880), abs=0.01)
     assert judged_pairs(tokens(-0.06, night=0.88), TOKENS, 1, level).word == "regression", "both can be true"
 
 
@@ -71,8 +71,8 @@ def test_a_unit_mix_up_is_seen() -> None:
 @pytest.mark.parametrize("broken", [None, math.nan, math.inf, 0.0, -5.0])
 def test_a_pair_without_two_numbers_does_not_count(broken: float | None) -> None:
     good = tokens(-0.05)
-    found = judged_pairs([(broken, 1000.0), (1000.0, broken), *good], TOKENS, 1, None)
-    assert found.word == "regression" and found == judged_pairs(good, TOKENS, 1, None)
+    ruling = judged_pairs([(broken, 1000.0), (1000.0, broken), *good], TOKENS, 1, None)
+    assert ruling.word == "regression" and ruling == judged_pairs(good, TOKENS, 1, None)
     assert judged_pairs([(broken, 1000.0)] * 7, TOKENS, 1, None).word == "inconclusive"
 
 
@@ -84,9 +84,9 @@ def test_too_few_pairs_decide_nothing() -> None:
 
 
 def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:
-    found = judged_pairs(tokens(-0.03, deviation=0.03, seed=4), TOKENS, 1, None)
-    assert found.word == "inconclusive" and found.more is not None and found.more > MOST_PAIRS
-    assert found.low is not None and found.high is not None and found.low < 0.03 < found.high
+    ruling = judged_pairs(tokens(-0.03, deviation=0.03, seed=4), TOKENS, 1, None)
+    assert ruling.word == "inconclusive" and ruling.more is not None and ruling.more > MOST_PAIRS
+    assert ruling.low is not None and ruling.high is not None and ruling.low < 0.03 < ruling.high
 
 
 def test_the_test_stops_as_soon_as_it_knows() -> None:
@@ -107,8 +107,8 @@ def test_equal_builds_are_hardly_ever_different(deviation: float) -> None:
 
 def test_five_percent_is_found_at_a_noise_of_one_percent() -> None:
     run = 0.01 * math.sqrt(0.5)  # half of a night's variance is the run's
-    found = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
-    assert found >= 285
+    ruling = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
+    assert ruling >= 285
 
 
 def exactly(change: float, count: int, scatter: float) -> list[tuple[float, float]]:
@@ -136,9 +136,9 @@ def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
     """Pairs that show a regression often scatter less than others by chance: their own error says too little."""
     ruling = judged_pairs(exactly(0.03, 6, 0.001), MEMORY, 1, None)
     assert (ruling.word, ruling.pairs) == ("regression", 4)
-    found = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
+    ruling = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
     squares = 4 * 0.001**2 + 6 * 0.008**2
-    assert found.excess == pytest.approx(0.017)
-    assert found.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
-    assert found.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
+    assert ruling.excess == pytest.approx(0.017)
+    assert ruling.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
+    assert ruling.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
     assert checked_by_nulls(ruling, exactly(0.0125, 6, 0.008), (), MEMORY).word == "regression", "3.89 errors"

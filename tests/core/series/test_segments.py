@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from gate_points import at, day, nights, point
 from levelfield.series.segments import change_of, cost_of, level_points, observations, segments_of, value_of
+from levelfield.specs.record import Gated
 
-TOKENS = "tokens_per_second_per_device"
+TOKENS: Gated = "tokens_per_second_per_device"
+
+
+def cost(value: float, figure: Gated) -> float:
+    number = cost_of(value, figure)
+    assert number is not None
+    return number
 
 
 @pytest.mark.parametrize(
@@ -25,7 +33,7 @@ TOKENS = "tokens_per_second_per_device"
         {"purpose": "confirm-b"},
     ],
 )
-def test_what_is_no_evidence_never_enters_a_history(change: dict[str, str]) -> None:
+def test_what_is_no_evidence_never_enters_a_history(change: dict[str, Any]) -> None:
     assert level_points([point(0), point(1, **change)]) == [point(0)]
 
 
@@ -37,14 +45,14 @@ def test_any_order_gives_the_same_segments() -> None:
     points = [point(i, conditions="c1" if i < 5 else "c2") for i in range(10)]
     mixed = points.copy()
     random.Random(3).shuffle(mixed)
-    found = segments_of(level_points(mixed))
-    assert [len(segment.points) for segment in found] == [5, 5]
-    assert [segment.before for segment in found] == [None, 0]
+    segments = segments_of(level_points(mixed))
+    assert [len(segment.points) for segment in segments] == [5, 5]
+    assert [segment.before for segment in segments] == [None, 0]
 
 
 def test_a_change_of_conditions_begins_a_segment_and_so_does_the_way_back() -> None:
-    found = segments_of([point(i, conditions=c) for i, c in enumerate(["c1", "c1", "c2", "c1"])])
-    assert [(s.conditions, s.before, len(s.points)) for s in found] == [("c1", None, 2), ("c2", 0, 1), ("c1", 1, 1)]
+    segments = segments_of([point(i, conditions=c) for i, c in enumerate(["c1", "c1", "c2", "c1"])])
+    assert [(s.conditions, s.before, len(s.points)) for s in segments] == [("c1", None, 2), ("c2", 0, 1), ("c1", 1, 1)]
 
 
 def test_a_new_subject_stays_in_the_segment() -> None:
@@ -53,8 +61,8 @@ def test_a_new_subject_stays_in_the_segment() -> None:
 
 def test_two_nodes_with_other_conditions_have_segments_side_by_side() -> None:
     points = [point(i, node=f"n{i % 2}", conditions=f"c{i % 2}") for i in range(10)]
-    found = segments_of(points)
-    assert [len(segment.points) for segment in found] == [5, 5]
+    segments = segments_of(points)
+    assert [len(segment.points) for segment in segments] == [5, 5]
     changed = segments_of([*points, point(10, node="n0", conditions="c9")])
     assert [(s.conditions, s.before) for s in changed][-1] == ("c9", 0)
 
@@ -69,14 +77,14 @@ def test_what_is_no_positive_number_has_no_cost(value: float | None) -> None:
 
 
 def test_more_cost_is_worse_for_every_figure() -> None:
-    assert cost_of(900.0, TOKENS) > cost_of(1000.0, TOKENS)
-    assert cost_of(2e9, "memory_bytes") > cost_of(1e9, "memory_bytes")
-    assert cost_of(2.0, "joules_per_token") > cost_of(1.0, "joules_per_token")
-    assert value_of(cost_of(900.0, TOKENS), TOKENS) == pytest.approx(900.0)
+    assert cost(900.0, TOKENS) > cost(1000.0, TOKENS)
+    assert cost(2e9, "memory_bytes") > cost(1e9, "memory_bytes")
+    assert cost(2.0, "joules_per_token") > cost(1.0, "joules_per_token")
+    assert value_of(cost(900.0, TOKENS), TOKENS) == pytest.approx(900.0)
 
 
 def test_a_change_has_the_sign_of_the_figure() -> None:
-    excess = cost_of(900.0, TOKENS) - cost_of(1000.0, TOKENS)
+    excess = cost(900.0, TOKENS) - cost(1000.0, TOKENS)
     assert change_of(excess, TOKENS) == pytest.approx(-0.1)
     assert change_of(0.1, "memory_bytes") > 0
 
@@ -86,7 +94,7 @@ def test_several_runs_of_a_night_count_once_by_their_median() -> None:
     (night,) = observations(runs, TOKENS)
     assert value_of(night.cost, TOKENS) == pytest.approx(1000.0) and night.night == day(0)
     both = observations([*runs, point(0, 800.0, run_id="other", node="n2")], TOKENS)
-    assert [found.node for found in both] == ["n1", "n2"]
+    assert [segments.node for segments in both] == ["n1", "n2"]
 
 
 def test_a_run_by_hand_belongs_to_its_day() -> None:
