@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from docker import DockerClient
@@ -53,10 +55,11 @@ def said(engine: DockerClient, asked: ContainerWork) -> tuple[int, str, list[str
         return code, container.logs().decode(), warnings
 
 
-def looked(engine: DockerClient, asked: ContainerWork) -> dict:
+def looked(engine: DockerClient, asked: ContainerWork) -> dict[str, Any]:
     code, printed, _ = said(engine, asked)
     assert code == 0, printed
-    return json.loads(printed)
+    content: dict[str, Any] = json.loads(printed)
+    return content
 
 
 def test_no_capability_no_network_and_no_device_unless_declared(engine: DockerClient) -> None:
@@ -80,7 +83,7 @@ def test_exactly_the_chosen_devices(engine: DockerClient, tmp_path: Path) -> Non
     options = container_options(access, [Device(i, None, "acme", None) for i in (1, 3)])
     program = f"import os; print(sorted(os.listdir('{tmp_path}')), open('{tmp_path}/acme1', 'wb').write(b'x'))"
     code, printed, _ = said(engine, work(program, options))
-    assert (code, printed.strip()) == (0, "['acme1', 'acme3'] 1")
+    assert code == 0 and printed.split() == ["['acme1',", "'acme3']", "1"]
 
 
 def test_data_is_read_only_and_the_run_directory_is_the_users(engine: DockerClient, tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ def test_data_is_read_only_and_the_run_directory_is_the_users(engine: DockerClie
     os.chown(run, 12345, 12345)
     program = f"open('{run}/kept', 'w').write(open('{data}/corpus.bin').read()); open('{data}/x', 'w')"
     code, printed, _ = said(engine, work(program, user="12345:12345", mounts={str(data): "ro", str(run): "rw"}))
-    assert code == 1 and "Read-only file system" in printed
+    assert code == 1 and os.strerror(errno.EROFS) in printed
     kept = (run / "kept").stat()
     assert (kept.st_uid, kept.st_gid, (run / "kept").read_text()) == (12345, 12345, "tokens")
     assert not (data / "x").exists()
@@ -110,7 +113,8 @@ def test_a_refused_limit_is_a_warning_and_not_a_failure(engine: DockerClient) ->
     """This asks for more open files than any kernel gives."""
     code, printed, warnings = said(engine, work("print('ran')", ContainerOptions(ulimits={"nofile": 2**31})))
     assert (code, printed.strip()) == (0, "ran")
-    assert warnings == [f"the engine refused ulimit nofile={2**31}; the container ran without it"]
+    (warning,) = warnings
+    assert f"nofile={2**31}" in warning
 
 
 def test_a_missing_device_is_an_error_and_leaves_no_container(engine: DockerClient) -> None:

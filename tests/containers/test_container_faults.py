@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from containers_shared import IN_CONTAINERS, kept
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
 
 
-def broken(benchmark: Benchmark, breaking: Callable[[], object], *more: str) -> tuple[int, dict]:
+def broken(benchmark: Benchmark, breaking: Callable[[], object], *more: str) -> tuple[int, dict[str, Any]]:
     """Start a long run, break it after some steps, and see it end with no process left."""
     process = benchmark.start(*LONG, *more)
     for rank in (0, 1):  # they do not wait for each other
@@ -39,14 +40,14 @@ def container_of(engine: DockerClient, benchmark: Benchmark) -> str:
 def test_a_killed_rank_is_named(benchmark: Benchmark) -> None:
     code, result = broken(benchmark, lambda: trainings(benchmark.runs)[1].kill())
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "killed")
-    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
+    assert "rank 1" in result["status"]["evidence"] and "SIGKILL" in result["status"]["evidence"]
     assert result["steps_done"] >= 5
 
 
 def test_a_stopped_rank_is_a_hang(benchmark: Benchmark) -> None:
     code, result = broken(benchmark, lambda: trainings(benchmark.runs)[1].suspend())
     assert (code, result["status"]["word"]) == (3, "timeout")
-    assert "rank 1 gave no heartbeat" in result["status"]["evidence"]
+    assert "rank 1" in result["status"]["evidence"] and "no heartbeat" in result["status"]["evidence"]
 
 
 def test_a_killed_container_is_a_killed_run_and_not_out_of_memory(benchmark: Benchmark, engine: DockerClient) -> None:
@@ -58,7 +59,7 @@ def test_a_killed_container_is_a_killed_run_and_not_out_of_memory(benchmark: Ben
 def test_a_container_that_is_stopped_from_outside_is_said(benchmark: Benchmark, engine: DockerClient) -> None:
     code, result = broken(benchmark, lambda: engine.containers.get(container_of(engine, benchmark)).stop())
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "cancelled")
-    assert "was stopped from outside, as by `docker stop`" in result["status"]["evidence"]
+    assert "`docker stop`" in result["status"]["evidence"]
     assert result["steps_done"] >= 5
 
 
@@ -95,7 +96,7 @@ def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_contain
     assert benchmark.run("evidence", "collect", run).returncode == 0
     assert (benchmark.result()["status"]["word"], benchmark.result()["status"]["failure"]) == ("failed", "platform")
     done = benchmark.run("--case", "tiny:fake:fake:1:1", *PRETENDING, *IN_CONTAINERS)
-    assert done.returncode == 0 and "which a killed run left" in done.stderr
+    assert done.returncode == 0 and "killed run" in done.stderr
     assert kept(engine, [run]) == []
 
 
@@ -123,7 +124,8 @@ def test_a_device_that_is_taken(benchmark: Benchmark) -> None:
     done = benchmark.run(*LONG)
     (second,) = [p.parent for p in benchmark.runs.glob("*/result.json") if p.parent != holder]
     assert done.returncode == 3
-    assert f"device fake-0 is in use by run {holder.name}" in " ".join(done.stderr.split())
+    message = " ".join(done.stderr.split())
+    assert "device fake-0" in message and f"run {holder.name}" in message
     assert '"word": "not-run"' in (second / "result.json").read_text()
     assert len(trainings(benchmark.runs)) == 2, "the first goes on"
     first.send_signal(signal.SIGINT)
@@ -146,7 +148,7 @@ def test_no_engine_is_said_with_what_to_do(benchmark: Benchmark) -> None:
     benchmark.variables["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
     done = benchmark.run(*LONG)
     assert done.returncode == 3
-    assert "no container engine answers at unix:///nowhere/docker.sock" in " ".join(done.stderr.split())
+    assert "at unix:///nowhere/docker.sock" in " ".join(done.stderr.split())
 
 
 def until(holds: Callable[[], bool]) -> None:

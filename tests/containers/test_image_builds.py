@@ -49,8 +49,8 @@ def test_a_build_that_fails_says_why_and_leaves_no_image(
     before = tags(engine)
     done = benchmark.run(*build(plugins))
     assert done.returncode == 3
-    assert "No module named 'a_module_that_is_not_there'" in " ".join(done.stderr.split())
-    assert "The log is" in done.stderr and tags(engine) == before
+    assert "'a_module_that_is_not_there'" in " ".join(done.stderr.split())
+    assert "The log" in done.stderr and tags(engine) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -88,6 +88,7 @@ def test_export_writes_what_docker_loads_and_what_docker_builds(
     with context.open("rb") as file:
         built, _ = engine.images.build(fileobj=file, custom_context=True, network_mode="none", rm=True)
     try:
-        assert engine.containers.run(built.id, ["/opt/levelfield/bin/python", "-c", "import numpy"], remove=True) == b""
+        words = ["/opt/levelfield/bin/python", "-c", "import numpy"]
+        assert engine.containers.run(built, words, remove=True) == b""
     finally:
         engine.images.prune(filters={"dangling": True, "label": "levelfield.image=fake-fake"})

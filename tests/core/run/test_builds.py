@@ -72,11 +72,11 @@ def test_commits_between_two(commits: list[str]) -> None:
 
 
 def test_a_build_that_gives_no_result_is_named_with_its_last_words(commits: list[str], tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="gave no result, exit code 3: a reason"):
+    with pytest.raises(RunFailed, match=r"\b3\b.*reason"):
         run_of(build_of(commits[0], say=say), ["--fail"], tmp_path, 60)
-    with pytest.raises(RunFailed, match="could not be run"):
+    with pytest.raises(RunFailed, match="0 seconds"):
         run_of(build_of(commits[0], say=say), [], tmp_path, 0.0)
-    with pytest.raises(RunFailed, match="gave no result"):
+    with pytest.raises(RunFailed, match=r"\b2\b.*none/run_benchmarks"):
         run_of(CommitBuild(commits[0], tmp_path / "none"), [], tmp_path, 60)
 
 

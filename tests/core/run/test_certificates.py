@@ -166,7 +166,7 @@ def rewrite(path: Path, change: Callable[[Content], object]) -> None:
 # ---- made, kept, used again
 
 
-def test_a_certificate_is_made_before_the_run_kept_and_named_in_the_result(certified: CertifiedRun):
+def test_a_certificate_is_made_before_the_run_kept_and_named_in_the_result(certified: CertifiedRun) -> None:
     result, small = json.loads(certified.main.result.read_text()), read_plan(certified.small)
     assert result["certificate"]["holds"] and result["certificate"]["reason"] is None
     assert certified.small.root.name in result["alignment"]["reason"]
@@ -175,7 +175,7 @@ def test_a_certificate_is_made_before_the_run_kept_and_named_in_the_result(certi
     assert load(Certificate, certified.bench.kept()) == load(Certificate, certified.main.certificate)
 
 
-def test_a_kept_certificate_is_used_again_whatever_the_degrees_are(certified: CertifiedRun):
+def test_a_kept_certificate_is_used_again_whatever_the_degrees_are(certified: CertifiedRun) -> None:
     before = len(certified.bench.runs_of("small"))
     code, result = certified.bench.run("--micro-batch", "1", case="small16:fake:F1:1:4")
     assert (code, result["layout"]["data"], result["alignment"]["verdict"]) == (0, 4, "aligned")
@@ -183,39 +183,43 @@ def test_a_kept_certificate_is_used_again_whatever_the_degrees_are(certified: Ce
 
 
 def test_without_a_certificate_of_its_layout_a_run_is_consistent_and_the_exit_code_is_0(
-    certified: CertifiedRun, capsys
-):
+    certified: CertifiedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, result = certified.bench.run("--no-certificate", "--layout", "DP2SH1SP2")
     assert (code, result["alignment"]["verdict"], result["certificate"]["holds"]) == (0, "consistent", False)
-    assert "no layer differs, which shows little in bf16" in result["alignment"]["reason"]
-    assert result["certificate"]["reason"] == "it was left out (--no-certificate)"
+    assert "bf16" in result["alignment"]["reason"]
+    assert result["certificate"]["reason"] == certificate_maker.LEFT_OUT
     root = certified.bench.paths(result["run_id"]).root
     assert main(["align", str(root), "--plugins", str(certified.bench.plugins)]) == 0
     assert "consistent" in capsys.readouterr().out
 
 
-def test_a_full_run_in_fp32_uses_the_same_certificate_and_a_small_one_needs_none(certified: CertifiedRun):
+def test_a_full_run_in_fp32_uses_the_same_certificate_and_a_small_one_needs_none(certified: CertifiedRun) -> None:
     assert collect(certified.small).certificate is None
     _, full = certified.bench.run("--scale", "full", case="small:fake:F1:1:2")
     assert full["certificate"]["holds"] and full["alignment"]["verdict"] == "unchecked"
     assert certified.small.root.name in full["alignment"]["reason"]
 
 
-def test_a_certificates_run_that_differs_leaves_the_main_run_consistent(certified: CertifiedRun, monkeypatch):
+def test_a_certificates_run_that_differs_leaves_the_main_run_consistent(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certified.bench.kept().unlink()
     monkeypatch.setenv("FAKE_FP32_ERROR", "0.01")
     code, result = certified.bench.run()
     assert (code, result["status"]["word"], result["alignment"]["verdict"]) == (0, "valid", "consistent")
     failed = result["certificate"]["run_id"]
-    assert f"its run {failed} is different: first step" in result["certificate"]["reason"]
+    assert f" {failed} " in result["certificate"]["reason"] and "first step" in result["certificate"]["reason"]
     assert certified.bench.paths(failed).result.exists() and list(certified.bench.store.iterdir()) == []
 
 
-def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(certified: CertifiedRun, monkeypatch):
+def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The main run was planned before: it would train the new code under the old digest."""
     own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
-    made, real = [], Follower.read
+    made, real = list[int](), Follower.read
 
     def read(follower: Follower) -> Any:
         found = real(follower)
@@ -230,7 +234,9 @@ def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(ce
     assert list(certified.bench.store.iterdir()) == []
 
 
-def test_code_from_elsewhere_is_certified_by_its_digest(certified: CertifiedRun, monkeypatch):
+def test_code_from_elsewhere_is_certified_by_its_digest(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder imports a module that lies outside of it: no digest of the folder shows a change of that."""
     own, hidden = certified.bench.folder / "own", certified.bench.folder / "hidden"
     shutil.copytree(PLUGINS, own)
@@ -244,19 +250,20 @@ def test_code_from_elsewhere_is_certified_by_its_digest(certified: CertifiedRun,
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
     result = certified.bench.run()[1]
     assert result["alignment"]["verdict"] == "aligned"
-    (said,) = [text for text in result["warnings"] if "`elsewhere` in outcome.json" in text]
-    assert said.startswith("1 imported file is neither in the framework's folder nor in those of its Python (")
-    assert "Move code of your own into the framework's folder" in said and str(hidden) not in said
+    (warning,) = [text for text in result["warnings"] if "`elsewhere` in outcome.json" in text]
+    assert warning.startswith("1 imported") and str(hidden) not in warning
     outcome = json.loads(certified.bench.paths(result["run_id"]).outcome.read_text())
     assert [each["path"] for each in outcome["elsewhere"]] == [str(hidden / "shortcut.py")]
     assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
     (hidden / "shortcut.py").write_text("x = 2\n")
     result = certified.bench.run()[1]
     assert result["alignment"]["verdict"] == "consistent"
-    assert "code from elsewhere have changed" in result["certificate"]["reason"]
+    assert "from elsewhere" in result["certificate"]["reason"]
 
 
-def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(certified: CertifiedRun, monkeypatch):
+def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The certificate's subject covers the frameworks beside: one may import another's code while it runs."""
     own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
     (own / "models" / "beside").mkdir()
@@ -272,10 +279,12 @@ def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(certified: Ce
     certified.bench.kept().unlink()
     _, result = certified.bench.run()
     assert result["alignment"]["verdict"] == "consistent" and list(certified.bench.store.iterdir()) == []
-    assert "the code of the frameworks or of the worker changed" in result["certificate"]["reason"]
+    assert "worker changed" in result["certificate"]["reason"]
 
 
-def test_an_interrupt_during_the_certificates_run_ends_the_command(certified: CertifiedRun, monkeypatch):
+def test_an_interrupt_during_the_certificates_run_ends_the_command(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
@@ -286,8 +295,8 @@ def test_an_interrupt_during_the_certificates_run_ends_the_command(certified: Ce
     assert len(certified.bench.runs_of("small16")) == before
 
 
-def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch):
-    tried = []
+def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
 
     def failing(plan: Plan, *given: object) -> Any:
         tried.append(plan.run_id)
@@ -297,12 +306,15 @@ def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch):
     maker, job = maker_and_job(certified)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("levelfield.run.certificate_maker.certificate_from", refusing)
-        reasons = [maker.certify(job).job.plan.certificate.reason for _ in range(3)]
-    assert reasons == ["its run is broken"] * 3 and len(tried) == 1
+        certificates = [maker.certify(job).job.plan.certificate for _ in range(3)]
+    assert [used and used.reason for used in certificates] == [BROKEN] * 3 and len(tried) == 1
 
 
-def refusing(*given: object) -> Certificate:
-    raise GateFailed("its run is broken")
+BROKEN = "its run is broken"
+
+
+def refusing(*arguments: object) -> Certificate:
+    raise GateFailed(BROKEN)
 
 
 def maker_and_job(certified: CertifiedRun) -> tuple[CertificateMaker, Job]:
@@ -315,7 +327,7 @@ def maker_and_job(certified: CertifiedRun) -> tuple[CertificateMaker, Job]:
     return CertificateMaker(registry, certified.bench.folder / "runs", quiet), job
 
 
-def test_a_store_that_cannot_be_written_loses_nothing(certified: CertifiedRun, monkeypatch):
+def test_a_store_that_cannot_be_written_loses_nothing(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -326,20 +338,21 @@ def test_a_store_that_cannot_be_written_loses_nothing(certified: CertifiedRun, m
     assert certificate is not None and certificate.run_id == certified.small.root.name
 
 
-def test_a_case_without_a_small_reference_or_without_its_noise_cannot_be_certified(certified: CertifiedRun):
+def test_a_case_without_a_small_reference_or_without_its_noise_cannot_be_certified(certified: CertifiedRun) -> None:
     path, plan = certified.bench.references / "small_smoke_fp32.json", read_plan(certified.main)
     rewrite(path, lambda content: content.update(noise=[]))
-    assert "small_smoke_fp32 has no noise" in reason_of(certified, plan)
+    assert "small_smoke_fp32" in reason_of(certified, plan) and "noise" in reason_of(certified, plan)
     path.unlink()
-    assert reason_of(certified, plan) == "no reference in fp32 at smoke scale has the work of small16"
+    assert reason_of(certified, plan).endswith(" small16")
 
 
-def test_what_fp32_cannot_train_in_the_same_way_cannot_be_certified(certified: CertifiedRun):
+def test_what_fp32_cannot_train_in_the_same_way_cannot_be_certified(certified: CertifiedRun) -> None:
     _, job = maker_and_job(certified)
     kernel = job.plan.tuning.model_copy(update={"attention": "flash_attn"})
-    assert "does not train in fp32" in reason_of(certified, job.plan.model_copy(update={"tuning": kernel}))
+    assert "in fp32" in reason_of(certified, job.plan.model_copy(update={"tuning": kernel}))
+    assert job.plan.certificate is not None
     used = job.plan.certificate.model_copy(update={"subject": certified.subject.model_copy(update={"chip": "F2"})})
-    with pytest.raises(NotHere, match="the chip of the certificate"):
+    with pytest.raises(NotHere, match=r"\bchip\b"):
         certificate_run(
             Registry([PLUGINS, certified.bench.plugins]),
             replace(job, plan=job.plan.model_copy(update={"certificate": used})),
@@ -352,19 +365,22 @@ def reason_of(certified: CertifiedRun, plan: Plan) -> str:
     return used.reason
 
 
-def test_dry_run_says_whether_there_is_a_certificate(certified: CertifiedRun, capsys):
-    def said(*more: str, case: str = "small16:fake:F1:1:2") -> str:
+def test_dry_run_says_whether_there_is_a_certificate(
+    certified: CertifiedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*more: str, case: str = "small16:fake:F1:1:2") -> str:
         assert main([*certified.bench.command(case), "--dry-run", *more]) == 0
         out = capsys.readouterr().out
         assert [text for text in out.splitlines() if len(text) > 80 and "/" not in text] == []
         return " ".join(out[out.index("certificate  ") :].split("\nenvironment")[0].split())
 
-    assert said() == f"certificate aligned in fp32 at smoke scale: run {certified.small.root.name}"
+    assert shown().endswith(f"run {certified.small.root.name}")
     certified.bench.kept().unlink()
-    assert said().startswith("certificate none yet: the run first trains")
-    assert "left out (--no-certificate)" in said("--no-certificate")
+    assert "none yet:" in shown()
+    assert certificate_maker.LEFT_OUT in shown("--no-certificate")
     only_in_bf16(certified.bench.plugins)
-    assert "none can be made here: sixteen does not offer: precision fp32" in said(case="small16:sixteen:maker:1:2")
+    sixteen = shown(case="small16:sixteen:maker:1:2")
+    assert "sixteen" in sixteen and "precision fp32" in sixteen
 
 
 def only_in_bf16(plugins: Path) -> None:
@@ -407,7 +423,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_directory(certified: CertifiedRun, name: str):
+def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_directory(
+    certified: CertifiedRun, name: str
+) -> None:
     path = certified.bench.kept()
     DAMAGES[name](path)
     found = stored(certified.subject)
@@ -417,7 +435,7 @@ def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_direct
     assert result["alignment"]["verdict"] == "consistent" and "certificate.json" in result["certificate"]["reason"]
 
 
-def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: CertifiedRun):
+def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: CertifiedRun) -> None:
     """Its digest has no key, so anybody can compute it again. It has to follow from the raw files of its run."""
     path, right = certified.bench.kept(), load(Certificate, certified.bench.kept())
     layers = tuple(layer.model_copy(update={"value": 1e-9}) for layer in right.layers if layer.value is not None)
@@ -425,8 +443,7 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
         content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": right.layers, **changes}
         path.write_text(dump(Certificate.seal(subject=right.subject, **content)))
         found = stored(certified.subject)
-        assert found.certificate is None and "does not follow from the raw files of its run" in str(found.problem)
-        assert next(iter(changes)) in str(found.problem)
+        assert found.certificate is None and f"{path}: {next(iter(changes))}" in str(found.problem)
     path.write_text(dump(right))
     assert stored(certified.subject).certificate == right
     before = len(certified.bench.runs_of("small"))
@@ -434,7 +451,7 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
     assert len(certified.bench.runs_of("small")) == before
 
 
-def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun):
+def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun) -> None:
     """Of a run that differed nobody makes a certificate by editing what was kept."""
     kept = RunPaths(runs_place(certified.subject) / certified.small.root.name)
     events = kept.events / "rank0.jsonl"
@@ -449,12 +466,12 @@ def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun):
         assert stored(certified.subject).certificate is None, name
         (kept.root / name).write_text(text)
     shutil.rmtree(kept.root)
-    assert "they are not kept beside it" in str(stored(certified.subject).problem)
+    assert "kept beside" in str(stored(certified.subject).problem)
     code, result = certified.bench.run()
     assert (code, result["alignment"]["verdict"]) == (0, "aligned") and stored(certified.subject).certificate
 
 
-def test_a_damaged_certificate_is_made_again(certified: CertifiedRun):
+def test_a_damaged_certificate_is_made_again(certified: CertifiedRun) -> None:
     truncate(certified.bench.kept())
     before = len(certified.bench.runs_of("small"))
     code, result = certified.bench.run()
@@ -463,10 +480,12 @@ def test_a_damaged_certificate_is_made_again(certified: CertifiedRun):
     assert load(Certificate, certified.bench.kept()).run_id == result["certificate"]["run_id"]
 
 
-def test_a_certificate_in_the_place_of_another_does_not_count(certified: CertifiedRun):
+def test_a_certificate_in_the_place_of_another_does_not_count(certified: CertifiedRun) -> None:
     path = certified.bench.kept()
     path.write_text(dump(resealed(certified, path=code_path(Tuning()))))
-    assert "of other code or software" in str(stored(certified.subject).problem)
+    assert "other code" in str(stored(certified.subject).problem) and str(path) in str(
+        stored(certified.subject).problem
+    )
 
 
 def resealed(certified: CertifiedRun, **changes: Any) -> Certificate:
@@ -483,10 +502,10 @@ def test_with_a_reference_that_lacks_the_window_the_run_is_consistent(certified:
     reference = load(Reference, certified.main.reference)
     certified.main.reference.write_text(dump(reference.model_copy(update={"window": {}})))
     verdict = certified.collected()["alignment"]
-    assert verdict["verdict"] == "consistent" and "no gradient norms of the window" in verdict["reason"]
+    assert verdict["verdict"] == "consistent" and "gradient norms" in verdict["reason"]
 
 
-def test_collect_says_the_same_from_the_run_directory_alone(certified: CertifiedRun):
+def test_collect_says_the_same_from_the_run_directory_alone(certified: CertifiedRun) -> None:
     certified.bench.kept().unlink()
     moved = certified.main.root.rename(certified.bench.folder / "moved")
     assert main(["evidence", "collect", str(moved), "--check"]) == 0
@@ -495,10 +514,10 @@ def test_collect_says_the_same_from_the_run_directory_alone(certified: Certified
     assert before == collect(RunPaths(moved.rename(certified.bench.folder / "elsewhere")))
 
 
-def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun):
+def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun) -> None:
     certified.main.certificate.write_text(dump(resealed(certified, chip="F2")))
     result = certified.collected()
-    assert result["alignment"]["verdict"] == "consistent" and "not the one that the plan names" in str(result)
+    assert result["alignment"]["verdict"] == "consistent" and "plan names" in str(result)
     certified.main.certificate.unlink()
     assert certified.collected()["alignment"]["verdict"] == "consistent"
 
@@ -518,7 +537,9 @@ def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun):
     ],
     ids=str,
 )
-def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(certified: CertifiedRun, changes, words):
+def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(
+    certified: CertifiedRun, changes, words
+) -> None:
     """The plan and the copy are both edited, and agree."""
     other = resealed(certified, **changes)
     certified.main.certificate.write_text(dump(other))
@@ -528,21 +549,20 @@ def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(certif
     assert result["alignment"]["verdict"] == "consistent" and words in result["certificate"]["reason"]
 
 
-def test_a_command_that_makes_no_certificates_says_so(certified: CertifiedRun):
+def test_a_command_that_makes_no_certificates_says_so(certified: CertifiedRun) -> None:
     """`plan sweep` and `align calibrate` use stored ones only."""
     rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=None))
     result = certified.collected()
-    assert (
-        result["alignment"]["verdict"] == "consistent" and "this command makes none" in result["certificate"]["reason"]
-    )
+    assert result["alignment"]["verdict"] == "consistent" and "makes none" in result["certificate"]["reason"]
 
 
-def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun):
+def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun) -> None:
     lines = certified.main.events / "rank0.jsonl"
     for rank in range(2):
         lines = certified.main.events / f"rank{rank}.jsonl"
         lines.write_text(lines.read_text().replace('"version":"1.2.3"', '"version":"1.2.4"'))
-    assert "it is of fake 1.2.3, the run of 1.2.4" in certified.collected()["certificate"]["reason"]
+    reason = certified.collected()["certificate"]["reason"]
+    assert "fake 1.2.3," in reason and reason.endswith(" 1.2.4")
 
 
 @pytest.mark.parametrize(
@@ -559,18 +579,20 @@ def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun
     ],
     ids=str,
 )
-def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, changes):
+def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, changes: dict[str, Any]) -> None:
     rewrite(certified.main.provenance, lambda content: content.update(changes))
     result = certified.collected()
     assert result["alignment"]["verdict"] == "consistent" and "packages" in result["certificate"]["reason"]
 
 
 @pytest.mark.parametrize("name", ["XLA_FLAGS", "FLAGS_cudnn_deterministic", "MY_OWN_SWITCH", "MY_OWN_KEY"])
-def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(certified: CertifiedRun, monkeypatch, name):
+def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch, name
+) -> None:
     monkeypatch.setenv(name, "1")
     code, result = certified.bench.run()
     assert (code, result["alignment"]["verdict"]) == (0, "consistent")
-    assert "inherited variables or code from elsewhere have changed" in result["certificate"]["reason"]
+    assert "inherited variables" in result["certificate"]["reason"]
     assert result["inherited"][name] == ("1" if name != "MY_OWN_KEY" else SECRET)
     assert list(certified.bench.store.iterdir()) == []
 
@@ -578,7 +600,7 @@ def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(cert
 SECRET = recorded({"MY_OWN_KEY": "1"})["MY_OWN_KEY"]
 
 
-def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkeypatch):
+def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TERM", "PWD", "SSH_CONNECTION", "LC_ALL", "XDG_SESSION_ID", "SLURM_JOB_ID", "GITHUB_RUN_ID"):
         monkeypatch.setenv(name, "C")
     code, result = certified.bench.run()
@@ -586,12 +608,12 @@ def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkey
     assert not {"TERM", "SLURM_JOB_ID"} & {*result["inherited"]}
 
 
-def test_inherited_variables_that_choose_devices_change_nothing(certified: CertifiedRun):
+def test_inherited_variables_that_choose_devices_change_nothing(certified: CertifiedRun) -> None:
     rewrite(certified.main.provenance, lambda content: content["inherited"].update(CUDA_VISIBLE_DEVICES="1"))
     assert certified.collected()["certificate"]["holds"]
 
 
-def test_a_masked_variable_is_the_same_in_the_plan_and_in_its_file(certified: CertifiedRun):
+def test_a_masked_variable_is_the_same_in_the_plan_and_in_its_file(certified: CertifiedRun) -> None:
     _, job = maker_and_job(certified)
     tuning = job.plan.tuning.model_copy(update={"environment": {"HF_TOKEN": "hf_secret", "MODE": "fast"}})
     plan = job.plan.model_copy(update={"tuning": tuning})
@@ -599,14 +621,16 @@ def test_a_masked_variable_is_the_same_in_the_plan_and_in_its_file(certified: Ce
     assert "hf_secret" not in dump(plan) and read_plan(certified.main).variables_digest == plan.variables_digest
 
 
-def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(certified: CertifiedRun, monkeypatch):
+def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = "levelfield.run.runtimes.process_runtime.ProcessRuntime.identity"
     monkeypatch.setattr(identity, lambda runtime, plan: {"environment_packages": {"numpy": "9.9"}})
     assert certified.bench.run()[1]["alignment"]["verdict"] == "consistent"
     assert list(certified.bench.store.iterdir()) == []
 
 
-def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: pytest.CaptureFixture[str]):
+def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Its digest of the software is of the whole provenance, which the bundle does not have."""
     rewrite(certified.main.provenance, lambda found: found["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
     seal_again(certified.main)
@@ -619,7 +643,9 @@ def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: 
     assert found["alignment"]["verdict"] == "aligned" and found["certificate"]["holds"]
 
 
-def test_a_bundle_with_both_runs_has_its_certificate_recomputed(certified: CertifiedRun, capsys, tmp_path: Path):
+def test_a_bundle_with_both_runs_has_its_certificate_recomputed(
+    certified: CertifiedRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """With the main run alone a note says what the digest of a certificate shows."""
     alone, both, forged = (tmp_path / f"{name}.zip" for name in ("alone", "both", "forged"))
     for path, runs in ((alone, [certified.main]), (both, [certified.main, certified.small])):
@@ -637,7 +663,7 @@ def test_a_bundle_with_both_runs_has_its_certificate_recomputed(certified: Certi
     assert (
         main(["evidence", "bundle", str(certified.main.root), str(certified.small.root), "--output", str(forged)]) == 2
     )
-    assert "certificate.json: layers: stated" in capsys.readouterr().err and not forged.exists()
+    assert "certificate.json: layers:" in capsys.readouterr().err and not forged.exists()
 
 
 def said_by_verify(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, bool]:
@@ -648,7 +674,7 @@ def said_by_verify(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return code, "which is not in this bundle. Its digest has no key" in out
 
 
-def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun):
+def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun) -> None:
     subject, small, plan = certified.subject, certified.small, read_plan(certified.small)
     result = collect(small)
     failed = result.model_copy(update={"status": result.status.model_copy(update={"word": "invalid"})})
@@ -673,16 +699,18 @@ def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certifi
         certificate_from(small, plan, collect(small), subject)
 
 
-def test_plans_and_results_of_before_certificates_are_still_read(certified: CertifiedRun, capsys):
+def test_plans_and_results_of_before_certificates_are_still_read(
+    certified: CertifiedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     rewrite(certified.main.plan, lambda plan: plan.pop("certificate"))
     result = certified.collected()
-    assert result["alignment"]["verdict"] == "consistent" and "none was looked for" in result["certificate"]["reason"]
+    assert result["alignment"]["verdict"] == "consistent" and "looked for" in result["certificate"]["reason"]
     rewrite(certified.main.result, lambda content: content.pop("certificate"))
     assert main(["report", str(certified.main.root)]) == 0
     capsys.readouterr()
 
 
-def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun):
+def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun) -> None:
     _, job = maker_and_job(certified)
     certificate = load(Certificate, certified.main.certificate)
     used = with_certificate(job, certificate).plan.certificate
@@ -703,14 +731,14 @@ def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun):
         ("PP16", "DP1TP1PP2"),
     ],
 )
-def test_the_smallest_layout_has_the_same_kinds(text: str, least: str):
+def test_the_smallest_layout_has_the_same_kinds(text: str, least: str) -> None:
     layout = parse_layout(text).layout
     found = smallest_layout(layout)
     assert str(found) == least and found.world_size <= layout.world_size
     assert code_path(Tuning(layout=found)) == code_path(Tuning(layout=layout))
 
 
-def test_a_graph_is_certified_by_a_run_with_a_graph():
+def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
     registry = Registry()
     eager, captured = (
         make_plan(registry, "gpt3_6.7B_bf16:torch:H100:1:1", scale="smoke", assume=True, graph=graph)
@@ -721,13 +749,15 @@ def test_a_graph_is_certified_by_a_run_with_a_graph():
     assert certifying.request.choice.graph is True
 
 
-def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one():
+def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one() -> None:
     found = code_path(Tuning())
     earlier = {name: value for name, value in found.model_dump(mode="json").items() if name not in ("graph", "further")}
     assert CodePath.model_validate(earlier) == found and found.fingerprint() == json_digest(earlier)
 
 
-def test_a_later_field_that_changes_the_code_is_in_the_path_where_it_is_not_at_its_default(monkeypatch):
+def test_a_later_field_that_changes_the_code_is_in_the_path_where_it_is_not_at_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(certificate, "CODE_FIELDS", (*CODE_FIELDS, "threads"))  # in the place of a later field
     eager = code_path(Tuning())
     assert eager.further == {} and eager.fingerprint() == code_path(Tuning(micro_batch=2)).fingerprint()

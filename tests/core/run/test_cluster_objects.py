@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 from levelfield.catalog.registry import Registry
@@ -30,7 +30,7 @@ from plans import make_plan
 
 VERSION = "1.37"
 CHECKED = {"ConfigMap", "Service", "Job", "Secret"}
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "queue": "gpus",
     "service_account": "trainer",
     "node_selector": {"gpu": "H100"},
@@ -47,7 +47,7 @@ WHOLE = {
     "user": 1000,
     "group": 2000,
 }
-RESTRICTED = {"restricted": True, "user": 1000, "volumes": [WHOLE["volumes"][1]]}
+RESTRICTED: dict[str, Any] = {"restricted": True, "user": 1000, "volumes": [WHOLE["volumes"][1]]}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as the platform reads
 RESTART_POLICIES = {"Never", "OnFailure"}
 Fields = dict[str, Any]
@@ -57,8 +57,8 @@ def request_for(nodes: int = 2, root: str = "/shared/runs/a-run", **site: Any) -
     fields = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
     launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite.model_validate(fields)))
     registry = Registry([DRILL, DRILL / "hosts"])
-    given = {"scale": "smoke", "environment": {"A_TOKEN": "s3cret"}, "assume": True}
-    plan = make_plan(registry, f"drill:drill:drill:{nodes}:{4 // nodes}", **given)
+    text, environment = f"drill:drill:drill:{nodes}:{4 // nodes}", {"A_TOKEN": "s3cret"}
+    plan = make_plan(registry, text, scale="smoke", environment=environment, assume=True)
     plan = plan.model_copy(update={"launch": launch})
     launcher = KubernetesLauncher()
     return launcher.request(plan, RunPaths(Path(root)), launcher.runtime(plan))
@@ -245,9 +245,7 @@ def test_an_accelerator_without_its_resource_is_refused() -> None:
         site = Site(kubernetes=KubernetesSite(image="example.org/image:1", devices=devices))
         given = plan.model_copy(update={"launch": LaunchPlan(launcher="kubernetes", site=site)})
         launcher = KubernetesLauncher()
-        with (
-            pytest.raises(UsageError, match=r"kubernetes\.devices: found none.*8 x H100") if refused else nullcontext()
-        ):
+        with pytest.raises(UsageError, match=r"kubernetes\.devices:.*\b8\b.*H100") if refused else nullcontext():
             launcher.request(given, RunPaths(Path("/runs/a-run")), launcher.runtime(given))
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from docker.errors import APIError
-from levelfield.contracts.execution import NodeWork, ProcessWork, Request
+from levelfield.contracts.execution import NodeWork, ProcessEnd, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
 from levelfield.run.launchers.launched_ranks import written_ends
@@ -29,7 +29,7 @@ def request_of_two(tmp_path: Path) -> Request:
     return Request("containers", "docker", (node,), str(tmp_path), 60, 60, 60)
 
 
-def summary(ends: tuple) -> list[tuple]:
+def summary(ends: tuple[ProcessEnd, ...]) -> list[tuple[int, int | None, int | None, bool]]:
     return [(e.rank, e.exit_code, e.signal, e.stopped_by_us) for e in ends]
 
 
@@ -70,7 +70,7 @@ STOPPED = {"rank": 1, "exit_code": None, "signal": 15, "stopped_by_us": True}
     ],
 )
 def test_a_container_that_is_stopped_from_outside_is_no_training_that_ended(
-    request_of_two: Request, tmp_path: Path, ends: list[dict], cause: str
+    request_of_two: Request, tmp_path: Path, ends: list[dict[str, object]], cause: str
 ) -> None:
     """`docker stop` gives the first process a SIGTERM, and that ends the ranks, as it does for the platform."""
     (tmp_path / "node0.ends.json").write_text(json.dumps(ends))
@@ -78,7 +78,7 @@ def test_a_container_that_is_stopped_from_outside_is_no_training_that_ended(
     outcome = container_launcher._supervise(request_of_two, {0: ended}, Liveness(request_of_two), lambda: None)  # type: ignore[dict-item]
     assert outcome.cause == cause
     if cause == "cancelled":
-        assert str(outcome.evidence).startswith("levelfield-node0 was stopped from outside, as by `docker stop`")
+        assert str(outcome.evidence).startswith("levelfield-node0 ") and "`docker stop`" in str(outcome.evidence)
 
 
 class PlantedContainer:
@@ -98,9 +98,8 @@ class PlantedContainer:
 
 def test_a_container_that_cannot_be_ended_is_named_by_its_process(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    outcome = container_launcher._stopped(
-        request_of_two, {0: PlantedContainer(0, is_running=True)}, "hang", "rank 1 is silent"
-    )  # type: ignore[dict-item]
+    planted = PlantedContainer(0, is_running=True)
+    outcome = container_launcher._stopped(request_of_two, {0: planted}, "hang", "silent")  # type: ignore[dict-item]
     first, second = outcome.ends
     assert outcome.cause == "hang" and first.process is None
     assert (second.process, second.state, second.stopped_by_us) == (os.getpid(), "R", True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def test_a_whole_run_on_a_replayed_tool(machine: AcmeMachine) -> None:
     assert result["memory"]["device_used_peak"]["value"] == 1025 * 2**20
     first, second = json.loads(machine.paths.telemetry.read_text().splitlines()[1])["samples"]
     assert (first["power_watts"], second["power_watts"]) == (250.5, None)
-    assert second["reasons"]["power_watts"] == "the tool says 'N/A'"
+    assert second["reasons"]["power_watts"].endswith(" 'N/A'")
     assert json.loads(machine.paths.provenance.read_text())["vendor_software"]["driver"] == "1.2.3"
     hardware = json.loads(machine.paths.plan.read_text())["hardware"]
     assert (hardware["chip"]["name"], hardware["memory_bytes_per_device"]) == ("A1", 64 * 2**30)
@@ -93,14 +92,15 @@ def test_the_vendors_environment_is_between_the_implementations_and_the_tunings(
 
 def test_a_vendor_is_listed_with_what_its_tool_shows(machine: AcmeMachine) -> None:
     _, shown, _ = machine.command("show", "vendors")
-    assert re.search(r"^  acme +2 \(Acme A1\) +none$", shown, re.MULTILINE)
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("  acme ")]
+    assert row == ["acme", "2", "(Acme", "A1)", "none"]
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
 def test_without_adapter_and_declaration_the_missing_keys_are_named(machine: AcmeMachine) -> None:
     machine.vendor_file.write_text(VENDOR[: VENDOR.index("monitor:")] + "verified: none\n")
     code, _, said = machine.run("tiny:fake:acme", "--dry-run")
-    assert code == 2 and str(machine.vendor_file) in said and "found neither 'discovery' nor 'monitor'" in said
+    assert code == 2 and str(machine.vendor_file) in said and "'discovery'" in said and "'monitor'" in said
 
 
 def shares(machine: AcmeMachine, variable: str = "visible_devices_variable: ACME_VISIBLE_DEVICES\n") -> None:
@@ -122,17 +122,13 @@ def test_only_the_devices_of_the_run_count_also_on_a_host(
     assert result["memory"]["capacity_bytes"] == 64 * 2**30
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "5")
     code, _, said = machine.run("tiny:fake:acme", "--layout", "DP2")
-    assert code == 2 and "found 1 x A1 (vendor acme), expected 2" in said
+    assert code == 2 and "A1 (vendor" in said and "expected 2" in said
 
 
 def test_several_devices_of_a_host_that_nothing_chooses_among_are_refused(machine: AcmeMachine) -> None:
     shares(machine, variable="")
     code, _, said = machine.run("tiny:fake:acme", "--layout", "DP2")
-    assert (
-        code == 2
-        and "found 8 devices, expected one record, of the whole host" in said
-        and "visible_devices_variable" in said
-    )
+    assert code == 2 and "8 devices" in said and "one record" in said and "visible_devices_variable" in said
 
 
 def test_readings_of_more_devices_than_a_host_has_give_no_energy(machine: AcmeMachine) -> None:

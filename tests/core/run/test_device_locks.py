@@ -23,6 +23,8 @@ from levelfield.run.run_devices import _locked, devices_locked
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 
+NEW_LOCK = f"run new (process {os.getpid()})"
+
 
 def plan_of(text: str) -> Plan:
     return make_plan(Registry([PLUGINS]), text, scale="smoke")
@@ -38,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.drill
 def test_a_second_run_is_told_who_holds_the_device() -> None:
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
-    taken = pytest.raises(DeviceInUse, match=f"device fake-0 is in use by run {first.run_id}")
+    taken = pytest.raises(DeviceInUse, match=f"fake-0.*{first.run_id}")
     with devices_locked(first), taken, devices_locked(second):
         pytest.fail("both hold it")
     with devices_locked(second):
@@ -89,7 +91,7 @@ def test_a_host_that_is_divided_is_not_locked(folder: Path) -> None:
 
 def test_locks_that_cannot_be_made_say_where(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
-    refused = pytest.raises(RunFailed, match=r"fake-0 cannot be locked: .*locks.*set LEVELFIELD_LOCKS")
+    refused = pytest.raises(RunFailed, match=r"fake-0.*locks.*LEVELFIELD_LOCKS")
     with refused, devices_locked(plan_of("tiny:fake:F1:1:1")):
         pytest.fail("it has no lock")
 
@@ -151,7 +153,7 @@ def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> 
     for old in (replace(own, started=own.started + 1), replace(own, boot="an earlier boot")):
         (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD}{old.to_text()}")
         with _locked("fake-0", "new"):
-            assert (folder / "fake-0.lock").read_text() == f"run new (process {os.getpid()})"
+            assert (folder / "fake-0.lock").read_text() == NEW_LOCK
 
 
 @pytest.mark.parametrize("content", ["\nheld by", "\nheld by a/b/c", "\nheld by a/b/c/d/e", "\n" * 5000, "\x00\n\xff"])
@@ -159,7 +161,7 @@ def test_a_damaged_lock_keeps_no_device(content: str, folder: Path) -> None:
     folder.mkdir()
     (folder / "fake-0.lock").write_text(content, encoding="latin-1")
     with _locked("fake-0", "new"):
-        assert (folder / "fake-0.lock").read_text() == f"run new (process {os.getpid()})"
+        assert (folder / "fake-0.lock").read_text() == NEW_LOCK
 
 
 def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(device_files, "FileIO", FullFile)
     with _locked("fake-0", "first") as file:
         DeviceLocks([file]).keep([os.getpid()])
-        with pytest.raises(DeviceInUse, match="device fake-0 is in use by another run"), _locked("fake-0", "second"):
+        with pytest.raises(DeviceInUse, match=r"fake-0.*another run"), _locked("fake-0", "second"):
             pytest.fail("both hold it")
 
 
@@ -192,29 +194,29 @@ def test_a_disk_that_became_read_only_ends_no_run(folder: Path, monkeypatch: pyt
         DeviceLocks([file]).keep([os.getpid()])
 
 
-@pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "pipe", "folder"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "pipe", "folder"])
 def test_nothing_planted_in_place_of_a_lock_is_opened_or_changed(kind: str, folder: Path, tmp_path: Path) -> None:
     folder.mkdir()
     victim, lock = tmp_path / "victim", folder / "fake-0.lock"
-    if kind != "link to nothing":
+    if kind != "dangling link":
         victim.write_text("precious")
     {
         "link": lambda: lock.symlink_to(victim),
-        "link to nothing": lambda: lock.symlink_to(victim),
+        "dangling link": lambda: lock.symlink_to(victim),
         "hard link": lambda: lock.hardlink_to(victim),
         "pipe": lambda: os.mkfifo(lock),
         "folder": lock.mkdir,
     }[kind]()
-    with pytest.raises(RunFailed, match=r"device fake-0 cannot be locked: .*fake-0\.lock"), _locked("fake-0", "run"):
+    with pytest.raises(RunFailed, match=r"fake-0\b.*fake-0\.lock"), _locked("fake-0", "run"):
         pytest.fail("it was locked")
-    assert victim.exists() == (kind != "link to nothing")
-    assert kind == "link to nothing" or (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o644)
+    assert victim.exists() == (kind != "dangling link")
+    assert kind == "dangling link" or (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o644)
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunFailed, match="found no folder, or a link to one"), _locked("fake-0", "run"):
+    with pytest.raises(RunFailed, match=r"fake-0.*a link"), _locked("fake-0", "run"):
         pytest.fail("it was locked")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o700

@@ -24,11 +24,11 @@ def test_a_folder_that_levelfield_did_not_make_is_left_as_it_is(tmp_path: Path) 
     wanted = plan(tmp_path)
     kept = Path(wanted.folder) / "pyvenv.cfg"
     kept.parent.mkdir(parents=True)
-    kept.write_text("home = /mine\n")
+    kept.write_text("mine\n")
     says = r"fake-cpu: found an environment that Levelfield did not make.*move it.*Or give an interpreter with --python"
     with pytest.raises(UsageError, match=says):
         use(wanted)
-    assert kept.read_text() == "home = /mine\n" and [p.name for p in kept.parent.iterdir()] == ["pyvenv.cfg"]
+    assert kept.read_text() == "mine\n" and [p.name for p in kept.parent.iterdir()] == ["pyvenv.cfg"]
 
 
 @pytest.mark.parametrize("name", [environment_folder.MARK, *environment_folder.STAMPS])
@@ -45,11 +45,11 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
     wanted = plan(tmp_path)
     lock = Path(f"{wanted.folder}.lock")
     lock.parent.mkdir()
-    (tmp_path / "thesis.tex").write_text("the only copy")
+    (tmp_path / "thesis.tex").write_text("precious")
     lock.symlink_to(tmp_path / "thesis.tex")
-    with pytest.raises(UsageError, match=r"fake-cpu\.lock cannot be written: found a link"):
+    with pytest.raises(UsageError, match=r"fake-cpu\.lock\b.*a link"):
         use(wanted)
-    assert (tmp_path / "thesis.tex").read_text() == "the only copy"
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_a_lock_is_not_emptied(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PermissionError(13, "Permission denied", path)
         return real(path, flags, *more, **keys)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(environment_folder.os, "open", refusing)
+    monkeypatch.setattr(os, "open", refusing)
 
 
 @pytest.mark.drill
@@ -154,7 +154,7 @@ def test_a_pip_conf_that_names_another_place_is_refused(
 ) -> None:
     (tmp_path / "pip.conf").write_text(line)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    with pytest.raises(UsageError, match=r"pip.conf: found `\w+` in \[\w+\].*PIP_CONFIG_FILE=/dev/null"):
+    with pytest.raises(UsageError, match=r"pip.conf:.*`\w+`.*\[\w+\].*PIP_CONFIG_FILE=/dev/null"):
         installer.run([*PIP, "install", "acme==1.0"], tmp_path, lambda line: None)
 
 

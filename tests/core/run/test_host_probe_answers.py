@@ -92,7 +92,7 @@ def test_what_is_no_rate_refuses_the_whole_answer(key: str, value: Any) -> None:
         "triad": {"64": value},
         "collectives": {"all_reduce": {**times(), 1024: value}},
     }
-    with pytest.raises(RunFailed, match="the probe of this host: "):
+    with pytest.raises(RunFailed, match="this host: "):
         measurement.rates_from(answer(share(2, 1, **{key: table.get(key, value)})))
 
 
@@ -140,7 +140,7 @@ def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
     probe(tmp_path, f"print('''{answer()}''')")
     said: list[str] = []
     rates = measurement.measure_host_rates(registry, said.append)
-    assert measurement.known_host_rates(registry) == rates and "about a minute" in said[0]
+    assert measurement.known_host_rates(registry) == rates and "a minute" in said[0]
 
 
 def test_what_is_installed_for_the_probe_is_said_before(
@@ -152,20 +152,21 @@ def test_what_is_installed_for_the_probe_is_said_before(
     monkeypatch.setattr(measurement, "environment_in_use", lambda plan, say: nullcontext(say("making it")))
     probe(tmp_path, f"print('''{answer()}''')")
     measurement.measure_host_rates(registry, said.append)
-    assert "torch measures them. So its build for processors is installed first, into " in said[0], said
+    assert "torch" in said[0] and absent.folder in said[0], said
     assert [said[1], said[2][:9]] == ["making it", "measuring"]
 
 
 def test_a_run_s_environment_is_the_probe_s_too(registry: Registry, tmp_path: Path) -> None:
     probe(tmp_path, "import os, sys", "sys.exit(os.environ['GOMP_SPINCOUNT'] + ' '.join(sys.argv[1:]))")
-    with pytest.raises(RunFailed, match=r"ended with exit status 1: 1000--dtype fp32,bf16 --seconds 0\.1"):
+    with pytest.raises(RunFailed) as caught:
         measurement.measure_host_rates(registry, print)
+    assert str(caught.value).split()[-5:] == ["1:", "1000--dtype", "fp32,bf16", "--seconds", "0.1"]
 
 
 @pytest.mark.parametrize("lines", [("raise SystemExit(3)",), ("import sys", "sys.exit('no room')"), ("print('no')",)])
 def test_a_probe_that_fails_leaves_nothing_behind(registry: Registry, tmp_path: Path, lines: tuple[str, ...]) -> None:
     probe(tmp_path, *lines)
-    with pytest.raises(RunFailed, match="the probe of this host"):
+    with pytest.raises(RunFailed, match="this host"):
         measurement.measure_host_rates(registry, print)
     assert measurement.known_host_rates(registry) is None
 
@@ -175,7 +176,7 @@ def test_an_interpreter_that_cannot_be_started_is_named(
 ) -> None:
     gone = EnvironmentPlan(name="given", folder="", python=str(tmp_path / "gone"), requirements=(), digest="")
     monkeypatch.setattr(measurement, "environment_of", lambda *of: gone)
-    with pytest.raises(RunFailed, match=r"the probe of this host has no answer: .*gone"):
+    with pytest.raises(RunFailed, match=gone.python):
         measurement.measure_host_rates(registry, print)
 
 
@@ -190,7 +191,7 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(
         f'subprocess.Popen([sys.executable, "-c", """import os, time; {sleeper}"""]).wait()',
     )
     monkeypatch.setattr(measurement, "HOST_LIMIT_SECONDS", 2.0)
-    with pytest.raises(RunFailed, match="took more than 2 s"):
+    with pytest.raises(RunFailed, match=r"\b2 s\b"):
         measurement.measure_host_rates(registry, print)
     end = time.monotonic() + 5
     while psutil.pid_exists(int(pid.read_text())) and time.monotonic() < end:
@@ -210,5 +211,5 @@ def test_a_damaged_cache_is_none(registry: Registry, tmp_path: Path, content: st
 def test_a_kept_rate_is_validated_like_a_measured_one(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
     path.write_text(dump(measurement.rates_from(answer())).replace("1e-06", "-1e-06"))
-    with pytest.raises(DocumentError, match=r"per_operation_seconds': found -1e-06"):
+    with pytest.raises(DocumentError, match=r"per_operation_seconds'.*-1e-06"):
         load(HostRates, path)

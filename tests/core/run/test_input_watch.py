@@ -68,18 +68,19 @@ def overwrite_keeping_its_time(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [swap_two, replace_file, overwrite_keeping_its_time, Path.unlink])
 def test_a_change_during_the_run_ends_a_good_run_otherwise(used: CorpusUsed, change: Callable[[Path], None]) -> None:
-    watch, said = CorpusWatch(used), []
+    watch, sentences = CorpusWatch(used), list[str]()
     change(tokens_of(used))
-    outcome = watch.judged(GOOD, said.append)
+    outcome = watch.judged(GOOD, sentences.append)
     assert outcome.cause == "corpus" and str(used.prefix) in (outcome.evidence or "")
-    assert (outcome.evidence or "").startswith("during the run: ")
+    assert (outcome.evidence or "").startswith("during ")
 
 
 def test_a_file_that_is_only_touched_is_read_again_and_no_fault(used: CorpusUsed) -> None:
-    watch, said = CorpusWatch(used), []
+    watch, sentences = CorpusWatch(used), list[str]()
     os.utime(tokens_of(used), (1, 1))
-    assert watch.judged(GOOD, said.append) == GOOD
-    assert said == [f"{used.prefix}: its files were written to during the run; checking their content again"]
+    assert watch.judged(GOOD, sentences.append) == GOOD
+    (sentence,) = sentences
+    assert sentence.startswith(f"{used.prefix}: ")
 
 
 def test_an_unchanged_file_is_not_read_again(used: CorpusUsed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,7 @@ def test_an_unchanged_file_is_not_read_again(used: CorpusUsed, monkeypatch: pyte
 
 def test_a_corpus_that_was_overwritten_after_its_check_trains_nothing(used: CorpusUsed) -> None:
     swap_two(tokens_of(used))
-    with pytest.raises(CorpusError, match="was overwritten after it was checked: found digest sha256:"):
+    with pytest.raises(CorpusError, match=f"{used.prefix}: was overwritten.*sha256:.*{used.digest[:19]}"):
         CorpusWatch(used)
 
 
@@ -123,14 +124,15 @@ def test_a_node_whose_code_changed_makes_the_run_invalid(run: RunPaths) -> None:
         lines = [{"event": "started"}, {"event": "ended", "cause": "exited", "code": digest}]
         (run.nodes / f"node{node}.record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcome = CodeWatch(on_nodes(planned, 3), run).judged(GOOD)
-    assert list(outcome.code) == ["at the end of node 0", "at the end of node 1"], "node 2 has no record"
+    assert [key.split()[-1] for key in outcome.code] == ["0", "1"], "node 2 has no record"
     before = json.loads(run.outcome.read_text())
     assert collect(run).status.word == "tampered"  # the records came after the seal
     for code, word in ((outcome.code, "invalid"), ({"at the end of node 0": planned}, "valid")):
         write_json(run.outcome, sealed(run, {**before, "code": dict(code)}))
         status = collect(run).status
         assert status.word == word, status
-        assert ("at the end of node 1 sha256:000000000000" in str(status.reasons)) == (word == "invalid")
+        facts = ("node 1", "sha256:000000000000")
+        assert all(fact in str(status.reasons) for fact in facts) == (word == "invalid")
 
 
 def here(tmp_path: Path, ranks: int = 2) -> Any:
@@ -151,7 +153,8 @@ def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path
     other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
     (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [own, other]}))
     outcome = CodeWatch(plan, paths).judged(GOOD)
-    assert outcome.elsewhere == {other["path"]: "b", "rank 1": "it did not say what it imported"}
+    assert outcome.elsewhere is not None and outcome.elsewhere.keys() == {other["path"], "rank 1"}
+    assert outcome.elsewhere[other["path"]] == "b"
     for damaged in ("", "[]", '{"files": 1}', '{"files": [1]}', '{"files": [{}]}'):
         (paths.logs / "rank1.imported.json").write_text(damaged)
         assert set(dict(CodeWatch(plan, paths).judged(GOOD).elsewhere or {})) == {other["path"], "rank 1"}
@@ -161,14 +164,14 @@ def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path
 def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_path: Path) -> None:
     """And the module that the environment has under the same name is imported too."""
     (tmp_path / "hidden.py").write_text("x = 1\n")
-    (tmp_path / "sitecustomize.py").write_text("print('the own one')\n")
+    (tmp_path / "sitecustomize.py").write_text("print('own')\n")
     for number, ending in enumerate(("os._exit(0)", "sys.exit(0)", "os._exit(3)", "pass")):
         file = tmp_path / f"{number}.json"
         both = f"{ROOT / 'platform'}:{ROOT / 'platform/levelfield/node/imported'}:{tmp_path}"
         environment = {"PYTHONPATH": both, "LEVELFIELD_IMPORTS_FILE": str(file)}
         argv = [sys.executable, "-c", f"import os, sys, json, hidden\n{ending}"]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True)
-        assert done.stderr == "" and ("the own one" in done.stdout) == (not ending.startswith("os."))
+        assert done.stderr == "" and ("own" in done.stdout) == (not ending.startswith("os."))
         listed = json.loads(file.read_text())["files"]
         assert [each["path"] for each in listed] == [str(tmp_path / n) for n in ("hidden.py", "sitecustomize.py")]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -48,11 +50,15 @@ class Drill:
         processes = tuple(self._process(rank, script) for rank, script in enumerate(scripts))
         return LocalLauncher().execute(self.request(processes, **limits), watch)
 
-    def request(self, processes: tuple[ProcessWork, ...], **limits: float) -> Request:
-        all_limits = {"start_seconds": 60.0, "step_seconds": 60.0, "heartbeat_seconds": 60.0, **limits}
-        return Request(
-            "local", "process", (NodeWork(0, "127.0.0.1", processes),), str(self.folder / "events"), **all_limits
-        )
+    def request(
+        self,
+        processes: tuple[ProcessWork, ...],
+        start_seconds: float = 60.0,
+        step_seconds: float = 60.0,
+        heartbeat_seconds: float = 60.0,
+    ) -> Request:
+        nodes, events = (NodeWork(0, "127.0.0.1", processes),), str(self.folder / "events")
+        return Request("local", "process", nodes, events, start_seconds, step_seconds, heartbeat_seconds)
 
     def _process(self, rank: int, script: str) -> ProcessWork:
         prologue = f"import os\nos.chdir({str(self.folder)!r})\n"
@@ -98,9 +104,9 @@ def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drill]:
     monkeypatch.setattr(rank_processes, "KILL_SECONDS", 0.5)
     monkeypatch.setattr(rank_processes, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(local, "POLL_SECONDS", 0.02)
-    found = Drill(tmp_path)
-    yield found
-    assert found.left() == []
+    ranks = Drill(tmp_path)
+    yield ranks
+    assert ranks.left() == []
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
@@ -142,29 +148,32 @@ def test_ranks_share_one_free_port(drill: Drill) -> None:
 
 def test_a_rank_that_fails_is_named_and_the_others_are_stopped(drill: Drill) -> None:
     outcome = drill.execute(LONG, "raise SystemExit(7)")
-    assert (outcome.cause, outcome.evidence) == ("rank-failed", "rank 1 ended with exit code 7")
+    assert outcome.cause == "rank-failed" and str(outcome.evidence).startswith("rank 1 ")
+    assert str(outcome.evidence).endswith("code 7")
     assert ends(outcome) == [(None, signal.SIGTERM, True), (7, None, False)]
 
 
 def test_a_rank_that_fails_last_is_named_too(drill: Drill) -> None:
     outcome = drill.execute("", "import time; time.sleep(0.3); raise SystemExit(1)")
-    assert (outcome.cause, outcome.evidence) == ("rank-failed", "rank 1 ended with exit code 1")
+    assert outcome.cause == "rank-failed" and str(outcome.evidence).startswith("rank 1 ")
+    assert str(outcome.evidence).endswith("code 1")
     assert ends(outcome) == [(0, None, False), (1, None, False)]
 
 
 def test_the_other_ranks_have_a_moment_for_their_own_words(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "SETTLE_SECONDS", 30.0)
     outcome = drill.execute(
-        "import time; time.sleep(0.3); print('my peer is gone'); raise SystemExit(1)", "raise SystemExit(1)"
+        "import time; time.sleep(0.3); print('peer gone'); raise SystemExit(1)", "raise SystemExit(1)"
     )
     assert ends(outcome) == [(1, None, False), (1, None, False)]
-    assert (drill.folder / "rank0.log").read_text() == "my peer is gone\n"
+    assert (drill.folder / "rank0.log").read_text() == "peer gone\n"
 
 
 def test_a_rank_killed_from_outside_is_named_with_the_signal(drill: Drill) -> None:
     watch = drill.when("events/rank1.alive", lambda: drill.signal(1, signal.SIGKILL))
     outcome = drill.execute(LONG, BEATING, watch=watch)
-    assert (outcome.cause, outcome.evidence) == ("rank-failed", "rank 1 was ended by SIGKILL")
+    assert outcome.cause == "rank-failed" and str(outcome.evidence).startswith("rank 1 ")
+    assert str(outcome.evidence).endswith(" SIGKILL")
     assert ends(outcome) == [(None, signal.SIGTERM, True), (None, signal.SIGKILL, False)]
 
 
@@ -172,14 +181,14 @@ def test_a_stopped_rank_is_a_hang_and_ends_as_well(drill: Drill) -> None:
     watch = drill.when("events/rank1.alive", lambda: drill.signal(1, signal.SIGSTOP))
     outcome = drill.execute(BEATING, BEATING, watch=watch, heartbeat_seconds=2.0)
     assert outcome.cause == "hang"
-    assert outcome.evidence is not None and outcome.evidence.startswith("rank 1 gave no heartbeat for ")
+    assert str(outcome.evidence).startswith("rank 1 ") and "no heartbeat" in str(outcome.evidence)
     assert ends(outcome) == [(None, signal.SIGTERM, True)] * 2  # asked, and continued so that it could hear it
 
 
 def test_ranks_that_never_begin_are_a_hang(drill: Drill) -> None:
     outcome = drill.execute(LONG, start_seconds=0.3)
-    assert outcome.cause == "hang" and outcome.evidence is not None
-    assert outcome.evidence.startswith("no first step was finished for 0 s (limit 0.3 s)")
+    assert outcome.cause == "hang" and "first step" in str(outcome.evidence)
+    assert re.findall(r"[\d.]+ s\b", str(outcome.evidence)) == ["0 s", "0.3 s"]
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(drill: Drill) -> None:
@@ -202,12 +211,13 @@ def test_children_of_a_rank_are_ended_with_it(drill: Drill, script: str, cause: 
 
 def test_an_interrupt_stops_every_rank(drill: Drill) -> None:
     outcome = drill.execute(BEATING, BEATING, watch=drill.when("events/rank1.alive", interrupt))
-    assert (outcome.cause, outcome.evidence) == ("interrupted", "interrupted by the user")
+    assert outcome.cause == "interrupted"
     assert all(e.stopped_by_us for e in outcome.ends) and len(outcome.ends) == 2
 
 
 def test_a_second_interrupt_while_stopping_leaves_no_process(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, raised = rank_processes.Ranks._signal, []
+    real = rank_processes.Ranks._signal
+    raised: list[bool] = []
 
     def impatient(ranks: rank_processes.Ranks, *arguments: object) -> None:
         real(ranks, *arguments)  # type: ignore[arg-type]
@@ -221,22 +231,26 @@ def test_a_second_interrupt_while_stopping_leaves_no_process(drill: Drill, monke
 
 
 def test_a_fault_in_the_watch_leaves_no_process(drill: Drill) -> None:
+    def fault() -> None:
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        drill.execute(BEATING, watch=drill.when("events/rank0.alive", lambda: 1 / 0))
+        drill.execute(BEATING, watch=drill.when("events/rank0.alive", fault))
 
 
 def test_a_rank_that_cannot_be_started_ends_those_that_were(drill: Drill) -> None:
     first = drill._process(0, LONG)
     second = ProcessWork(1, ("/no/such/python",), {MARK: drill.mark}, str(drill.folder / "rank1.log"))
     outcome = LocalLauncher().execute(drill.request((first, second)), lambda: None)
-    assert (outcome.cause, outcome.evidence) == ("launch-error", "/no/such/python: No such file or directory")
+    reason = os.strerror(errno.ENOENT)
+    assert (outcome.cause, outcome.evidence) == ("launch-error", f"/no/such/python: {reason}")
     assert [(e.rank, e.stopped_by_us) for e in outcome.ends] == [(0, True)]
 
 
 def test_a_log_that_cannot_be_written_is_a_launch_error(drill: Drill) -> None:
     work = ProcessWork(0, (sys.executable, "-c", ""), {}, str(drill.folder / "absent" / "rank0.log"))
     outcome = LocalLauncher().execute(drill.request((work,)), lambda: None)
-    assert outcome.cause == "launch-error" and "absent/rank0.log: No such file" in (outcome.evidence or "")
+    assert outcome.cause == "launch-error" and "absent/rank0.log: " in (outcome.evidence or "")
 
 
 def test_ctrl_c_reaches_the_platform_alone(drill: Drill) -> None:
@@ -262,7 +276,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def killpg(group: int, number: int) -> None:
         held.append(group) if number == signal.SIGKILL else real(group, number)
 
-    monkeypatch.setattr(rank_processes.os, "killpg", killpg)
+    monkeypatch.setattr(os, "killpg", killpg)
     yield held
     for group in held:
         with contextlib.suppress(ProcessLookupError):

@@ -103,7 +103,8 @@ def test_the_settings_of_a_site_reach_its_own_launcher(tmp_path: Path) -> None:
     site = Site(own={"queue": "gpu"})
     launch = LaunchPlan(launcher="pbs", code=launcher_code("pbs", [plugins]), site=site)
     subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
-    assert "#PBS -q gpu\n" in subject.request().submissions[0].files["job.pbs"]
+    lines = subject.request().submissions[0].files["job.pbs"].splitlines()
+    assert ["#PBS", "-q", "gpu"] in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize(

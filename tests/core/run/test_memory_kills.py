@@ -38,7 +38,8 @@ def test_the_kernels_log_tells_whose_kill_it_was(group: Path) -> None:
     if watches[0]._log is None:
         pytest.skip("the kernel's log does not tell this machine's processes")
     victim = eaten(group)
-    assert watches[0].kills([victim, os.getpid()]) == MemoryKills(1, f"the kernel's log names process {victim}")
+    kills = watches[0].kills([victim, os.getpid()])
+    assert kills.number == 1 and str(kills.evidence).endswith(f" process {victim}")
     assert watches[1].kills([os.getpid()]) == MemoryKills(0, None), "a kill elsewhere is not this run's"
     assert MemoryKillWatch().kills([victim]) == MemoryKills(0, None), "nor is an earlier one"
 
@@ -63,7 +64,7 @@ print(victim.returncode, *watch.kills([victim.pid]))
 
 def test_without_the_log_the_own_groups_counter_tells(group: Path) -> None:
     done = inside(group, "-c", OWN)
-    assert done.stdout.strip() == "-9 1 the platform's own control group counts a kill for memory", done.stderr
+    assert done.stdout.split()[:2] == ["-9", "1"] and "control group" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("group", [600], indirect=True)
@@ -77,9 +78,10 @@ def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -
     (result,) = json.loads(done.stdout)
     assert (result["status"]["word"], result["status"]["failure"]) == ("oom", "oom"), done.stderr
     rank, *_, proof = result["status"]["evidence"].split("; ")
-    assert proof.startswith(("the kernel's log names", "the platform's own"))
+    assert "kernel's log" in proof or "control group" in proof
     # on a machine that is short of memory the kernel may kill both ranks of the group
-    assert rank == "rank 1 was ended by SIGKILL" or ", " in proof, result["status"]["evidence"]
+    is_rank_1 = rank.startswith("rank 1 ") and rank.endswith(" SIGKILL")
+    assert is_rank_1 or ", " in proof, result["status"]["evidence"]
 
 
 def test_a_counter_that_is_not_there_tells_nothing(tmp_path: Path) -> None:

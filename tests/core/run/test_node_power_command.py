@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ def site(command: str, **more: Any) -> NodePowerSite:
     return parse(NodePowerSite, {"command": command, "source": "meter", "seconds": 0.1, **more}, "site")
 
 
-def test_one_number_or_the_line_of_the_host() -> None:
-    assert watts_of("  512.5\n\n", "a", is_alone=True) == 512.5
-    assert watts_of("b 100\na 200\nc 300\n", "a", is_alone=False) == 200
-    assert watts_of("b 100\na 200\n", "a", is_alone=True) == 200
+@pytest.mark.parametrize(
+    ("printed", "is_alone", "watts"),
+    [("  512.5\n\n", True, 512.5), ("b 100\na 200\nc 300\n", False, 200), ("b 100\na 200\n", True, 200)],
+)
+def test_one_number_or_the_line_of_the_host(printed: str, is_alone: bool, watts: float) -> None:
+    assert watts_of(printed, "a", is_alone) == watts
 
 
 # What is printed for host a, whether a is the only node, and a part of the reason.
@@ -58,7 +61,8 @@ def test_what_is_no_reading_has_a_reason() -> None:
 
 def test_the_command_is_a_line_for_sh_in_the_c_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    assert printed_by(site("echo {host}-bmc $LC_ALL | awk '{print $1, $2}'"), "node-1.x") == "node-1.x-bmc C\n"
+    command = site("echo {host}-bmc $LC_ALL | awk '{print $1, $2}'")
+    assert printed_by(command, "node-1.x") == "node-1.x-bmc C\n"
 
 
 def test_a_command_that_fails_or_hangs_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,7 @@ def test_a_command_that_fails_or_hangs_has_a_reason(monkeypatch: pytest.MonkeyPa
 
 def test_a_host_name_is_never_code(tmp_path: Path) -> None:
     for host in (f"a; touch {tmp_path}/made", "$(id)", "-rf", "a'b", "a b", ""):
-        with pytest.raises(NodePowerError, match="cannot be part of a command"):
+        with pytest.raises(NodePowerError, match=re.escape(repr(host[:40]))):
             printed_by(site("echo '{host}'"), host)
     assert not any(tmp_path.iterdir())
 
@@ -119,12 +123,12 @@ def test_one_command_for_all_nodes_and_one_for_each(run: RunPaths) -> None:
     assert [{each.watts for each in traces[node].readings} for node in (0, 1)] == [{110.0}, {220.0}]
     run.node_power.unlink()
     traces = sampled(run, "echo gpu1 220", 0.2, nodes=2)
-    assert traces[1].readings and not traces[0].readings and "expected one line 'gpu0 WATTS'" in traces[0].error
+    assert traces[1].readings and not traces[0].readings and "'gpu0 WATTS'" in str(traces[0].error)
 
 
 def test_a_command_that_never_worked_runs_three_times(run: RunPaths, tmp_path: Path) -> None:
     trace = sampled(run, f"echo x >> {tmp_path}/starts; exit 1", 0.8)[0]
-    assert (tmp_path / "starts").read_text().count("x") == 3 and "exit code 1" in trace.error
+    assert (tmp_path / "starts").read_text().count("x") == 3 and "code 1" in str(trace.error)
 
 
 def test_one_that_worked_runs_again_after_failures(run: RunPaths, tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_a_command_that_hangs_is_ended(run: RunPaths, monkeypatch: pytest.Monkey
     monkeypatch.setattr(node_power, "LEAVE_SECONDS", 0.1)
     begin = time.monotonic()
     trace = sampled(run, "sleep 60; echo 220", 0.2)[0]
-    assert trace.error == "no answer before the end of the training" and not trace.readings
+    assert "no answer" in str(trace.error) and not trace.readings
     assert time.monotonic() - begin < 30
 
 
@@ -167,7 +171,7 @@ def test_site_check_runs_the_command_once(tmp_path: Path, capsys: pytest.Capture
         f"schema: levelfield.site/1\nnode_power: {{command: 'echo x >> {tmp_path}/n; echo 374', source: m}}\n"
     )
     assert main(["site", "check", "--site", str(path)]) == 0
-    assert "374 W by m" in capsys.readouterr().out and (tmp_path / "n").read_text() == "x\n"
+    assert "374 W" in capsys.readouterr().out and (tmp_path / "n").read_text() == "x\n"
     path.write_text("schema: levelfield.site/1\nnode_power: {command: 'exit 5', source: m}\n")
     assert main(["site", "check", "--site", str(path)]) == 4
-    assert "exit code 5" in " ".join(capsys.readouterr().out.split())
+    assert "code 5" in " ".join(capsys.readouterr().out.split())

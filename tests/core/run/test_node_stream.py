@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.contracts.execution import NodeEnd, NodeWork, ProcessWork, Submission
+from levelfield.contracts.execution import DISK_IS_FULL, NodeWork, ProcessWork, Submission
 from levelfield.node import file_stream
 from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
@@ -48,14 +48,14 @@ def test_frames_in_any_parts_become_the_files(stream: NodeStream, root: Path) ->
         [
             file(data="one\n"),
             frame_line({"beat": 1}),
-            file(at=4, data="zwei é\n"),
+            file(at=4, data="zwé\n"),
             frame_line({"file": "logs/node1.log", "at": 0, "base64": "//4="}),
             frame_line({"end": 3}),
         ]
     )
     for byte in sent:
         stream.receive(bytes([byte]))
-    assert (root / NAME).read_text() == "one\nzwei é\n" and (root / "logs/node1.log").read_bytes() == b"\xff\xfe"
+    assert (root / NAME).read_text() == "one\nzwé\n" and (root / "logs/node1.log").read_bytes() == b"\xff\xfe"
     assert stream.code == 3 and stream.is_complete() and stream.frames == 5
 
 
@@ -116,7 +116,7 @@ def test_anything_else_is_a_broken_stream(stream: NodeStream, root: Path, what: 
 
 def test_a_part_that_repeats_is_broken_and_one_after_the_end_is_left_out(stream: NodeStream, root: Path) -> None:
     stream.receive(file(data="ab"))
-    with pytest.raises(BrokenStream, match="found offset 0, expected 2"):
+    with pytest.raises(BrokenStream, match=r"offset 0\D*2$"):
         stream.receive(file(data="ab"))
     stream.receive(frame_line({"end": 0}) + b"a driver says good bye\n")
     stream.receive(file(at=2, data="cd"))
@@ -132,7 +132,7 @@ def test_a_truncated_stream_is_not_complete(stream: NodeStream, root: Path) -> N
 def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_stream, "MOST_FILE_BYTES", 10)
     stream.receive(file(data="x" * 10))
-    with pytest.raises(BrokenStream, match="found more than 10 bytes"):
+    with pytest.raises(BrokenStream, match=r"\b10 bytes"):
         stream.receive(file(at=10))
 
 
@@ -170,7 +170,7 @@ def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path,
     ssh_launcher.fetch(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(asked) + "\n", whole)
     assert whole.is_complete()
     assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
-    with pytest.raises(BrokenStream, match="which is none of this node"):  # what was not asked for
+    with pytest.raises(BrokenStream, match=r"rank2\.step0\.json\.gz"):  # what was not asked for
         stream.receive(frame_line({"file": "profile/rank2.step0.json.gz", "at": 0, "data": "x"}))
 
 
@@ -178,7 +178,7 @@ def test_a_full_disk_here_ends_a_fetch_and_no_run(stream: NodeStream, monkeypatc
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(node_stream.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     frame = file().decode().replace('"', '\\"')
     ssh_launcher.fetch(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
     assert not stream.is_complete()
@@ -245,10 +245,11 @@ LAST = {"event": "ended", "cause": "rank-failed", "evidence": "rank 2 ended with
 
 def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
     cause, end = node_run(root, {"event": "started"}, LAST).finding()
-    assert (cause, end) == ("rank-failed", NodeEnd(1, "host1", "failed", "host1: rank 2 was ended by SIGKILL"))
+    assert (cause, end.node_rank, end.name, end.word) == ("rank-failed", 1, "host1", "failed")
+    assert str(end.detail).startswith("host1: ") and "rank 2" in str(end.detail) and "SIGKILL" in str(end.detail)
     full = {**LAST, "disk_free_bytes": 0}
     _, end = node_run(root, full).finding()
-    assert "the disk of its run's folder is full (0 bytes free)" in str(end.detail)
+    assert DISK_IS_FULL in str(end.detail) and "(0 bytes" in str(end.detail)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +270,8 @@ def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object
 
 @pytest.mark.parametrize(("number", "kills"), [(1, 1), (0, 0), (-1, 0), ("1", 0), (True, 0), (None, 0), (1.5, 0)])
 def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills: int) -> None:
-    found = node_run(root, {**LAST, "oom_kills": number, "oom_evidence": "the log\x1b[31m"})
-    assert found.memory_kills()[0] == kills
-    assert (found.memory_kills()[1] or "host1: the log[31m") == "host1: the log[31m"
+    node = node_run(root, {**LAST, "oom_kills": number, "oom_evidence": "log\x1b[31m"})
+    assert node.memory_kills() == (kills, "host1: log[31m" if kills else None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from levelfield.cli.main import main
 from levelfield.measure.utilisation import core_limit
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import measurement
-from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
+from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
@@ -41,8 +41,9 @@ def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
     assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
     said: list[str] = []
     found = measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
-    assert said == ["measuring the fp32 matmul peak of fake on this machine (3 s; kept for later runs)"]
-    assert found.tflops == {"fp32": 2.0} and found.how.startswith("best matmul rate of fake 1.2.3 with ")
+    (sentence,) = said
+    assert "fp32" in sentence and "fake" in sentence and "this machine" in sentence
+    assert found.tflops == {"fp32": 2.0} and "fake 1.2.3" in found.how
     assert measurement.known_peaks(plan, "here") == found
     assert measurement.known_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
 
@@ -113,7 +114,8 @@ def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
 
 def test_a_framework_without_a_probe_says_so(plan: Plan) -> None:
     without = plan.implementation.model_copy(update={"peak_probe": ()})
-    assert measure(plan.model_copy(update={"implementation": without})) == MeasuredPeaks(how="fake has no probe")
+    peaks = measure(plan.model_copy(update={"implementation": without}))
+    assert peaks == MeasuredPeaks(how=peaks.how) and "no probe" in peaks.how
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault(plan: Plan, tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_a_rate_above_what_the_maker_publishes_is_refused(
     plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"chip": chip})})
     used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
     assert used.peak.measured_tflops == (None if most else rate)
-    assert bool(used.notices) == bool(most) and all(f"expected at most {most} by" in said for said in used.notices)
+    assert bool(used.notices) == bool(most) and all(f" most {most} by" in notice for notice in used.notices)
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(9.9, False), (10.1, True), (100.0, True)])
@@ -240,10 +242,9 @@ def test_a_rate_far_below_the_published_peak_is_refused_by_name(plan: Plan, rate
     used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
     assert (used.peak.tflops, used.peak.source) == (100, "a datasheet")
     assert used.peak.measured_tflops == (rate if holds else None)
-    assert used.notices == (() if holds else (
-        "the probe of fake 1.2.3 is refused: it gave 9.9 TFLOP/s in fp32, expected at least 10, 10% of the published "
-        "peak of F1",
-    ))  # fmt: skip
+    assert (used.notices == ()) is holds
+    facts = ("fake 1.2.3", "9.9 TFLOP/s", "least 10,", "10% of", "F1")
+    assert all(fact in " ".join(used.notices) for fact in facts) is not holds
     assert with_peak(used, MeasuredPeaks({"fp32": rate})).notices == used.notices
 
 
@@ -305,10 +306,8 @@ def now(**beside: Any) -> PeakMeasurement:
 
 def test_a_peak_measured_under_load_is_measured_again_and_the_higher_one_stays(plan: Plan) -> None:
     keep(plan, 0.4, now(other_cores=1.5))
-    assert asked(plan) == [
-        "measuring the fp32 matmul peak of fake on this machine again (3 s): "
-        "other programs used 1.50 of 2 cores beside the probe"
-    ]
+    (sentence,) = asked(plan)
+    assert "again" in sentence and "1.50 of" in sentence and "2 cores" in sentence
     assert measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0}
     keep(plan, 2.5, now(other_cores=1.5))
     assert asked(plan) != [] and measurement.known_peaks(plan, "here").tflops == {"fp32": 2.5}
@@ -334,9 +333,10 @@ def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: py
 def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
     used = peak_of(plan.hardware.chip, plan.work.model_copy(), measure(plan))
     assert used.measurement is not None and datetime.fromisoformat(used.measurement.at) <= datetime.now(timezone.utc)
-    assert f"; measured at {used.measurement.at}: others used " in used.source
+    assert f" at {used.measurement.at}: " in used.source
     low = MeasuredPeaks({"fp32": 1.0}, "a probe", {"fp32": now(other_cores=1.5)})
-    assert peak_of(plan.hardware.chip, plan.work, low).source.endswith("5% below the best; it may be too low")
+    source = peak_of(plan.hardware.chip, plan.work, low).source
+    assert "5% below" in source and source.endswith("too low")
 
 
 @pytest.mark.parametrize(("repeats", "is_low"), [(1, True), (2, True), (3, False), ("null", False), (0, False)])
@@ -346,7 +346,7 @@ def test_a_peak_of_few_products_says_so_and_the_next_run_measures_again(
     monkeypatch.setattr(measurement, "_counters", lambda plan: None)  # as of a launcher's nodes
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "repeats": {repeats}}}}}')
     source = with_peak(plan, measure(plan)).peak.source
-    assert source.endswith("it may be too low") is is_low and (f"product {repeats} time(s)" in source) is is_low
+    assert source.endswith("too low") is is_low and (f"product {repeats} time(s)" in source) is is_low
     assert bool(asked(plan)) is is_low
 
 
@@ -391,8 +391,8 @@ def test_the_dry_run_shows_age_and_doubt(
     kept = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
     monkeypatch.setattr(measurement, "known_peaks", lambda plan, machine: kept)
     assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "measured 3 days ago the run measures it again: other programs used 1.50 of 2 cores" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 days" in shown and "1.50 of" in shown and "2 cores" in shown
 
 
 # -- on machines that a launcher reaches
@@ -410,9 +410,16 @@ def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices
     said: list[str] = []
     found = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
     assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
-    assert said == ["measuring the fp32 matmul peak of fake on a (3 s; kept for later runs)"]
+    (sentence,) = said
+    assert "fp32" in sentence and " a (3" in sentence
     assert measurement.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
     assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
+
+
+def slurm_runtime(plan: Plan) -> SlurmRuntime:
+    runtime = SlurmLauncher().runtime(plan)
+    assert isinstance(runtime, SlurmRuntime)
+    return runtime
 
 
 def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedSlurm) -> None:
@@ -424,10 +431,11 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedS
     def peak(**slurm: Any) -> MeasuredPeaks:
         launch = LaunchPlan(launcher="slurm", site=Site(slurm=SlurmSite(**slurm)))
         asked = launched(plan).model_copy(update={"launch": launch})
-        return measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), said.append)
+        return measurement.peaks_for(asked, "here", slurm_runtime(asked), said.append)
 
     assert [peak(partition="gpu").tflops for _ in range(2)] == [{"fp32": 1.5}] * 2
-    assert said == ["measuring the fp32 matmul peak of fake on a Slurm node (3 s; kept for later runs)"]
+    (sentence,) = said
+    assert "fp32" in sentence and "Slurm node" in sentence
     count, probe = planted.calls("srun")
     assert {"--nodes=1", "--partition=gpu", "--cpus-per-task=2"} <= {*count} & {*probe} and "--threads 4" in " ".join(
         probe
@@ -439,10 +447,10 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedS
 def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedSlurm) -> None:
     planted.says("srun", (1, "srun: error: Unable to allocate resources"))
     asked = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
-    found = measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), lambda text: None)
+    found = measurement.peaks_for(asked, "here", slurm_runtime(asked), lambda text: None)
     assert found.tflops == {} and "CalledProcessError" in found.how
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
     found = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
-    assert found.tflops == {} and "launcher any measures no peak on its nodes" in found.how
+    assert found.tflops == {} and "launcher any" in found.how

@@ -67,20 +67,20 @@ def test_without_a_named_vendor_the_run_is_refused(machine: AcmeMachine, body: s
 def test_the_named_vendor_is_refused_and_its_dry_run_says_why(machine: AcmeMachine, body: str, reason: str) -> None:
     machine.tool(body)
     code, _, said = machine.run("tiny:fake:acme")
-    assert code == 2 and f"found no devices (vendor acme), expected 1: {reason}" in said
+    assert code == 2 and "(vendor acme)," in said and f" 1: {reason}" in said
     code, out, _ = machine.run("tiny:fake:A1:1:2", "--dry-run", "--json")
     plan = json.loads(out)[0]["plan"]
     assert code == 0 and plan["hardware"]["assumed"]
     assert len(plan["notices"]) == 1 and plan["notices"][0].startswith(f"vendor acme: {reason}")
     code, out, _ = machine.run("tiny:fake:A1:1:2", "--dry-run")
-    assert "notice       vendor acme: acme-smi" in out
+    assert "acme: acme-smi" in out
 
 
 @pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
 def test_a_plan_for_the_cpu_and_the_list_of_vendors_say_why(machine: AcmeMachine, body: str, reason: str) -> None:
     machine.tool(body)
     code, out, _ = machine.run("tiny:torch:cpu", "--dry-run")
-    assert code == 0 and f"notice       vendor acme is not used: {reason}"[:60] in out
+    assert code == 0 and f"not used: {reason[:22]}" in out
     code, out, _ = machine.command("show", "vendors")
     assert code == 0 and f"acme: {reason}" in " ".join(out.split())
     _, out, _ = machine.command("show", "vendors", "--json")
@@ -97,9 +97,9 @@ def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Acme
     result = machine.result("tiny:fake:acme")
     assert result["memory"]["capacity_bytes"] == 65536 * 2**20
     peak = result["memory"]["device_used_peak"]
-    assert peak["value"] is None and "the tool's total memory is 72057094144 bytes" in peak["reason"]
+    assert peak["value"] is None and "72057094144 bytes" in peak["reason"]
     (said,) = [w for w in result["warnings"] if w.startswith("vendor acme: device 0: the tool's total memory")]
-    assert "4.9% apart, so that its unit or its place is wrong" in said
+    assert "4.9% apart" in said
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_power_that_no_accelerator_draws_is_no_energy(machine: AcmeMachine, ro
 def test_more_memory_in_use_than_there_is_is_no_peak(machine: AcmeMachine) -> None:
     machine.tool(devices("65536, 70000, 90, 0"))
     peak = machine.result("tiny:fake:acme")["memory"]["device_used_peak"]
-    assert peak["value"] is None and "in use, expected at most the device's 68719476736" in peak["reason"]
+    assert peak["value"] is None and str(70000 * 2**20) in peak["reason"] and "68719476736" in peak["reason"]
 
 
 # -- devices that are lost, and devices that others use
@@ -132,9 +132,9 @@ def test_a_device_that_is_lost_after_the_plan_costs_its_figures_and_is_named(mac
     result = machine.result("tiny:fake:acme:1:2")
     assert result["status"]["word"] == "valid" and result["devices"] == 2
     peak, joules = result["memory"]["device_used_peak"], result["energy"]["joules"]
-    assert peak["value"] is None and "the tool shows no whole record of device 1" in peak["reason"]
+    assert peak["value"] is None and "device 1" in peak["reason"]
     assert joules["value"] is None and joules["reason"].startswith("device 1: ")
-    assert any(w.startswith("device 1 could not be read before the training") for w in result["warnings"])
+    assert any(warning.startswith("device 1 ") for warning in result["warnings"])
 
 
 BUSY, IDLE = "65536, 30000, 300, 97", "65536, 500, 90, 3"
@@ -147,14 +147,15 @@ def test_a_device_that_others_use_is_left_to_them_while_idle_ones_are_there(mach
     assert plan["hardware"]["device_indices"] == [1, 2]
     assert plan["hardware"]["visible"] == {"ACME_VISIBLE_DEVICES": "1,2"}
     (notice,) = plan["notices"]
-    assert notice.startswith("device 0 is left out: others use device 0: 29.3 GiB of 64.0 GiB, load 97%")
+    assert notice.startswith("device 0 ") and all(fact in notice for fact in ("29.3 GiB", "64.0 GiB,", "load 97%"))
     assert [(d["device"], d["in_use"]) for d in result["other_use"]["devices"]] == [("1", False), ("2", False)]
 
 
 def test_a_device_that_others_use_and_that_is_needed_is_named_in_plan_and_result(machine: AcmeMachine) -> None:
     machine.tool(devices(BUSY, IDLE))
     _, out, _ = machine.run("tiny:fake:acme:1:2", "--dry-run")
-    assert "notice       others use device 0: 29.3 GiB of 64.0 GiB, load 97% when it was" in out
+    (notice,) = [line for line in out.splitlines() if line.startswith("notice ")]
+    assert all(fact in notice for fact in ("device 0:", "29.3 GiB", "64.0 GiB,", "load 97%"))
     result = machine.result("tiny:fake:acme:1:2")
     first, second = result["other_use"]["devices"]
     assert (first["in_use"], first["load"], first["memory_used"]["value"]) == (True, 0.97, 30000 * 2**20)
@@ -173,4 +174,4 @@ def test_hidden_devices_let_the_cpu_be_taken(machine: AcmeMachine, monkeypatch: 
     machine.tool("exit 9")
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "")
     code, out, _ = machine.run("tiny:torch", "--dry-run")
-    assert code == 0 and "1 x 1 cpu" in out
+    assert code == 0 and "1 cpu" in out

@@ -30,7 +30,7 @@ from levelfield.node.process_identity import own_ranks
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
-from levelfield.rundir.follower import Follower
+from levelfield.rundir.follower import Follower, Progress
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -95,7 +95,7 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
         *json.loads(paths.outcome.read_text())["seal"]["files"]
     }
     peak = load(Plan, paths.plan).peak
-    assert peak.tflops == 2.0 and peak.source.startswith("measured: best matmul rate of fake 1.2.3")
+    assert peak.tflops == 2.0 and peak.source.startswith("measured: ") and "fake 1.2.3" in peak.source
 
 
 def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
@@ -230,31 +230,31 @@ def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypa
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.3")
     code, (result,) = train()
     assert (code, result["status"]["word"], result["throughput"]) == (3, "invalid", None)
-    assert any(reason.startswith("clock: rank 1 counted ") for reason in result["status"]["reasons"])
-    assert not any(reason.startswith("clock: rank 0 counted ") for reason in result["status"]["reasons"])
+    clocks = [reason.split()[:3] for reason in result["status"]["reasons"] if reason.startswith("clock: ")]
+    assert ["clock:", "rank", "1"] in clocks and ["clock:", "rank", "0"] not in clocks
 
 
 def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
-    found = MemoryKills(1, "the kernel's log names process 7")
-    monkeypatch.setattr("levelfield.node.control_groups.MemoryKillWatch.kills", lambda watch, processes: found)
+    kills = MemoryKills(1, "the kernel's log names process 7")
+    monkeypatch.setattr("levelfield.node.control_groups.MemoryKillWatch.kills", lambda watch, processes: kills)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
-    assert result["status"]["evidence"].endswith("the kernel's log names process 7")
+    assert result["status"]["evidence"].endswith(str(kills.evidence))
 
 
 def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(argv: list[str], folder: Path, say: object) -> None:
-        raise RunFailed("the environment cannot be made: pip ... ended with 1")
+        raise RunFailed("pip ended")
 
     monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
     monkeypatch.setattr("levelfield.plan.environment.checkout", lambda: runs.parent)
     code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
     result = json.loads(only(runs).result.read_text())
     assert (code, result["status"]["failure"]) == (3, "environment")
-    assert "pip ... ended with 1" in result["status"]["evidence"]
+    assert "pip ended" in result["status"]["evidence"]
     assert "failed (environment)" in capsys.readouterr().out
 
 
@@ -274,7 +274,11 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
             os.kill(os.getpid(), number)
 
     def pressing(method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: (press(), method(*given))[1]
+        def pressed(*arguments: Any) -> Any:
+            press()
+            return method(*arguments)
+
+        return pressed
 
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
     for name in ("node.rank_processes.Ranks.stop", "node.rank_processes.Ranks.ends", "run.runner.collect"):
@@ -308,7 +312,7 @@ def test_a_second_sigterm_after_the_run_does_not_change_its_end(runs: Path) -> N
     script = AGAIN.replace("ARGUMENTS", repr(command(runs)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 130, done.stderr
-    assert "result   failed (interrupted)" in done.stdout
+    assert "failed (interrupted)" in done.stdout
 
 
 @pytest.mark.drill
@@ -364,7 +368,7 @@ def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
     code = main(command(runs))
     said = " ".join(capsys.readouterr().err.split())
     assert code == 2 and says in said and str(runs) in said
-    assert "No space left on device" in said and "bytes and" in said and "files free" in said
+    assert os.strerror(errno.ENOSPC) in said and "bytes and" in said and "files free" in said
     assert not list(runs.glob("*/events/*")) and '"state": "running"' not in "".join(
         path.read_text() for path in runs.glob("*/status.json")
     )
@@ -382,7 +386,7 @@ def test_a_stale_file_handle_during_the_run_is_a_failed_run(
     monkeypatch.setattr(f"levelfield.{where}", stale)
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "storage")
-    assert f"{runs / 'events'}: Stale file handle" in result["status"]["evidence"]
+    assert f"{runs / 'events'}: {os.strerror(errno.ESTALE)}" in result["status"]["evidence"]
     ends = json.loads(only(runs).outcome.read_text())["ends"]
     assert len(ends) == (2 if where.endswith("read") else 0), "what the launcher knows is kept"
 
@@ -402,7 +406,7 @@ def test_a_file_of_the_run_that_is_overwritten_loses_nothing_measured(
     at_step(1, damage, monkeypatch)
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "files")
-    assert f"{name}: found other content than at the start" in result["status"]["evidence"]
+    assert f"{name}: " in result["status"]["evidence"]
     assert result["steps_done"] == 12 and result["seal"]["word"] == "sealed"
     assert before == [(only(runs).root / name).read_bytes()]
 
@@ -422,7 +426,7 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
     monkeypatch.setattr("levelfield.run.runner.collect", damaged)
     assert main(command(runs)) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert "its raw files are kept, without a result" in said and f"`evidence collect {only(runs).root}`" in said
+    assert str(only(runs).plan) in said and f"`evidence collect {only(runs).root}`" in said
     only(runs).plan.write_text(plan[0])
     assert main(["evidence", "collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
 
@@ -446,7 +450,7 @@ def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
         result = finish(only(runs))
         assert (result.status.word, result.status.failure) == ("failed", "storage")
         assert result.steps_done >= 3
-        assert str(result.seal.reason).startswith("the run directory could not be written")
+        assert result.seal is not None and "run directory" in str(result.seal.reason)
     assert not only(runs).outcome_of_full_disk.exists()
 
 
@@ -460,8 +464,8 @@ def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
         at_step(3, lambda: stack.enter_context(read_only(disk)), monkeypatch)
         assert main(command(disk / "runs")) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert f"failed (storage): {disk}" in said and "Read-only file system" in said
-    assert "Mount it for writing (`dmesg` says why it is not), then run `evidence collect" in said
+    assert f"failed (storage): {disk}" in said and os.strerror(errno.EROFS) in said
+    assert "(`dmesg` says" in said and "`evidence collect" in said
     assert finish(only(disk / "runs")).steps_done >= 3
 
 
@@ -480,16 +484,17 @@ def turn_round(corpus: Path) -> None:
         file.write(content)
 
 
-def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def at_step(step: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Act once, when the platform has seen this step."""
-    real, acted = Follower.read, []
+    real = Follower.read
+    acted: list[bool] = []
 
-    def read(follower: Follower) -> Any:
-        found = real(follower)
-        if not acted and any(progress.step >= step for progress in found):
+    def read(follower: Follower) -> list[Progress]:
+        steps = real(follower)
+        if not acted and any(progress.step >= step for progress in steps):
             acted.append(True)
             act()
-        return found
+        return steps
 
     monkeypatch.setattr(Follower, "read", read)
 
@@ -500,7 +505,7 @@ def test_a_corpus_that_is_overwritten_during_the_run_is_noticed(
     at_step(1, lambda: turn_round(corpus), monkeypatch)
     code, (result,) = train("--data", str(corpus))
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
-    assert f"during the run: {corpus}: was overwritten" in result["status"]["evidence"]
+    assert f" run: {corpus}: was overwritten" in result["status"]["evidence"]
     assert result["throughput"] is None
 
 
@@ -510,7 +515,8 @@ def test_a_corpus_that_is_truncated_during_the_run_is_named(
     monkeypatch.setenv("FAKE_FAULT", "truncate")
     code, (result,) = train("--data", str(corpus))
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
-    assert f"{corpus}.bin: was truncated from 8000 to 0 bytes while it was read" in result["status"]["evidence"]
+    evidence = result["status"]["evidence"]
+    assert f"{corpus}.bin: was truncated" in evidence and "8000 to" in evidence and " 0 bytes" in evidence
 
 
 @pytest.fixture
@@ -530,33 +536,33 @@ def test_code_that_changes_during_the_run_makes_it_invalid(
     first, second = results[:2]
     words = [(r["status"]["word"], r["status"]["failure"]) for r in (first, second)]
     assert code == 3 and words == [("invalid", "code"), ("not-run", "code")]
-    assert first["status"]["reasons"][-1].startswith("code: it changed after the plan was made: at its end sha256:")
-    assert f"the code changed during the run: {own_plugins / 'table.txt'}. What a" in str(first["warnings"])
+    assert first["status"]["reasons"][-1].startswith("code: ") and "end sha256:" in first["status"]["reasons"][-1]
+    assert f" run: {own_plugins / 'table.txt'}. " in str(first["warnings"])
     assert first["throughput"] is None and second["steps_done"] == 0
-    assert f"{own_plugins}, a folder that it uses, or the worker has changed" in second["status"]["evidence"]
+    assert second["status"]["evidence"].startswith(f"{own_plugins}") and "has changed" in second["status"]["evidence"]
 
 
 def test_code_that_goes_away_during_the_run_makes_it_invalid(
     train: Run, own_plugins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_step(3, lambda: own_plugins.rename(own_plugins.with_name("gone")) and None, monkeypatch)
+    at_step(3, lambda: own_plugins.rename(own_plugins.with_name("gone")), monkeypatch)
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "code")
-    assert "at its end unreadable" in result["status"]["reasons"][-1]
+    assert "end unreadable" in result["status"]["reasons"][-1]
 
 
 def test_a_run_keeps_the_digest_of_its_code_at_both_ends(train: Run, runs: Path, own_plugins: Path) -> None:
     assert train()[0] == 0
-    found = json.loads(only(runs).outcome.read_text())["code"]
-    assert found == dict.fromkeys(("at its start", "at its end"), load(Plan, only(runs).plan).implementation.rests_on)
+    digests = json.loads(only(runs).outcome.read_text())["code"].values()
+    assert [*digests] == [load(Plan, only(runs).plan).implementation.rests_on] * 2
 
 
 def test_progress_is_told_step_by_step(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(runs)) == 0
     out, err = capsys.readouterr()
     said = " ".join(err.split())
-    assert "smoke scale: asked for with --scale smoke" in said
-    assert "measuring the fp32 matmul peak of " in said and "step 12/12 loss 1.1297" in said
+    assert "--scale smoke" in said
+    assert "fp32 matmul" in said and "step 12/12" in said and "loss 1.1297" in said
     assert "\r" not in err and "\x1b" not in err + out
     assert "result   valid" in out and only(runs).root.name in out
     assert [line for line in (out + err).splitlines() if len(line) > 80 and "runs" not in line] == []

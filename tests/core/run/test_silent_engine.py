@@ -102,7 +102,7 @@ def request_of_one(tmp_path: Path) -> Request:
 def test_an_engine_that_fails_before_the_training_gives_a_result(engine: Engine, plan_for: Callable[..., Plan]) -> None:
     engine.complaint = "write /var/lib: no space left on device"
     plan = plan_for("tiny:fake:F1:1:1", assume=True)
-    runtime, failed = DockerRuntime(), pytest.raises(RunFailed, match="the container engine: write /var/lib: no space")
+    runtime, failed = DockerRuntime(), pytest.raises(RunFailed, match=engine.complaint)
     with failed, runtime.in_use(plan, print):
         pytest.fail("it is in use")
 
@@ -122,9 +122,8 @@ def test_an_interrupt_of_a_silent_engine_ends_within_seconds(request_of_one: Req
     outcome = ContainerLauncher().execute(request_of_one, watch)
     assert time.monotonic() - pressed[0] < 15
     assert outcome.cause == "interrupted"
-    assert "did not answer an interrupt" in outcome.warnings[0]
-    assert "did not remove node0, which may still train" in outcome.warnings[1]
-    assert "run `docker rm --force node0`" in outcome.warnings[1]
+    assert "an interrupt" in outcome.warnings[0]
+    assert " node0, " in outcome.warnings[1] and "--force node0`" in outcome.warnings[1]
     assert [(end.rank, end.exit_code, end.signal) for end in outcome.ends] == [(0, None, None)]
 
 
@@ -177,7 +176,7 @@ def test_the_processes_of_a_lost_engine_are_ended(
     assert outcome.cause == "engine"
     expected = signal.SIGTERM if plays else signal.SIGKILL
     assert [(end.exit_code, end.signal, end.stopped_by_us) for end in outcome.ends] == [(None, expected, True)]
-    assert "did not remove node0: no process of it is left" in outcome.warnings[0]
+    assert " node0: no process" in outcome.warnings[0]
 
 
 def test_a_file_that_cannot_be_read_is_no_fault_of_the_engine(request_of_one: Request, engine: Engine) -> None:
@@ -186,4 +185,4 @@ def test_a_file_that_cannot_be_read_is_no_fault_of_the_engine(request_of_one: Re
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/runs/events")
 
     outcome = ContainerLauncher().execute(request_of_one, watch)
-    assert (outcome.cause, outcome.evidence) == ("storage", "/runs/events: Stale file handle")
+    assert (outcome.cause, outcome.evidence) == ("storage", f"/runs/events: {os.strerror(errno.ESTALE)}")

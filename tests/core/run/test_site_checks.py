@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ CLAIM = f"{NAMESPACE}/persistentvolumeclaims/runs"
 def checked(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, str]]:
     assert main(["site", "check", *arguments, "--json"]) == code, capsys.readouterr()
     content = json.loads(capsys.readouterr().out)
-    assert content["missing"] == sum(each["word"] == "missing" for each in content["findings"])
-    return content["findings"]  # type: ignore[no-any-return]
+    findings: list[dict[str, str]] = content["findings"]
+    assert content["missing"] == sum(finding["word"] == "missing" for finding in findings)
+    return findings
 
 
 def of(found: list[dict[str, str]], subject: str) -> tuple[str, str]:
@@ -63,7 +65,8 @@ def test_a_whole_cluster_lacks_nothing(
 ) -> None:
     found = checked(capsys, "--site", whole(tmp_path))
     assert {each["word"] for each in found} == {"ok"} and len(found) == 8
-    assert of(found, "devices") == ("ok", "1 of 2 machines have nvidia.com/gpu: 8 in all")
+    word, says = of(found, "devices")
+    assert word == "ok" and "nvidia.com/gpu: 8" in says and re.findall(r"\d+", says) == ["1", "2", "8"]
     assert {method for method, path, _ in cluster.requests if not path.endswith("reviews")} == {"GET"}
     asked = {body["spec"]["resourceAttributes"]["subresource"] for _, _, body in cluster.requests if body}
     assert asked == {"", "log"}
@@ -78,11 +81,17 @@ def test_each_planted_lack_is_named_with_what_to_do(
     cluster.objects["/api/v1/nodes"] = {"items": []}
     site = whole(tmp_path, queue="tpus", claim_folder="/nowhere", image=None)
     found = checked(capsys, "--site", site, code=4)
-    assert of(found, "rights") == ("missing", "you may not create secrets in benchmarks")
-    assert of(found, "claim") == ("missing", "runs has ReadWriteOnce")
-    assert "is Kubernetes v1.25.9+k3s1, expected 1.26 or newer" in of(found, "cluster")[1]
-    for subject in ("cluster", "queue", "claim folder", "image", "devices"):
-        assert of(found, subject)[0] == "missing", subject
+    for subject, facts in (
+        ("rights", ("create secrets", "benchmarks")),
+        ("claim", ("runs has", "ReadWriteOnce")),
+        ("cluster", ("v1.25.9+k3s1,", "1.26")),
+        ("queue", ("tpus",)),
+        ("claim folder", ("/nowhere",)),
+        ("image", ()),
+        ("devices", ("nvidia.com/gpu",)),
+    ):
+        word, says = of(found, subject)
+        assert word == "missing" and all(fact in says for fact in facts), (subject, says)
     assert all(each["do"] for each in found if each["word"] == "missing")
 
 
@@ -104,7 +113,7 @@ def test_a_version_that_cannot_be_read_is_unknown(
     cluster.objects["/version"] = {"gitVersion": version}
     found = checked(capsys, "--site", whole(tmp_path))
     assert of(found, "cluster")[0] == word
-    assert any("1.26 or newer" in each["do"] for each in found) is (word == "unknown")
+    assert any("1.26 or" in each["do"] for each in found) is (word == "unknown")
 
 
 def test_a_cluster_that_does_not_answer_ends_the_list(
@@ -113,7 +122,7 @@ def test_a_cluster_that_does_not_answer_ends_the_list(
     with served(SimulatedCluster(lambda cluster: None), tmp_path) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
     (only,) = checked(capsys, "--site", whole(tmp_path), code=4)
-    assert only["subject"] == "cluster" and "gave no answer" in only["says"]
+    assert only["subject"] == "cluster" and "no answer" in only["says"]
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     (only,) = checked(capsys, "--site", whole(tmp_path, context="other"), code=4)
     assert only["subject"] == "client" and "context other" in only["says"]
@@ -144,14 +153,14 @@ def test_each_host_is_tried_and_named(
     monkeypatch.setattr(site_findings, "LEAST_BYTES", 1)
     found = checked(capsys, *hosts, code=4)
     words, said = of(found, "good")
-    assert words == "ok,ok,ok,ok" and "reached, Python 3" in said and "on-the-node can be written" in said
+    assert words == "ok,ok,ok,ok" and "reached, Python" in said and "on-the-node can" in said
     words, said = of(found, "loud")
-    assert words == "missing" and "its shell prints 'a greeting of the shell', which ends a run" in said
-    assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
+    assert words == "missing" and "'a greeting" in said
+    assert of(found, "new")[0] == "missing" and "host key" in of(found, "new")[1]
     assert of(found, "other")[0] == "missing"
-    assert of(found, "new")[1].endswith("; the old key is in /etc/known_hosts:3")
+    assert of(found, "new")[1].endswith(" /etc/known_hosts:3")
     (new,) = [each for each in found if each["subject"] == "new"]
-    assert new["do"] == f"mend that; `{tmp_path}/ssh -F /etc/own new` shows more"
+    assert new["do"].split("`")[1].split() == [f"{tmp_path}/ssh", "-F", "/etc/own", "new"]
     assert not (tmp_path / "on-the-node").exists()
 
 
@@ -198,11 +207,12 @@ def test_a_folder_of_wheels_without_any_is_named(
     folder.mkdir()
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(folder))
     word, said = of(checked(capsys, *hosts, code=4), "wheels")
-    assert word == "missing" and f"LEVELFIELD_WHEELS={folder}: found no wheel there" in said
-    with pytest.raises(UsageError, match=r"found no wheel there\. Make them with network: `environment wheels fetch"):
+    assert word == "missing" and f"LEVELFIELD_WHEELS={folder}: " in said
+    with pytest.raises(UsageError, match=f"LEVELFIELD_WHEELS={folder}: .*`environment wheels.*{folder}`"):
         wheels_archive(folder)  # as a run brings them
     (folder / "a-1.whl").write_bytes(b"wheel")
-    assert of(checked(capsys, *hosts, code=4), "wheels") == ("ok", f"1 file(s) of {folder} are brought to each host")
+    word, said = of(checked(capsys, *hosts, code=4), "wheels")
+    assert word == "ok" and said.startswith("1 file(s) ") and f" {folder} " in said
 
 
 @pytest.fixture
@@ -254,8 +264,9 @@ def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
 ) -> None:
     given = {"launcher": "slurm", "shared": f"{tmp_path}/sharde", "slurm": {"options": ["--array=1-2", "--mem=1G"]}}
     found = checked(capsys, "--site", site_file(tmp_path, **given), code=4)
-    assert of(found, "shared") == ("missing", f"{tmp_path}/sharde is no folder on this machine")
-    assert of(found, "options") == ("missing", "--array=1-2 is set by the platform")
+    for subject, name in (("shared", f"{tmp_path}/sharde"), ("options", "--array=1-2")):
+        word, said = of(found, subject)
+        assert word == "missing" and said.startswith(f"{name} ")
     assert not (tmp_path / "sharde").exists()
     stand_in(slurm / "sbatch", 'echo "sbatch: error: Memory specification can not be satisfied" >&2; exit 1')
     for options, said in ((["--mem=9T"], "correct slurm.options in"), ([], "name what it asks for")):
@@ -300,7 +311,8 @@ def test_the_lines_fit_the_terminal_and_obey_nothing(
 
 def test_a_site_without_a_launcher_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["site", "check", "--site", site_file(tmp_path)]) == 2
-    assert "found launcher none, expected ssh, slurm or kubernetes" in " ".join(capsys.readouterr().err.split())
+    message = " ".join(capsys.readouterr().err.split())
+    assert "launcher none," in message and "ssh, slurm" in message and "or kubernetes" in message
 
 
 def test_the_table_names_parts_that_each_launcher_has() -> None:

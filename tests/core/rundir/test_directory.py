@@ -30,7 +30,7 @@ def test_a_new_run_has_its_folders_and_says_that_it_has_not_run(tmp_path: Path) 
 
 def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
     directory.create(tmp_path, "one")
-    with pytest.raises(UsageError, match=r"not-run: the run directory .*one cannot be written: File exists"):
+    with pytest.raises(UsageError, match=r"^not-run: .*/one\b.*exists"):
         directory.create(tmp_path, "one")
 
 
@@ -102,12 +102,12 @@ def test_a_run_is_found_by_its_path(runs: Path) -> None:
 def test_a_run_s_folder_that_lost_its_plan_is_named(runs: Path) -> None:
     folder = next(runs.glob("*333333"))
     (folder / "plan.json").unlink()
-    with pytest.raises(UsageError, match=r"333333: found a folder without a plan\.json that is a file, expected a run"):
+    with pytest.raises(UsageError, match=r"333333: .*\bplan\.json\b"):
         directory.find_run(runs / "elsewhere", str(folder))
 
 
 def test_a_name_that_fits_several_runs_is_refused_with_them(runs: Path) -> None:
-    with pytest.raises(UsageError, match=r"run '_a_torch': found 2 matching runs: .*111111, .*222222; give more of"):
+    with pytest.raises(UsageError, match=r"'_a_torch':.*\b2\b.*111111, .*222222;"):
         directory.find_run(runs, "_a_torch")
 
 
@@ -115,11 +115,11 @@ def test_a_name_that_fits_several_runs_is_refused_with_them(runs: Path) -> None:
 def test_an_unknown_run_says_where_runs_lie(runs: Path, name: str) -> None:
     with pytest.raises(UnknownName) as caught:
         directory.find_run(runs, name)
-    assert f"unknown run '{name}'" in str(caught.value) and str(runs) in str(caught.value)
+    assert f"run '{name}'" in str(caught.value) and str(runs) in str(caught.value)
 
 
 def test_without_any_run_latest_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="unknown run 'latest'; known: none"):
+    with pytest.raises(UnknownName, match=r"'latest';.*: none"):
         directory.find_run(tmp_path, "latest")
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
 def test_a_link_that_nobody_named_is_replaced_and_not_followed(tmp_path: Path) -> None:
     """A run directory of somebody else may hold `result.json` as a link to any file of this user."""
     for target in ("thesis.tex", "absent", "pipe", "/dev/null"):
-        (tmp_path / "thesis.tex").write_text("years of work")
+        (tmp_path / "thesis.tex").write_text("precious")
         (tmp_path / "pipe").unlink(missing_ok=True)
         os.mkfifo(tmp_path / "pipe")
         link = tmp_path / "link"
@@ -188,7 +188,7 @@ def test_a_link_that_nobody_named_is_replaced_and_not_followed(tmp_path: Path) -
         link.symlink_to(tmp_path / target)
         directory.write_atomically(link, "after")
         assert not link.is_symlink() and link.read_text() == "after", target
-        assert (tmp_path / "thesis.tex").read_text() == "years of work" and not (tmp_path / "absent").exists()
+        assert (tmp_path / "thesis.tex").read_text() == "precious" and not (tmp_path / "absent").exists()
 
 
 def test_an_open_file_of_the_process_is_written_into() -> None:

@@ -22,7 +22,7 @@ from levelfield.report.tables import as_json, as_markdown, as_text
 from levelfield.run import runner
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.directory import read_plan, write_json, write_status
-from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.seal import seal_finding, sealed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from recorded_runs import Event, break_off, fail, seal_again, tamper
@@ -61,8 +61,8 @@ def test_a_run_of_an_unpacked_bundle_is_named_as_one(run: RunPaths, tmp_path: Pa
     assert main(["evidence", "bundle", str(run.root), "--output", str(bundle)]) == 0
     shutil.unpack_archive(bundle, folder)
     unpacked = RunPaths(folder / "runs" / run.root.name)
-    found = seal_finding(unpacked)
-    assert found.word == "tampered" and "read the bundle itself, FILE.zip" in (found.reason or "")
+    finding = seal_finding(unpacked)
+    assert finding.word == "tampered" and "FILE.zip" in (finding.reason or "")
 
     def reason() -> str:
         changed = seal_finding(unpacked)
@@ -85,10 +85,15 @@ def test_times_divided_by_four_are_found(run: RunPaths) -> None:
     faster(run)
     result = collect(run)
     assert result.status.word == "tampered" and result.throughput is None and result.utilisation == ()
-    assert "events/rank0.jsonl differs, events/rank1.jsonl differs" in result.status.reasons[0]
+    assert all(f"events/rank{rank}.jsonl differs" in result.status.reasons[0] for rank in (0, 1))
     unseal(run)
     after = collect(run).throughput
     assert before and after and after.tokens_per_second == pytest.approx(4 * before.tokens_per_second)
+
+
+def add_recipe(run: RunPaths) -> None:
+    run.image.mkdir()
+    (run.image / "Dockerfile").write_text("FROM x")
 
 
 CHANGES: dict[str, tuple[Callable[[RunPaths], object], str]] = {
@@ -105,10 +110,7 @@ CHANGES: dict[str, tuple[Callable[[RunPaths], object], str]] = {
         lambda run: write_json(run.outcome, {**json.loads(run.outcome.read_text()), "evidence": "x"}),
         "outcome.json differs",
     ),
-    "a file of the image": (
-        lambda run: (run.image.mkdir(), (run.image / "Dockerfile").write_text("FROM x")),
-        "image/Dockerfile was added",
-    ),
+    "a file of the image": (add_recipe, "image/Dockerfile was added"),
 }
 
 
@@ -116,8 +118,8 @@ CHANGES: dict[str, tuple[Callable[[RunPaths], object], str]] = {
 def test_a_change_after_the_end_is_named(run: RunPaths, name: str) -> None:
     change, words = CHANGES[name]
     change(run)
-    found = seal_finding(run)
-    assert found.word == "tampered" and words in (found.reason or "")
+    finding = seal_finding(run)
+    assert finding.word == "tampered" and words in (finding.reason or "")
 
 
 @pytest.mark.parametrize("seal", [None, {}, [], "x", {"files": {}, "digest": "sha256:" + "0" * 64}, {"version": 1}])
@@ -132,7 +134,8 @@ def test_a_file_and_its_digest_changed_together_do_not_agree_with_the_digest_of_
     seal_again(run)
     inner = json.loads(run.outcome.read_text())["seal"]
     write_json(run.outcome, {**outcome, "seal": {**inner, "digest": outer}})
-    assert seal_finding(run).reason == "the seal in outcome.json is damaged"
+    finding = seal_finding(run)
+    assert finding.word == "tampered" and "outcome.json" in (finding.reason or "")
 
 
 def test_what_is_written_after_the_end_changes_nothing(run: RunPaths) -> None:
@@ -142,8 +145,8 @@ def test_what_is_written_after_the_end_changes_nothing(run: RunPaths) -> None:
     for folder in (run.capture, run.weights):
         folder.mkdir()
         (folder / "tensor.npy").write_bytes(b"0")
-    found = seal_finding(run)
-    assert (found.word, found.digest) == ("sealed", digest)
+    finding = seal_finding(run)
+    assert (finding.word, finding.digest) == ("sealed", digest)
 
 
 def test_what_is_not_sealed_is_listed(run: RunPaths) -> None:
@@ -167,29 +170,31 @@ def test_a_run_whose_platform_was_killed_is_unsealed_and_failed(run: RunPaths) -
     run.outcome.unlink()
     result = collect(run)
     assert result.status.failure == "platform" and result.seal and result.seal.word == "unsealed"
-    assert result.seal.reason == "outcome.json is missing or unreadable"
+    assert (result.seal.reason or "").startswith("outcome.json ")
 
 
 def test_a_rank_that_may_still_write_leaves_the_run_without_a_seal(run: RunPaths) -> None:
     fail(run, process=4711, state="D", signal=9, exit_code=None)
-    found = seal_finding(run)
-    assert found.word == "unsealed" and "may still write" in (found.reason or "")
+    finding = seal_finding(run)
+    assert finding.word == "unsealed" and "still write" in (finding.reason or "")
 
 
 @pytest.mark.parametrize("make", [os.symlink, lambda target, path: os.mkfifo(path)], ids=["link", "pipe"])
-def test_a_link_or_a_pipe_is_neither_followed_nor_sealed(run: RunPaths, tmp_path: Path, make: Callable) -> None:
+def test_a_link_or_a_pipe_is_neither_followed_nor_sealed(
+    run: RunPaths, tmp_path: Path, make: Callable[[Path, Path], None]
+) -> None:
     (tmp_path / "secret").write_text("of somebody else")
     make(tmp_path / "secret", run.logs / "rank0.log")
     seal_again(run)
-    found = seal_finding(run)
-    assert found.word == "unsealed" and "logs/rank0.log: only a regular file" in (found.reason or "")
+    finding = seal_finding(run)
+    assert finding.word == "unsealed" and "logs/rank0.log:" in (finding.reason or "")
     assert main(["evidence", "bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
 
 
 def test_a_file_exchanged_for_a_link_to_a_copy_is_found(run: RunPaths, tmp_path: Path) -> None:
     run.telemetry.rename(tmp_path / "copy")
     run.telemetry.symlink_to(tmp_path / "copy")
-    assert "telemetry.jsonl is missing" in (seal_finding(run).reason or "")
+    assert "telemetry.jsonl is" in (seal_finding(run).reason or "")
 
 
 def test_a_name_that_is_no_text_is_sealed_too(run: RunPaths) -> None:
@@ -214,7 +219,7 @@ def test_another_word_keeps_its_reasons_and_gets_a_warning(run: RunPaths) -> Non
     assert collect(run).warnings == ()
     faster(run)
     result = collect(run)
-    assert result.status.word == "invalid" and result.warnings[0].startswith("the run is tampered: changed after")
+    assert result.status.word == "invalid" and "is tampered:" in result.warnings[0]
     assert result.alignment.verdict == "unchecked"
 
 
@@ -252,7 +257,7 @@ def test_it_becomes_no_reference_no_noise_and_no_certificate(doubtful: RunPaths,
     word = collect(doubtful).status.word
     reference = reference_from(RunPaths(recorded), "the test's")
     for attempt in (lambda: reference_from(doubtful, "why"), lambda: with_noise(reference, doubtful, "why")):
-        with pytest.raises(UsageError, match=f"is {word} \\(.*need a valid run"):
+        with pytest.raises(UsageError, match=f"is {word} \\(.*valid run"):
             attempt()
 
 
@@ -276,13 +281,13 @@ def test_the_list_of_runs_shows_it(doubtful: RunPaths) -> None:
 def test_an_interrupt_while_the_files_are_sealed_keeps_the_outcome(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = runner.sealed, []
+    calls: list[RunPaths] = []
 
     def interrupted(paths: RunPaths, outcome: Event) -> Event:
         calls.append(paths)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return real(paths, outcome)
+        return sealed(paths, outcome)
 
     monkeypatch.setattr(runner, "sealed", interrupted)
     run.outcome.unlink()
@@ -297,7 +302,7 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
     def full(*_: object) -> Result:
         raise OSError(28, "No space left on device", str(run.result))
 
-    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="without a result"), directory.ending(run):
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="a result"), directory.ending(run):
         patch.setattr(runner, "finish", full)
         runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert main(["evidence", "collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
@@ -308,4 +313,5 @@ def test_align_gives_a_tampered_run_no_verdict(
 ) -> None:
     faster(run)
     assert main(["align", str(run.root), "--reference", str(recorded)]) == 4
-    assert capsys.readouterr().out.startswith("unchecked: the run is tampered")
+    out = capsys.readouterr().out
+    assert out.startswith("unchecked: ") and "is tampered" in out
