@@ -1,4 +1,4 @@
-"""A month of nights in a store: recorded real runs with events injected, each reported as what it is.
+"""A month of nights in a store: recorded real runs with events injected, reported as what they are.
 
 Every record is the real run of two ranks. Its figures are scaled by the night's event and by seeded noise of 1 %.
 Pairs are scaled alike: both builds share what befalls the machine that night, and the new build alone has the fault.
@@ -89,7 +89,7 @@ class Month:
             around += (fault.driver_cost or 0.0) + (0.04 if fault.node else 0.0)
         slower = math.exp(source.gauss(0, part) + around + arm + (build.cost if build else 0.0))
         series = self.real.series.model_copy(update={"case": name.replace(" ", "-").replace("%", "percent")})
-        known = self.real.conditions
+        conditions = self.real.conditions
         driver = {"driver": f"560 of {name}" if fault.driver_cost is not None and has(fault, number) else "550"}
         speed, memory = self.real.tokens_per_second_per_device, self.real.memory_bytes
         assert speed and memory
@@ -103,7 +103,7 @@ class Month:
                 "night": night_name(number),
                 "entry": f"month/{name}",
                 "series": series,
-                "conditions": known.model_copy(update={"software": {**known.software, **driver}}),
+                "conditions": conditions.model_copy(update={"software": {**conditions.software, **driver}}),
                 "node": fault.node if fault.node and has(fault, number) else self.real.node,
                 "evidence": "sealed",
                 "word": fault.word if has(fault, number) else "valid",
@@ -133,15 +133,15 @@ class PairSources:
 
     month: Month
     store: Store
-    given: GateInput
+    gate: GateInput
     number: int
 
     def pairs(self, series: str, figure: Gated) -> Pairs:
-        runs = self.month.runs_of_pairs(self.given.label(series), self.number, is_null=False)
+        runs = self.month.runs_of_pairs(self.gate.label(series), self.number, is_null=False)
         return [(getattr(a, figure), getattr(b, figure)) for a, b in runs]
 
     def nulls(self, series: str, figure: Gated) -> Iterator[tuple[float | None, float | None]]:
-        for pair in self.month.runs_of_pairs(self.given.label(series), self.number, is_null=True):
+        for pair in self.month.runs_of_pairs(self.gate.label(series), self.number, is_null=True):
             purposes = zip(pair, OF_NULLS, strict=True)
             self.store.add(run.model_copy(update={"purpose": purpose}) for run, purpose in purposes)
             yield getattr(pair[0], figure), getattr(pair[1], figure)
@@ -149,33 +149,35 @@ class PairSources:
 
 @pytest.fixture(scope="module")
 def words(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], set[str]]:
-    """The words that the gate said, but `no change` and `new series`, by series and night."""
-    month, said = Month(real_record(recorded)), {}
+    """The words of the gate, but `no change` and `new series`, by series and night."""
+    month = Month(real_record(recorded))
+    words: dict[tuple[str, int], set[str]] = {}
     with Store.open(str(tmp_path_factory.mktemp("month") / "results.sqlite")) as store:
         for number in range(NIGHTS):
             store.add(month.night(number))
             digests = {s.series.case: s.digest for s in store.series()}
             entries = {f"month/{n}": digests[n.replace(" ", "-").replace("%", "percent")] for n in FAULTS}
             store.expect(night_name(number), "month", entries)
-            given = gate_input(store, night_name(number), "month")
-            sources = PairSources(month, store, given, number)
-            report = compared(given, sources.pairs, sources.nulls)
+            gate = gate_input(store, night_name(number), "month")
+            sources = PairSources(month, store, gate, number)
+            report = compared(gate, sources.pairs, sources.nulls)
             for finding in report.findings:
                 store.add_finding(report.night, finding.model_dump(mode="json"))
                 name = next((n for n, d in entries.items() if d == finding.series), finding.label)
                 if finding.word not in ("no change", "new series"):
-                    said.setdefault((name.removeprefix("month/"), number), set()).add(finding.word)
-    return said
+                    words.setdefault((name.removeprefix("month/"), number), set()).add(finding.word)
+    return words
 
 
-def of(words: dict[tuple[str, int], set[str]], name: str) -> dict[int, set[str]]:
-    return {number: found for (series, number), found in words.items() if series == name and number != BROKEN_NIGHT}
+def words_of_nights(words: dict[tuple[str, int], set[str]], name: str) -> dict[int, set[str]]:
+    """Return the words about a series by night, without the broken night."""
+    return {number: ones for (series, number), ones in words.items() if series == name and number != BROKEN_NIGHT}
 
 
 @pytest.mark.parametrize("name", QUIET)
 def test_nights_without_a_fault_raise_no_alarm(words: dict[tuple[str, int], set[str]], name: str) -> None:
     """Pairs leave some suspicions open, which is no alarm."""
-    assert set().union(*of(words, name).values()) <= {"inconclusive"}
+    assert set().union(*words_of_nights(words, name).values()) <= {"inconclusive"}
 
 
 @pytest.mark.parametrize(
@@ -192,32 +194,32 @@ def test_nights_without_a_fault_raise_no_alarm(words: dict[tuple[str, int], set[
         ("2 % slower", "regression", False),
     ],
 )
-def test_each_event_is_reported_as_what_it_is(
+def test_an_event_is_reported_as_what_it_is(
     words: dict[tuple[str, int], set[str]], name: str, word: str, night_of: bool
 ) -> None:
     """Promised within some nights: a fall of 2 %, a driver on one series. Nothing else is said of the series."""
-    found, fault = of(words, name), FAULTS[name]
-    assert set().union(*found.values()) <= {word, "inconclusive"}, found
-    alarms = sorted(number for number, said in found.items() if word in said)
-    assert alarms and fault.night <= alarms[0] <= fault.night + (0 if night_of else 6), found
+    by_night, fault = words_of_nights(words, name), FAULTS[name]
+    assert set().union(*by_night.values()) <= {word, "inconclusive"}, by_night
+    alarms = sorted(number for number, ones in by_night.items() if word in ones)
+    assert alarms and fault.night <= alarms[0] <= fault.night + (0 if night_of else 6), by_night
 
 
 def test_a_driver_without_effect_is_none(words: dict[tuple[str, int], set[str]]) -> None:
-    assert set().union(*of(words, "harmless driver").values()) <= {"inconclusive"}
+    assert set().union(*words_of_nights(words, "harmless driver").values()) <= {"inconclusive"}
 
 
 def test_a_slow_arm_is_a_finding_about_the_arms_and_no_regression(words: dict[tuple[str, int], set[str]]) -> None:
-    assert set().union(*of(words, "slow arm").values()) <= {"inconclusive"}
-    found = [
-        number for (name, number), said in words.items() if said == {"biased arms"} and name.startswith("pairs on")
+    assert set().union(*words_of_nights(words, "slow arm").values()) <= {"inconclusive"}
+    nights = [
+        number for (name, number), ones in words.items() if ones == {"biased arms"} and name.startswith("pairs on")
     ]
-    assert found and min(found) == FAULTS["slow arm"].night
+    assert nights and min(nights) == FAULTS["slow arm"].night
 
 
 def test_a_slow_node_is_no_regression_of_the_build(words: dict[tuple[str, int], set[str]]) -> None:
-    assert "regression" not in set().union(*of(words, "slow node").values())
+    assert "regression" not in set().union(*words_of_nights(words, "slow node").values())
 
 
 def test_a_broken_night_is_named_and_is_no_regression(words: dict[tuple[str, int], set[str]]) -> None:
-    found = {series: said for (series, number), said in words.items() if number == BROKEN_NIGHT}
-    assert found and set().union(*found.values()) == {"bad night"}, found
+    by_series = {series: ones for (series, number), ones in words.items() if number == BROKEN_NIGHT}
+    assert by_series and set().union(*by_series.values()) == {"bad night"}, by_series
