@@ -42,7 +42,8 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
         yield from (wrapped(nothing_fits(plan), 2), "")
         if request.tokens is not None:
             cost = " and no cost" if request.prices else ""
-            yield from (f"a training on {request.tokens:,.0f} tokens has no time{cost} here, as no layout runs it", "")
+            sentence = f"a training on {request.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
+            yield from (wrapped(sentence, 2), "")
         beyond = max(beyond, 1 if request.wanted.layout else 0)
     yield from _beyond(plan, beyond)
     yield from _not_offered(plan)
