@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,16 @@ def too_long(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > 80]
 
 
+def rows(dry_run: str) -> dict[str, str]:
+    """Return the rows of a dry run by their labels, each in one line."""
+    texts: dict[str, str] = {}
+    label = ""
+    for line in dry_run.splitlines():
+        label = line[:13].strip() or label
+        texts[label] = f"{texts.get(label, '')} {line[13:].strip()}".strip()
+    return texts
+
+
 # -- usage
 
 
@@ -100,10 +111,26 @@ def test_the_version_is_said(command: Command) -> None:
         (["report", "yesterday"], "unknown run 'yesterday'"),
         (["evidence", "collect", "yesterday"], "unknown run 'yesterday'"),
         (["show", "--plugins", "/no/folder"], "--plugins /no/folder: no such folder"),
+        (["--case", "tiny:fake:F1", "--base-image", "x"], "--base-image: found no --runtime docker"),
+        (["--case", "tiny:fake:F1", "--container-memory", "8G"], "--container-memory: found no --runtime docker"),
+        (["--case", "gpt3_6.7B:torch:cpu", "--explain"], "found no --dry-run; add it"),
+        (["--case", "gpt3_6.7B:torch:cpu", "--explain", "--dry-run"], "use `plan gpt3_6.7B --chip "),
+        (["--case", "gpt3_6.7B:torch:cpu", "--steps", "1", "--dry-run"], "command line: key 'steps': found 1"),
+        (
+            ["report", "latest", "--output", "/no/folder/out.md"],
+            "--output /no/folder/out.md: cannot be written: No such file or directory",
+        ),
+        (
+            ["--case", "tiny:fake", "--case", "tiny:fake:F1:1:3", "--python", sys.executable],
+            "found 2 x F1 (vendor fake), expected 3",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_is_exit_code_2_and_a_sentence(command: Command, arguments: list[str], says: str) -> None:
+def test_wrong_usage_is_exit_code_2_and_a_sentence(
+    command: Command, run: RunPaths, arguments: list[str], says: str
+) -> None:
+    """One run is there, for those that name it."""
     done = command(*arguments)
     assert done.code == 2 and says in " ".join(done.err.split()) and done.out == ""
 
@@ -116,8 +143,7 @@ def test_no_wrong_usage_leaves_a_run_directory(command: Command, tmp_path: Path)
 
 def test_all_work_is_checked_before_the_first_run_starts(command: Command, tmp_path: Path) -> None:
     done = command("--case", "tiny:fake", "--case", "tiny:fake:F1:1:3", "--python", sys.executable)
-    assert done.code == 2 and "found 2 x F1 (vendor fake), expected 3" in " ".join(done.err.split())
-    assert not (tmp_path / "runs").exists()
+    assert done.code == 2 and not (tmp_path / "runs").exists()
 
 
 # -- list and show
@@ -142,8 +168,8 @@ def test_frameworks_are_listed_in_columns_with_whole_sentences(command: Command)
     first = json.loads(command("show", "frameworks", "--json").out)["frameworks"][0]
     assert lines[0].index(first["version"]) == head.index("version")
     assert lines[0].index(", ".join(first["families"])) == head.index("families")
-    said = " ".join(" ".join(lines[1:]).split())
-    assert all(f"{kind}: {where}" in said for kind, where in first["verified"].items()) and "..." not in said
+    text = " ".join(" ".join(lines[1:]).split())
+    assert all(f"{kind}: {where}" in text for kind, where in first["verified"].items()) and "..." not in text
 
 
 def test_runs_are_listed_with_their_state(command: Command, run: RunPaths) -> None:
@@ -152,10 +178,10 @@ def test_runs_are_listed_with_their_state(command: Command, run: RunPaths) -> No
 
 
 def test_show_gives_the_whole_case_at_both_scales(command: Command) -> None:
-    shown = yaml.safe_load(command("show", "tiny").out)
-    assert shown["full"]["training"]["steps"] == 24 and shown["smoke"]["training"]["steps"] == 12
-    assert shown["smoke"]["model"] == shown["full"]["model"] and shown["smoke"]["default_tuning"]["micro_batch"] == 4
-    assert json.loads(command("show", "tiny", "--json").out) == shown
+    case = yaml.safe_load(command("show", "tiny").out)
+    assert case["full"]["training"]["steps"] == 24 and case["smoke"]["training"]["steps"] == 12
+    assert case["smoke"]["model"] == case["full"]["model"] and case["smoke"]["default_tuning"]["micro_batch"] == 4
+    assert json.loads(command("show", "tiny", "--json").out) == case
     assert "full" not in json.loads(command("show", "tiny", "--json", "--scale", "smoke").out)
 
 
@@ -165,7 +191,7 @@ def test_show_gives_the_whole_case_at_both_scales(command: Command) -> None:
 def test_a_dry_run_shows_everything_and_makes_nothing(command: Command, tmp_path: Path) -> None:
     done = command("--case", "tiny:fake_1.2.3:F1:1:2", "--scale", "smoke", "--dry-run", "--env", "A=b c")
     assert done.code == 0 and not (tmp_path / "runs").exists()
-    for said in (
+    for part in (
         "tiny (smoke: asked for with --scale smoke)",
         "1 x 2 F1 (Fake F1 8GB)",
         "DP2TP1PP1  (default: data parallel over all devices)",
@@ -177,38 +203,35 @@ def test_a_dry_run_shows_everything_and_makes_nothing(command: Command, tmp_path
         "models/fake/train.py",
         "would be made",
     ):
-        assert said in done.out
+        assert part in done.out
 
 
 def test_a_dry_run_is_readable_for_programs(command: Command) -> None:
     arguments = ("--case", "tiny:fake:F1", "--suite", "pair", "--repeat", 2, "--dry-run", "--json")
-    found = json.loads(command(*arguments).out)
-    assert [entry["plan"]["repeat"] for entry in found] == [1, 2] * 3
-    assert [entry["plan"]["tuning"]["micro_batch"] for entry in found[2:]] == [2, 2, 1, 1]
-    first = found[0]
+    entries = json.loads(command(*arguments).out)
+    assert [entry["plan"]["repeat"] for entry in entries] == [1, 2] * 3
+    assert [entry["plan"]["tuning"]["micro_batch"] for entry in entries[2:]] == [2, 2, 1, 1]
+    first = entries[0]
     assert len(first["request"]["nodes"][0]["processes"]) == first["plan"]["hardware"]["devices_per_node"] == 2
     assert first["job"]["schema"] == "levelfield.job/1"
 
 
 def test_a_vendors_own_python_is_named_where_the_framework_comes_with_it(command: Command) -> None:
-    shown = " ".join(command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run").out.split())
-    assert "reached as device npu, backend hccl, importing torch_npu" in shown
-    assert "environment the vendor's own: python3, unchanged" in shown
+    printed = rows(command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run").out)
+    reached, assumed, _ = printed["reached as"].partition("ASSUMED:")
+    assert reached.split() == ["device", "npu,", "backend", "hccl,", "importing", "torch_npu"] and assumed
+    assert {"vendor's", "python3,", "--python"} <= {*printed["environment"].split()}
 
 
 def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> None:
     done = command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run", "--runtime", "docker", "--base-image", "mine:1")
-    shown = " ".join(done.out.split())
-    assert done.code == 0 and "environment image levelfield/torch-ascend on mine:1" in shown
-    assert "'/dev/davinci0', '/dev/davinci1', '/dev/davinci_manager'" in shown and "davinci2" not in shown
-    assert "ro /usr/local/Ascend/driver" in shown and "ulimits: {'memlock': -1}" in shown
-    assert "network none, no memory limit" in shown and "ASCEND_RT_VISIBLE_DEVICES" not in shown
-
-
-@pytest.mark.parametrize("option", [("--base-image", "x"), ("--container-memory", "8G")])
-def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
-    done = command("--case", "tiny:fake:F1", *option)
-    assert done.code == 2 and f"{option[0]}: found no --runtime docker" in done.err
+    printed = rows(done.out)
+    container = printed["node 0"]
+    assert done.code == 0 and {"levelfield/torch-ascend", "mine:1:"} <= {*printed["environment"].split()}
+    assert {*re.findall(r"/dev/davinci\w+", container)} == {"/dev/davinci0", "/dev/davinci1", "/dev/davinci_manager"}
+    for part in ("ro /usr/local/Ascend/driver", "'memlock': -1", "network none,", "memory limit"):
+        assert part in container
+    assert "ASCEND_RT_VISIBLE_DEVICES" not in done.out
 
 
 @pytest.mark.parametrize("size", ["8", "8k", "8M", "8gb"])
@@ -218,37 +241,29 @@ def test_sizes_are_read_as_engines_write_them(size: str) -> None:
 
 @pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B", "0", "0G"])
 def test_other_sizes_are_refused(size: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="expected a size in bytes such as 512M or 8G"):
+    with pytest.raises(ArgumentTypeError, match="512M or"):
         size_in_bytes(size)
 
 
 def test_hardware_that_is_not_here_can_be_looked_at(command: Command) -> None:
     done = command("--case", "gpt3_6.7B:paddle:A100:1:8", "--dry-run")
-    assert done.code == 0 and "ASSUMED: these devices are not here" in done.out
-    assert "FlagPerf's fastest row for 8 x 80 GB" in " ".join(done.out.split())
+    assert done.code == 0 and "ASSUMED:" in rows(done.out)["reached as"]
+    assert "(vendor nvidia:" in rows(done.out)["layout"]
 
 
 def test_a_dry_run_explains_its_prediction(command: Command) -> None:
     done = command("--case", "gpt3_6.7B:torch:H100:1:8", "--dry-run", "--explain")
-    assert done.code == 0 and "memory of the fullest device" in done.out and "time of a step" in done.out
+    assert done.code == 0 and {"weights", "compute"} <= {line.split(" ")[0] for line in done.out.splitlines()}
     plan = json.loads(command("--case", "gpt3_6.7B:torch:H100:1:8", "--dry-run", "--json").out)[0]["plan"]
     assert f"so {plan['predicted'][0]['tokens_per_second']:,.1f} tokens/s" in done.out
 
 
-@pytest.mark.parametrize(
-    ("options", "says"), [((), "found no --dry-run; add it"), (("--dry-run",), "use `plan gpt3_6.7B --chip ")]
-)
-def test_an_arithmetic_that_is_not_there_is_refused(options: tuple[str, ...], says: str, command: Command) -> None:
-    done = command("--case", "gpt3_6.7B:torch:cpu", "--explain", *options)
-    assert done.code == 2 and says in " ".join(done.err.split())
-
-
 def test_changed_numbers_make_a_derived_case(command: Command) -> None:
     numbers = ("--steps", 6, "--sequence-length", 16, "--global-batch", 4, "--seed", 5)
-    (found,) = json.loads(command("--case", "gpt3_6.7B:torch:cpu", *numbers, "--dry-run", "--json").out)
-    plan = found["plan"]
+    (entry,) = json.loads(command("--case", "gpt3_6.7B:torch:cpu", *numbers, "--dry-run", "--json").out)
+    plan = entry["plan"]
     assert plan["case"] == "gpt3_6.7B+steps6+seq16+batch4+seed5" == plan["selector"]["case"]
-    assert [found["job"]["training"][name] for name in ("steps", "sequence_length", "global_batch", "seed")] == [
+    assert [entry["job"]["training"][name] for name in ("steps", "sequence_length", "global_batch", "seed")] == [
         6,
         16,
         4,
@@ -257,14 +272,9 @@ def test_changed_numbers_make_a_derived_case(command: Command) -> None:
     assert "+" not in plan["run_id"]
 
 
-def test_a_number_that_no_case_can_have_is_refused(command: Command) -> None:
-    done = command("--case", "gpt3_6.7B:torch:cpu", "--steps", 1, "--dry-run")
-    assert done.code == 2 and "command line: key 'steps': found 1" in done.err
-
-
 def test_the_command_line_wins_over_a_suite(command: Command) -> None:
-    found = json.loads(command("--suite", "pair", "--micro-batch", 4, "--scale", "smoke", "--dry-run", "--json").out)
-    assert [(e["plan"]["scale"], e["plan"]["tuning"]["micro_batch"]) for e in found] == [("smoke", 4), ("smoke", 4)]
+    entries = json.loads(command("--suite", "pair", "--micro-batch", 4, "--scale", "smoke", "--dry-run", "--json").out)
+    assert [(e["plan"]["scale"], e["plan"]["tuning"]["micro_batch"]) for e in entries] == [("smoke", 4), ("smoke", 4)]
 
 
 # -- report and collect
@@ -283,13 +293,6 @@ def test_a_run_is_reported_in_every_form(command: Command, run: RunPaths, form: 
 def test_a_report_goes_into_a_file(command: Command, run: RunPaths, tmp_path: Path) -> None:
     done = command("report", "latest", "--format", "json", "--output", tmp_path / "out.json")
     assert (done.code, done.out) == (0, "") and json.loads((tmp_path / "out.json").read_text())[0]["case"] == "tiny"
-
-
-def test_a_report_that_cannot_be_written_names_the_place(command: Command, run: RunPaths) -> None:
-    done = command("report", "latest", "--output", "/no/folder/out.md")
-    assert done == Done(
-        2, "", "levelfield: error: --output /no/folder/out.md: cannot be written: No such file or directory\n"
-    )
 
 
 def test_a_failed_run_is_reported_like_any_other(command: Command, run: RunPaths) -> None:
@@ -313,10 +316,10 @@ def test_collect_makes_the_result_again_and_check_finds_an_edit(command: Command
 def test_check_without_a_result_is_refused_and_writes_nothing(command: Command, run: RunPaths) -> None:
     assert command("evidence", "collect", "latest", "--check").code == 4 and not run.result.exists()
     thesis = run.root.parent / "thesis.tex"
-    thesis.write_text("years of work")
+    thesis.write_text("unchanged")
     run.result.symlink_to(thesis)
     assert command("evidence", "collect", "latest").code == 0
-    assert thesis.read_text() == "years of work" and not run.result.is_symlink()
+    assert thesis.read_text() == "unchanged" and not run.result.is_symlink()
 
 
 def live(run: RunPaths) -> RunPaths:
@@ -337,7 +340,7 @@ def test_a_run_that_goes_on_is_left_alone_and_called_running(
     before = {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()}
     done = command(*words, "latest", *(["--reference", "abcdef"] if words == ("align",) else []))
     assert (done.code, done.out) == (2, "")
-    assert f"{other.root.name} is running (process {os.getpid()} of " in done.err and "Wait for its end" in done.err
+    assert other.root.name in done.err and f"(process {os.getpid()} of" in done.err and "Wait for" in done.err
     assert {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()} == before
 
 
@@ -354,8 +357,8 @@ def test_no_shipped_reference_jumps_and_a_jump_is_remarked(name: str) -> None:
     assert jump_remark(reference) is None
     losses = list(reference.losses)
     losses[18] = 1.2 * losses[17]
-    said = jump_remark(reference.model_copy(update={"losses": tuple(losses)}))
-    assert said is not None and "the loss rises by 20% at step 19" in said
+    remark = jump_remark(reference.model_copy(update={"losses": tuple(losses)}))
+    assert remark is not None and "by 20%" in remark and "step 19" in remark
     losses[18] = 0.5 * losses[17]  # a fall alone is no jump
     losses[19:] = [0.4 * losses[17]] * len(losses[19:])
     assert jump_remark(reference.model_copy(update={"losses": tuple(losses)})) is None
@@ -372,8 +375,12 @@ def test_runs_beside_one_that_is_damaged_absent_or_running_are_still_reported(
     other = live(run)
     done = command(*words, "torn", "yesterday", "abcdef", "live")
     assert done.code == 2 and says in done.out
-    assert f"{damaged / 'plan.json'}: not valid json" in done.err and f"{other.root.name} is running" in done.err
-    assert "unknown run 'yesterday'" in done.err
+    for name, reason in (
+        (f"{damaged / 'plan.json'}:", "not valid"),
+        (other.root.name, "is running"),
+        ("'yesterday'", "unknown run"),
+    ):
+        assert [name in line for line in done.err.splitlines() if reason in line] == [True]
 
 
 def test_a_table_with_hidden_columns_is_not_made_without_a_damaged_run(command: Command, run: RunPaths) -> None:
@@ -391,7 +398,7 @@ def test_every_run_is_collected_before_a_difference_ends_the_command(
     run.result.write_text("{}")
     done = command("evidence", "collect", "abcdef", "second", *check)
     assert done.code == (4 if check else 0)
-    assert (f"{second.result}: the raw files give the same" if check else "abcdef: valid") in done.out
+    assert (str(second.result) if check else "abcdef: valid") in done.out
 
 
 def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPaths) -> None:
@@ -400,7 +407,7 @@ def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPa
     assert "running: running" in command("show", "runs").out
     status["platform"]["started"] += 1
     run.status.write_text(json.dumps(status))
-    assert "the platform was killed" in " ".join(command("show", "runs").out.split())
+    assert "was killed" in " ".join(command("show", "runs").out.split())
 
 
 # -- faults
@@ -409,29 +416,30 @@ def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPa
 def test_a_fault_of_the_platform_is_exit_code_5_without_a_traceback(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(*given: object) -> str:
-        raise RuntimeError("two and two are five")
+    def explode(*arguments: object) -> str:
+        raise RuntimeError("planted")
 
     monkeypatch.setattr(show_command, "listing", explode)
     done = command("show")
-    assert done.code == 5 and "RuntimeError: two and two are five" in done.err and "LEVELFIELD_DEBUG=1" in done.err
+    assert done.code == 5 and "RuntimeError: planted" in done.err and "LEVELFIELD_DEBUG=1" in done.err
     monkeypatch.setenv("LEVELFIELD_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["show"])
 
 
 def test_an_interrupt_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*given: object) -> str:
+    def interrupt(*arguments: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(show_command, "listing", interrupt)
-    assert command("show") == Done(130, "", "levelfield: error: interrupted\n")
+    done = command("show")
+    assert (done.code, done.out, done.err.split()[-1]) == (130, "", "interrupted")
 
 
 def test_an_unwritable_runs_folder_is_said_before_anything_runs(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = command("--case", "tiny:fake", "--python", sys.executable, "--runs", tmp_path / "file")
-    assert done.code == 2 and "not-run: the run directory" in " ".join(done.err.split())
+    assert done.code == 2 and "run directory" in done.err and str(tmp_path / "file") in " ".join(done.err.split())
 
 
 def test_a_reader_that_leaves_is_no_fault(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from levelfield.cli.command_line import READERS, Command, declared_commands, ove
 from levelfield.cli.main import main
 from plans import PLUGINS, ROOT
 
-KNOWN = declared_commands()
+DECLARED = declared_commands()
 SCRATCH = '''\
 """`greet` (bring your own): print a greeting
 `greet twice`: print it two times
@@ -25,7 +25,7 @@ from levelfield.cli.command_line import Command
 
 
 def _greet(options):
-    print(f"hello {options.name}")
+    print(options.name)
     return 0
 
 
@@ -41,7 +41,7 @@ COMMANDS = {"greet": Command("Greet.", _name, _greet), "greet twice": Command("G
 '''
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command line with --help prints."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
@@ -58,28 +58,30 @@ def test_a_command_is_added_by_one_file(
 ) -> None:
     (tmp_path / "scratch_command.py").write_text(SCRATCH)
     monkeypatch.setattr(levelfield.cli, "__path__", [*levelfield.cli.__path__, str(tmp_path)])
-    text = shown(capsys)
-    assert "bring your own:\n  case" in text and "\n  greet       print a greeting\n" in text
-    assert main(["greet", "you"]) == 0 and capsys.readouterr().out == "hello you\n"
-    assert main(["greet", "twice", "you"]) == 0 and capsys.readouterr().out == "hello you\nhello you\n"
-    assert "greet twice  print it two times" in shown(capsys, "greet")
-    assert main(["greets"]) == 2 and "did you mean `greet`?" in capsys.readouterr().err
+    text = help_of(capsys)
+    group = text.partition("\nbring your own:\n")[2].partition("\n\n")[0].splitlines()
+    assert ["greet", "print", "a", "greeting"] in [line.split() for line in group]
+    assert main(["greet", "you"]) == 0 and capsys.readouterr().out == "you\n"
+    assert main(["greet", "twice", "you"]) == 0 and capsys.readouterr().out == "you\nyou\n"
+    below = [line.split() for line in help_of(capsys, "greet").splitlines()]
+    assert ["greet", "twice", "print", "it", "two", "times"] in below
+    assert main(["greets"]) == 2 and "`greet`?" in capsys.readouterr().err
     sys.modules.pop("levelfield.cli.scratch_command")
 
 
 def test_what_a_module_declares_is_what_it_has() -> None:
-    for module in {each.module for each in KNOWN.values()}:
-        declared = {" ".join(words) for words, each in KNOWN.items() if each.module == module}
+    for module in {declaration.module for declaration in DECLARED.values()}:
+        declared = {" ".join(words) for words, declaration in DECLARED.items() if declaration.module == module}
         commands = importlib.import_module(f"levelfield.cli.{module}").COMMANDS
         assert set(commands) == declared, module
-        assert all(isinstance(each, Command) and each.description for each in commands.values())
+        assert all(isinstance(command, Command) and command.description for command in commands.values())
 
 
-def test_the_first_words_are_fourteen_and_each_has_its_readers() -> None:
-    first = {words[0]: each.readers for words, each in KNOWN.items() if len(words) == 1 and words != ("run",)}
-    assert set(first.values()) == set(READERS) and len(first) == 14
-    assert {words[0] for words in KNOWN} == {*first, "run"}
-    assert all(each.readers is None for words, each in KNOWN.items() if len(words) > 1)
+def test_every_first_word_but_run_has_its_readers() -> None:
+    firsts = {words[0]: command.readers for words, command in DECLARED.items() if len(words) == 1 and words != ("run",)}
+    assert set(firsts.values()) == set(READERS)
+    assert {words[0] for words in DECLARED} == {*firsts, "run"}
+    assert all(command.readers is None for words, command in DECLARED.items() if len(words) > 1)
 
 
 def test_a_call_imports_the_module_of_its_command_alone() -> None:
@@ -117,7 +119,7 @@ if found := [name for name in sys.modules if name.startswith("levelfield.run.lau
 
 def test_the_help_of_no_command_imports_a_package() -> None:
     """pydantic and what is made by it take a quarter of a second, and a help needs 0.06."""
-    names = [" ".join(words) for words in KNOWN]
+    names = [" ".join(words) for words in DECLARED]
     done = subprocess.run([sys.executable, "-c", HELP_OF_ALL, *names], capture_output=True, cwd=ROOT / "platform")
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -125,22 +127,22 @@ def test_the_help_of_no_command_imports_a_package() -> None:
 # -- help
 
 
-@pytest.mark.parametrize("words", [(), *KNOWN], ids=" ".join)
+@pytest.mark.parametrize("words", [(), *DECLARED], ids=" ".join)
 def test_help_ends_well_and_fits_eighty_columns(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = shown(capsys, *words)
+    text = help_of(capsys, *words)
     assert text.startswith("usage: run_benchmarks.py") and [line for line in text.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("words", KNOWN, ids=" ".join)
+@pytest.mark.parametrize("words", DECLARED, ids=" ".join)
 def test_help_teaches_by_examples_of_the_same_command(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = shown(capsys, *words).replace("\\\n      ", "")
+    text = help_of(capsys, *words).replace("\\\n      ", "")
     lines = [line.strip() for line in text.splitlines() if line.startswith("  run_benchmarks.py ")]
-    others = {("run",): "--"}
+    others: dict[tuple[str, ...], str] = {("run",): "--"}
     starts = tuple(f"run_benchmarks.py {name}" for name in (words[0], others.get(words, words[0])))
     assert lines and all(line.startswith(starts) for line in lines)
     for line in lines:
@@ -148,9 +150,9 @@ def test_help_teaches_by_examples_of_the_same_command(
 
 
 def test_the_first_help_is_one_screen_and_names_every_first_word() -> None:
-    text = overview(KNOWN)
+    text = overview(DECLARED)
     assert len(text.splitlines()) <= 50 and all(f"\n{readers}:\n" in text for readers in READERS)
-    assert all(re.search(rf"^  {words[0]} ", text, re.MULTILINE) for words in KNOWN if words != ("run",))
+    assert all(re.search(rf"^  {words[0]} ", text, re.MULTILINE) for words in DECLARED if words != ("run",))
     for option in re.findall(r"--[a-z-]+(?= )", text):
         assert option == "--help" or parser_of(["--case", "x", *_with_value(option)])
 
@@ -161,8 +163,8 @@ def _with_value(option: str) -> list[str]:
 
 
 def test_a_command_with_commands_below_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in KNOWN:
-        text = shown(capsys, *words[:-1]) if len(words) > 1 else shown(capsys)
+    for words in DECLARED:
+        text = help_of(capsys, *words[:-1]) if len(words) > 1 else help_of(capsys)
         assert f"  {' '.join(words)} " in text or words == ("run",), words
 
 
@@ -174,8 +176,8 @@ def test_shared_options_stand_before_between_and_after_the_words() -> None:
     for words, needed in ((["show"], ["tiny"]), (["compare"], ["A", "B"]), (["align", "references", "list"], [])):
         forms = ([*shared, *words, *needed], [*words, *needed, *shared], [words[0], *shared, *words[1:], *needed])
         for form in forms:
-            found = parser_of(form)
-            assert (found.plugins, found.case_file, found.runs) == ([Path("P")], [Path("F")], Path("R")), form
+            options = parser_of(form)
+            assert (options.plugins, options.case_file, options.runs) == ([Path("P")], [Path("F")], Path("R")), form
 
 
 @pytest.mark.parametrize(
@@ -190,8 +192,8 @@ def test_shared_options_stand_before_between_and_after_the_words() -> None:
     ids=" ".join,
 )
 def test_json_and_chips_stand_before_the_words_too(arguments: list[str]) -> None:
-    found = parser_of(arguments)
-    assert found.json and (found.chips == Path("F")) == ("--chips" in arguments)
+    options = parser_of(arguments)
+    assert options.json and (options.chips == Path("F")) == ("--chips" in arguments)
 
 
 def test_the_longest_words_win() -> None:

@@ -49,13 +49,13 @@ def test_a_package_that_does_not_fit_is_named(tmp_path: Path, name: str) -> None
     if name == "a package of another machine":
         (tmp_path / "pydantic_core/_core.abi3.so").write_bytes(FOREIGN_ELF)
     done = started("show", "cases", PYTHONPATH=str(tmp_path))
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "Traceback" not in said, said
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in message, message
     if name == "a package with a fault":
-        assert "lacks the package 'nothing_of_this_name'" in said
+        assert "package 'nothing_of_this_name'" in message
     else:
-        assert f"the package '{file.partition('/')[0].removesuffix('.py')}' ({tmp_path}" in said
-        assert f"PYTHONPATH names {tmp_path}, in which it is: leave that out" in said
+        assert f"'{file.partition('/')[0].removesuffix('.py')}' ({tmp_path}" in message
+        assert f"PYTHONPATH names {tmp_path}," in message
 
 
 def test_a_package_on_a_noexec_disk_is_named(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,17 +64,17 @@ def test_a_package_on_a_noexec_disk_is_named(small_disk: Path, monkeypatch: pyte
         "import sys; sys.prefix = sys.argv[1]; from levelfield.cli.main import package_fault\n"
         "try: import core_of\nexcept ImportError as error: print(package_fault(error))"
     )
-    found = next(Path(next(iter(sys.modules["pydantic_core"].__path__))).glob("_pydantic_core*.so"))
-    library = small_disk / f"core_of{''.join(found.suffixes)}"
+    core = next(Path(next(iter(sys.modules["pydantic_core"].__path__))).glob("_pydantic_core*.so"))
+    library = small_disk / f"core_of{''.join(core.suffixes)}"
     with suppress(OSError):  # its beginning is enough
-        shutil.copy(found, library)
+        shutil.copy(core, library)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT / "platform"), str(small_disk))))
     done = subprocess.run([sys.executable, "-c", script, str(small_disk)], capture_output=True, text=True)
-    assert "the package 'core_of'" in done.stdout and "cannot be used: ImportError" in done.stdout, done
+    assert "package 'core_of'" in done.stdout and "ImportError" in done.stdout, done
     monkeypatch.setattr(sys, "prefix", str(small_disk))
     from levelfield import installer
 
-    assert "is mounted noexec: put the checkout on another one" in installer.renewed()
+    assert str(small_disk) in installer.renewed() and "noexec" in installer.renewed()
 
 
 def test_a_run_in_a_folder_that_is_removed_keeps_its_result(
@@ -88,7 +88,7 @@ def test_a_run_in_a_folder_that_is_removed_keeps_its_result(
     assert main([*FAKE, "--runs", str(tmp_path / "runs")]) == 0
     assert f"run      {tmp_path}/runs/" in capsys.readouterr().out
     assert main([*FAKE, "--runs", "here"]) == 2
-    assert "The current folder was removed: go to another one" in " ".join(capsys.readouterr().err.split())
+    assert "was removed:" in " ".join(capsys.readouterr().err.split())
 
 
 def test_names_that_are_no_text_are_taken_or_named(
@@ -119,8 +119,8 @@ def test_names_that_are_no_text_are_taken_or_named(
         with redirect_stderr(written):
             code = main(words)
         written.seek(0)
-        said = " ".join(written.read().split())
-        assert code == 2 and says in said, (words, said)
+        message = " ".join(written.read().split())
+        assert code == 2 and says in message, (words, message)
 
 
 def test_a_variable_of_the_shell_that_is_no_text_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def one_process() -> Iterator[Path]:
 def test_a_machine_without_a_further_process_is_said(
     run: RunPaths, tmp_path: Path, one_process: Path, words: tuple[str, ...]
 ) -> None:
-    given = [word.replace("RUN", str(run.root)) for word in words]
-    program = [sys.executable, str(ROOT / "run_benchmarks.py"), *given]
+    arguments = [word.replace("RUN", str(run.root)) for word in words]
+    program = [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments]
     line = f'echo $$ > {one_process}/cgroup.procs && exec "$@"'
     environment = {
         **{**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "FAKE_DEVICES": "1", "LEVELFIELD_RUNS": str(tmp_path / "new")},
@@ -160,9 +160,9 @@ def test_a_machine_without_a_further_process_is_said(
         ["sh", "-c", line, "sh", *program], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode in ((0,) if "cases" in words else (0, 2, 3)), (done.returncode, done.stderr)
-    assert "fault of the platform" not in done.stderr and "Traceback" not in done.stderr
+    assert "fault of" not in done.stderr and "Traceback" not in done.stderr
     if done.returncode == 2 and "store" not in words:
-        assert "no more memory, processes or threads" in " ".join(done.stderr.split())
+        assert "processes or threads" in " ".join(done.stderr.split())
 
 
 def test_numbers_without_end_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,13 +175,14 @@ def test_numbers_without_end_are_refused(capsys: pytest.CaptureFixture[str]) -> 
         (["--case", f"tiny:fake:F1:{digits}"], "expected a whole number from 1 to"),
     ):
         assert main([*words, "--dry-run", "--plugins", str(PLUGINS)]) == 2
-        said = capsys.readouterr().err
-        assert says in said and len(said) < 6000, words
+        message = capsys.readouterr().err
+        assert says in message and len(message) < 6000, words
     assert main(["plan", "gpt3_6.7B", "--framework", "torch", "--chip", "H100", "--nodes", "9" * 26]) == 2
-    assert "--nodes x --devices: found" in capsys.readouterr().err
+    assert "--nodes x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("days", ["99999999999", "9999999", "36501", "-1"])
 def test_days_beyond_the_calendar_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], days: str) -> None:
     assert main(["store", "prune", "--keep-days", days, "--store", str(tmp_path / "s.sqlite")]) == 2
-    assert f"--keep-days: found {days}, expected 0 to 36500" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"--keep-days: found {days}," in message and "0 to 36500" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def test_two_sides_from_the_store(compared: Compared, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "B/A" in text and "0.4000" in text and "lower" in text and max(map(len, text.splitlines())) <= 80
     assert main(["compare", "gpt:torch", "gpt:paddle", "--format", "markdown"]) == 0
-    assert "| tokens/s/device | B/A | 0.4000 |" in capsys.readouterr().out
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert ["tokens/s/device", "B/A", "0.4000"] in [row[:3] for row in rows]
 
 
 def test_two_versions_of_a_framework_are_two_series_of_the_store(
@@ -52,8 +54,9 @@ def test_two_versions_of_a_framework_are_two_series_of_the_store(
     assert "gpt:torch_2.11.0:X1:1:1" in text and "0.8333" in text and "lower" in text
     with Store.open() as store:
         assert len(store.series()) == 2
-    assert main(["nightly", "history", "gpt:torch_2.11.0:X1:1:1 smoke fp32 DP1TP1PP1 mb8", "--json"]) == 0
-    assert [each["label"].split(" ")[0] for each in json.loads(capsys.readouterr().out)] == ["gpt:torch_2.11.0:X1:1:1"]
+    label = "gpt:torch_2.11.0:X1:1:1 smoke fp32 DP1TP1PP1 mb8"
+    assert main(["nightly", "history", label, "--json"]) == 0
+    assert [series["label"] for series in json.loads(capsys.readouterr().out)] == [label]
 
 
 def test_a_chip_of_a_series_has_its_aliases(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +66,7 @@ def test_a_chip_of_a_series_has_its_aliases(compared: Compared, capsys: pytest.C
     text = capsys.readouterr().out
     assert all(f"gpt:torch:{chip}:1:1" in text for chip in chips.values())
     assert main(["compare", "gpt:torch:H200", "gpt:torch:H100"]) == 2
-    assert "unknown series 'gpt:torch:H200-SXM-141GB'" in " ".join(capsys.readouterr().err.split())
+    assert "series 'gpt:torch:H200-SXM-141GB'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_json_is_one_object(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +88,13 @@ def test_sides_that_are_not_comparable_end_with_4(compared: Compared, capsys: py
 def test_requirements_end_with_4_unless_all_are_met(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     speed, memory, mfu = "tokens_per_second>=0.5", "memory<=1.05", "mfu_palm >= 1"
     assert compared(BOTH, "*_torch", "*_paddle", "--require", memory) == 0
-    assert "memory<=1.05  B/A    met " in capsys.readouterr().out
+    assert [memory, "B/A", "met"] in [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     assert main(["compare", "*_torch", "*_paddle", "--require", memory, "--require", speed]) == 4
     text = capsys.readouterr().out
-    assert "missed" in text and "0.4000 [0.3910, 0.4092]" in text and "undecided" not in text
+    assert "missed" in text and "[0.3910, 0.4092]" in text and "undecided" not in text
     assert main(["compare", "*_torch", "*_paddle", "--require", memory, "--require", mfu, "--json"]) == 4
-    found = json.loads(capsys.readouterr().out)["requirements"]
-    assert [(each["requirement"], each["word"]) for each in found] == [(memory, "met"), (mfu, "undecided")]
+    requirements = json.loads(capsys.readouterr().out)["requirements"]
+    assert [(r["requirement"], r["word"]) for r in requirements] == [(memory, "met"), (mfu, "undecided")]
     assert main(["compare", "*_torch", "*_paddle", "--json"]) == 0
     assert "requirements" not in json.loads(capsys.readouterr().out)
 
@@ -104,11 +107,11 @@ def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsy
     older += [record(40 + i, 399.0 + i / 2, began=began, framework="paddle") for i, began in enumerate(nights)]
     assert compared(older, "T100001Z", "T100010Z") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "noise of 9 nights since 2026-11-01" in text and "lower" in text
+    assert "9 nights since" in text and nights[0][:10] in text and "lower" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "says"),
     [
         (["T100001Z"], "found 1 side, expected at least 2"),
         ([], "found no side"),
@@ -123,10 +126,10 @@ def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsy
     ],
 )
 def test_wrong_usage_ends_with_2(
-    compared: Compared, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    compared: Compared, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     assert compared(BOTH, *words) == 2
-    assert said in capsys.readouterr().err
+    assert says in capsys.readouterr().err
 
 
 def test_scaling(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,11 +142,13 @@ def test_scaling(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_matrix(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
-    smoke = {"case": "gpt3_6.7B"}
-    runs = [record(1, **smoke), record(2, 400.0, framework="paddle", **smoke), record(3, case="gpt2_small")]
+    case = "gpt3_6.7B"
+    runs = [record(1, case=case), record(2, 400.0, framework="paddle", case=case), record(3, case="gpt2_small")]
     assert compared(runs, "--matrix", "framework") == 0
     text = capsys.readouterr().out
-    assert "400.0 (inconclusive)" in text and "0.400" not in text and "not run" in text and "1 of 2" in text
+    assert (
+        "400.0 (inconclusive)" in text and "0.400" not in text and "not run" in text and re.search(r"\b1 of 2\b", text)
+    )
     assert main(["compare", "--matrix", "framework", "--case", "GPT3-6.7B", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert [row["case"] for row in values["rows"]] == ["gpt3_6.7B"]
@@ -156,7 +161,7 @@ def test_a_matrix_without_any_run_says_so(
 ) -> None:
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
     assert main(["compare", "--matrix", "vendor", "--runs", str(tmp_path)]) == 0
-    assert "no run was found" in capsys.readouterr().out
+    assert "no run" in capsys.readouterr().out
 
 
 PRICED = "schema: levelfield.prices/1\ncurrency: EUR\nchips:\n  H100: {per: device, rent: 3.6}\n"
@@ -169,8 +174,8 @@ def test_an_alias_is_a_price_of_its_chip_and_two_of_one_chip_are_refused(
     file.write_text(PRICED)
     runs = repeats(1000, 1010, 990, chip=h100), repeats(400, 404, 396, first=10, framework="paddle", chip=h100)
     assert compared([*runs[0], *runs[1]], "*_torch", "*_paddle", "--prices", str(file)) == 0
-    assert f"{h100}: rent of 3.6 EUR an hour per device" in " ".join(capsys.readouterr().out.split())
+    assert f"{h100}: rent" in (text := " ".join(capsys.readouterr().out.split())) and "3.6 EUR" in text
     file.write_text(f"{PRICED}  {h100}: {{per: device, rent: 2}}\n")
     assert main(["compare", "*_torch", "*_paddle", "--prices", str(file)]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"found 'H100' and '{h100}', which are both {h100}; expected one price of a chip" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert str(file) in message and "'H100'" in message and f"'{h100}'" in message

@@ -27,8 +27,8 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
     manifest = (quick / "implementation.yaml").read_text()
     (quick / "implementation.yaml").write_text(manifest.replace("framework: fake", "framework: quick"))
     vendor = plugins / "vendors" / "fake" / "vendor.yaml"
-    own = "  fake: {device: cpu, backend: gloo, preload: [json]}\n"
-    vendor.write_text(vendor.read_text().replace(own, own + own.replace("fake:", "quick:")))
+    reached = "  fake: {device: cpu, backend: gloo, preload: [json]}\n"
+    vendor.write_text(vendor.read_text().replace(reached, reached + reached.replace("fake:", "quick:")))
     monkeypatch.setenv("FAKE_DEVICES", "1")
     monkeypatch.setenv("FAKE_PACE", "0.01")
     monkeypatch.setattr(clocks, "SLACK_SECONDS", 10.0)  # this clock shows its pace, however late a busy machine is
@@ -38,19 +38,22 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
         planted = f'import os\nos.environ.update(FAKE_PACE="{pace}"{fault})\n'
         (quick / "train.py").write_text(training.replace("import itertools\n", planted + "import itertools\n", 1))
         cases = ["tiny:fake", "tiny:quick"]
-        given = ["--plugins", str(plugins), "--runs", str(tmp_path / "runs"), "--python", sys.executable]
-        return main(["compare", "duel", *cases, *given, *words])
+        options = ["--plugins", str(plugins), "--runs", str(tmp_path / "runs"), "--python", sys.executable]
+        return main(["compare", "duel", *cases, *options, *words])
 
     return call
 
 
-def test_the_faster_one_is_found_and_its_runs_are_kept(
+def test_the_slower_one_is_named_and_all_runs_stay(
     duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert duel(pace=0.0105) == 0
-    said = capsys.readouterr()
-    assert "tiny:quick (B) is slower than tiny:fake (A): 0.952 of A's speed, 3 pairs" in " ".join(said.out.split())
-    assert "run 3 of 6 to 14, B (tiny:quick): " in " ".join(said.err.split())
+    printed = capsys.readouterr()
+    verdict = " ".join(printed.out.split())
+    for part in ("tiny:quick (B)", "slower than tiny:fake (A):", "0.952 of", "3 pairs"):
+        assert part in verdict
+    *_, after = " ".join(printed.err.split()).partition("run 3 of 6 to 14, ")
+    assert after.startswith("B (tiny:quick): ")
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 6
     assert main(["compare", "tiny:fake", "tiny:quick", "--runs", str(tmp_path / "runs")]) == 0
     assert "0.9524" in capsys.readouterr().out
@@ -58,16 +61,17 @@ def test_the_faster_one_is_found_and_its_runs_are_kept(
 
 def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
     assert duel("--json", "--repeat", "3") == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert found["duel"]["word"] == "no difference" and len(found["duel"]["pairs"]) == 3 and said.err == ""
-    assert found["duel"]["value"] == pytest.approx(1.0) and found["schema"] == "levelfield.comparison/1"
+    printed = capsys.readouterr()
+    comparison = json.loads(printed.out)
+    assert comparison["schema"] == "levelfield.comparison/1" and printed.err == ""
+    assert comparison["duel"]["word"] == "no difference" and len(comparison["duel"]["pairs"]) == 3
+    assert comparison["duel"]["value"] == pytest.approx(1.0)
 
 
 def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert duel("--repeat", "3", "--a=--base", "--b=--micro-batch 1 --threads 2 --env X=1", pace=0.0105) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "tiny:quick --micro-batch 1 --threads 2 --env X=1 (B) is slower than tiny:fake --base (A): " in said
+    slower, _, faster = " ".join(capsys.readouterr().out.split()).partition(" is slower than ")
+    assert slower.endswith("--micro-batch 1 --threads 2 --env X=1 (B)") and faster.startswith("tiny:fake --base (A):")
     plans = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/plan.json"))]
     chosen = {
         p["asked"]: (p["tuning"]["threads"], p["tuning"]["micro_batch"], "X" in p["tuning"]["environment"])
@@ -77,14 +81,14 @@ def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFi
     assert chosen["tiny:fake"][0] != 2 and not chosen["tiny:fake"][2]
 
 
-def test_one_that_fails_is_said(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_side_that_fails_is_named(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
     assert duel(fault=', FAKE_FAULT="oom"') == 3
-    said = " ".join(capsys.readouterr().err.split())
-    assert "error: tiny:quick: " in said and "is oom" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert "error: tiny:quick:" in message and "is oom" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "says"),
     [
         (["tiny:fake", "tiny:nothing"], 2, "unknown framework 'nothing'"),
         (["tiny:fake", "gpt3_6.7B:fake"], 4, "not comparable: found work"),
@@ -102,10 +106,10 @@ def test_one_that_fails_is_said(duel: Duel, capsys: pytest.CaptureFixture[str]) 
         (["tiny:fake", "tiny:fake", "--prices", "none.yaml"], 2, "none.yaml: cannot be read"),
     ],
 )
-def test_what_cannot_be_duelled_runs_nothing(
+def test_impossible_duels_run_nothing(
     words: list[str],
     code: int,
-    said: str,
+    says: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -113,4 +117,4 @@ def test_what_cannot_be_duelled_runs_nothing(
     monkeypatch.setenv("FAKE_DEVICES", "1")
     runs = tmp_path / "runs"
     assert main(["compare", "duel", *words, "--plugins", str(PLUGINS), "--runs", str(runs)]) == code
-    assert said in " ".join(capsys.readouterr().err.split()) and not runs.exists()
+    assert says in " ".join(capsys.readouterr().err.split()) and not runs.exists()

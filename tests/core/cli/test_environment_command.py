@@ -15,16 +15,16 @@ MAKE = ("environment", "make", "torch", "--vendor", "nvidia")
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvironmentPlan]:
-    """The environments that were asked for, in the place of those that are installed."""
-    found: list[EnvironmentPlan] = []
+    """The plans of environments, in the place of those that are installed."""
+    plans: list[EnvironmentPlan] = []
 
     @contextmanager
     def in_use(plan: EnvironmentPlan, say: object) -> Iterator[None]:
-        found.append(plan)
+        plans.append(plan)
         yield
 
     monkeypatch.setattr("levelfield.run.runtimes.environments.environment_in_use", in_use)
-    return found
+    return plans
 
 
 def test_environments_of_a_vendor_without_its_devices(
@@ -41,13 +41,15 @@ def test_an_old_driver_is_refused_before_a_download_except_for_rehearsals(
 ) -> None:
     monkeypatch.setattr(Machine, "driver", lambda self, vendor: "535.104.05")
     assert main([*MAKE]) == 2
-    assert "found driver 535.104.05, expected 580.65.06 or newer" in capsys.readouterr().err and not made
+    message = capsys.readouterr().err
+    assert "driver 535.104.05," in message and "580.65.06 or" in message and not made
     assert main([*MAKE, "--any-driver"]) == 0
     assert len(made) == 1
 
 
 def test_what_a_vendor_brings_is_not_made(made: list[EnvironmentPlan], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["environment", "make", "torch", "torch", "--vendor", "ascend"]) == 2
-    assert "torch on" in (err := capsys.readouterr().err) and "there is no environment to make" in err
+    message = capsys.readouterr().err
+    assert "torch on" in message and "no environment" in message
     assert main(["environment", "make", "torhc"]) == 2
-    assert "unknown framework 'torhc'" in capsys.readouterr().err and not made
+    assert "framework 'torhc'" in capsys.readouterr().err and not made

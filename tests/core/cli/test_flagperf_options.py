@@ -31,26 +31,28 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def of(name: str = NAME, text: str = "", **changes: object) -> Path:
+    def strategy(name: str = NAME, text: str = "", **changes: object) -> Path:
         fields = {key: value for key, value in {**PADDLE, **changes}.items() if value is not None}
         path = tmp_path / name
         path.write_text("".join(f"{key} = {value!r}\n" for key, value in fields.items()) + text)
         return path
 
-    return of
+    return strategy
 
 
 def plan_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert main([*map(str, arguments), "--dry-run", "--json"]) == 0, capsys.readouterr().err
-    (found,) = json.loads(capsys.readouterr().out)
-    return found["plan"]  # type: ignore[no-any-return]
+    (entry,) = json.loads(capsys.readouterr().out)
+    plan = entry["plan"]
+    assert isinstance(plan, dict)
+    return plan
 
 
-def wrong(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([*map(str, arguments)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    return " ".join(said.err.split())
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return " ".join(printed.err.split())
 
 
 @pytest.mark.parametrize(
@@ -69,17 +71,18 @@ def wrong(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_strategy_is_its_free_fields(
     write: Write, changes: dict[str, object], layout: str, recompute: str | None
 ) -> None:
-    found = read_strategy(write(**changes))
-    assert (found.choice.layout, found.choice.recompute, found.choice.micro_batch) == (layout, recompute, 4)
-    assert (found.accumulation, found.sequence_length, found.choice.attention) == (64, 2048, None)
+    strategy = read_strategy(write(**changes))
+    choice = strategy.choice
+    assert (choice.layout, choice.recompute, choice.micro_batch, choice.attention) == (layout, recompute, 4, None)
+    assert (strategy.accumulation, strategy.sequence_length) == (64, 2048)
 
 
 def test_megatron_s_names_and_the_machines_of_the_file_s_name(tmp_path: Path) -> None:
     path = tmp_path / "config_MLUx4x8.py"
     head = "import sys\nsys.path.append('x')\nfrom nowhere import X\ntheory = float(X)\n"
     path.write_text(f"{head}tensor_parallel = 8\npipeline_parallel = 2\nlocalbs = 1\n")
-    found = read_strategy(path)
-    assert (found.choice.layout, found.choice.micro_batch) == ("DP2TP8PP2", 1)
+    choice = read_strategy(path).choice
+    assert (choice.layout, choice.micro_batch) == ("DP2TP8PP2", 1)
     assert read_strategy(path.rename(tmp_path / "config.py")).choice.layout == "DP1TP8PP2"
 
 
@@ -90,7 +93,7 @@ def test_the_file_is_not_executed(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "text", "said"),
+    ("changes", "text", "says"),
     [
         ({"tensor_parallel_degree": "2"}, "", "key 'tensor_parallel_degree': found '2', expected a whole number"),
         ({"tensor_parallel_degree": True}, "", "found True, expected a whole number"),
@@ -113,38 +116,38 @@ def test_the_file_is_not_executed(write: Write, tmp_path: Path) -> None:
     ids=range(13),
 )
 def test_a_wrong_file_is_named_with_its_key(
-    write: Write, changes: dict[str, object], text: str, said: str, capsys: pytest.CaptureFixture[str]
+    write: Write, changes: dict[str, object], text: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(**changes, text=text)
-    found = wrong(capsys, "--case", CASE, "--strategy", path, "--dry-run")
-    assert said in found and path.name in found
+    message = refusal(capsys, "--case", CASE, "--strategy", path, "--dry-run")
+    assert says in message and path.name in message
 
 
 def test_the_plan_has_the_file_s_fields_and_names_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(use_flash_attention=1)
-    given = ("--case", "GPT3-6.7B:paddle_3.3.1:A100:1:8:1", "--strategy", file, "--scale", "full")
-    plan = plan_of(capsys, *given)
+    arguments = ("--case", "GPT3-6.7B:paddle_3.3.1:A100:1:8:1", "--strategy", file, "--scale", "full")
+    plan = plan_of(capsys, *arguments)
     assert plan["tuning"]["layout"] == {
         "data": 4, "tensor": 2, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 2, "sharding_degree": 4
     }  # fmt: skip
     assert (plan["tuning"]["micro_batch"], plan["accumulation"], plan["tuning"]["attention"]) == (4, 64, "flash_attn")
     assert {plan["origins"][name] for name in ("layout", "micro_batch", "recompute")} == {f"file {NAME}"}
-    own = plan_of(capsys, *given, "--attention", "sdpa")
-    assert (own["tuning"]["attention"], own["origins"]["attention"]) == ("sdpa", "command line")
+    changed = plan_of(capsys, *arguments, "--attention", "sdpa")
+    assert (changed["tuning"]["attention"], changed["origins"]["attention"]) == ("sdpa", "command line")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "says"),
     [
         ({"gradient_accumulation_steps": 32}, "key 'gradient_accumulation_steps': found 32, expected 64"),
         ({"max_seq_length": 4096}, "key 'max_seq_length': found 4096, expected 2048"),
     ],
 )
 def test_what_the_case_fixes_is_compared(
-    write: Write, changes: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+    write: Write, changes: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--case", CASE, "--strategy", write(**changes), "--dry-run", "--scale", "full")
-    assert said in wrong(capsys, *given)
+    arguments = ("--case", CASE, "--strategy", write(**changes), "--dry-run", "--scale", "full")
+    assert says in refusal(capsys, *arguments)
 
 
 # ---- hosts
@@ -156,13 +159,23 @@ def test_hosts_are_the_nodes_of_the_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert read_hosts(path) == ("10.1.2.2", "10.1.2.3")
     plan = plan_of(capsys, "--case", "gpt3_6.7B:paddle:A100", "--hosts", path)
     assert plan["hardware"]["nodes"] == 2
-    hosts = ("--hosts", path)
-    assert "found 2 hosts, expected 4" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100:4:8", *hosts, "--dry-run")
-    assert "or --dry-run" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts)
-    assert "names no chip" in wrong(capsys, "--case", "gpt3_6.7B:paddle", *hosts, "--dry-run")
-    path.write_text('HOSTS = ["-oX", "b"]\n')
-    said = wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts, "--dry-run")
-    assert f"{path}: key 'hosts.0.name': found '-oX'" in said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "case", "options", "says"),
+    [
+        (["10.1.2.2", "10.1.2.3"], "gpt3_6.7B:paddle:A100:4:8", ["--dry-run"], "found 2 hosts, expected 4"),
+        (["10.1.2.2", "10.1.2.3"], "gpt3_6.7B:paddle:A100", [], "or --dry-run"),
+        (["10.1.2.2", "10.1.2.3"], "gpt3_6.7B:paddle", ["--dry-run"], "names no chip"),
+        (["-oX", "b"], "gpt3_6.7B:paddle:A100", ["--dry-run"], "cluster_conf.py: key 'hosts.0.name': found '-oX'"),
+    ],
+)
+def test_hosts_that_do_not_fit_the_case_are_refused(
+    hosts: list[str], case: str, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster_conf.py"
+    path.write_text(f"HOSTS = {hosts!r}\n")
+    assert says in refusal(capsys, "--case", case, "--hosts", path, *options)
 
 
 HOSTS = ("# HOSTS = ['a']", "HOSTS = 'a'", "HOSTS = []", "HOSTS = ['a', 3]", "HOSTS = ['a', 'a']", "HOSTS = open('x')")
@@ -176,6 +189,6 @@ def test_hosts_that_are_no_list_of_names_are_refused(text: str, tmp_path: Path) 
         read_hosts(path)
 
 
-def test_both_are_for_cases_only(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give --case only" in wrong(capsys, "--suite", "osdi_gpt2", "--strategy", write(), "--dry-run")
-    assert "cannot be read" in wrong(capsys, "--case", "gpt3_6.7B:paddle", "--strategy", "absent.py", "--dry-run")
+def test_a_strategy_is_a_file_for_cases_only(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--case only" in refusal(capsys, "--suite", "osdi_gpt2", "--strategy", write(), "--dry-run")
+    assert "absent.py:" in refusal(capsys, "--case", "gpt3_6.7B:paddle", "--strategy", "absent.py", "--dry-run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -32,9 +33,15 @@ def stored_run(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> RunR
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    found = f"sqlite:///{tmp_path / 'results.sqlite'}"
-    monkeypatch.setenv("LEVELFIELD_STORE", found)
-    return found
+    address = f"sqlite:///{tmp_path / 'results.sqlite'}"
+    monkeypatch.setenv("LEVELFIELD_STORE", address)
+    return address
+
+
+def compared(output: str) -> str:
+    """Return what the gate compared, such as `1 of 1`, from its first lines or its note on stderr."""
+    (match,) = re.findall(r"^compared (\d+ of \d+) series", output, re.MULTILINE)
+    return str(match)
 
 
 @pytest.fixture
@@ -59,14 +66,14 @@ def night(number: int) -> str:
 def nightly(record: RunRecord, number: int, factor: float = 1.0, **change: Any) -> RunRecord:
     """A night's run: 1,000 tokens/s, with half a percent of noise."""
     rate = 1000 * factor * math.exp(noise(200, 0.005, 3)[number])
-    own = {
+    fields = {
         "purpose": "nightly",
         "night": night(number),
         "entry": "smoke/tiny",
         "evidence": "sealed",
         "verdict": "aligned",
     }
-    return changed(record, number, tokens_per_second_per_device=rate, word="valid", **{**own, **change})
+    return changed(record, number, tokens_per_second_per_device=rate, word="valid", **{**fields, **change})
 
 
 def fill(
@@ -75,7 +82,7 @@ def fill(
     """Add records, and what the last night expects; return the series."""
     with Store.open(url) as store:
         store.add(records)
-        (series,) = (found.digest for found in store.series())
+        (series,) = (stored.digest for stored in store.series())
         for number in range(NIGHTS + 5):
             store.expect(night(number), "smoke", expected or {"tiny": series})
         return series
@@ -88,7 +95,7 @@ def quiet(record: RunRecord, count: int = NIGHTS) -> list[RunRecord]:
 def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS - 1))
-    assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)} with levels" in out
+    assert (code, compared(out)) == (0, "1 of 1") and night(NIGHTS - 1) in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -97,16 +104,16 @@ def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url:
     fill(url, [*quiet(stored_run), *slow])
     assert command("nightly", "gate", "--night", night(NIGHTS))[0] == 0
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 1))
-    assert code == 4 and "regression  tiny:fake" in out and "two nights running" in out
+    assert code == 4 and "two nights" in out
     with Store.open(url) as store:
-        words = [(found["night"], found["word"]) for found in store.findings()]
+        words = [(finding["night"], finding["word"]) for finding in store.findings()]
     assert words == [(night(NIGHTS), "inconclusive"), (night(NIGHTS + 1), "regression")]
     command("nightly", "gate", "--night", night(NIGHTS + 1))
     with Store.open(url) as store:
         assert len(store.findings()) == 2, "the same finding is not stored twice"
 
 
-def test_a_gate_of_a_night_with_pairs_says_what_the_night_said(
+def test_a_gate_of_a_night_with_pairs_has_the_word_of_the_night(
     command: Command, url: str, stored_run: RunRecord
 ) -> None:
     """The pairs are in the store. Without them the same night is only a suspicion, with exit code 0."""
@@ -117,7 +124,7 @@ def test_a_gate_of_a_night_with_pairs_says_what_the_night_said(
     ]  # fmt: skip
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), *pairs])
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
-    assert code == 4 and "against the last accepted build, by 3 pairs" in " ".join(out.split())
+    assert code == 4 and "by 3 pairs" in " ".join(out.split())
 
 
 def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url: str, stored_run: RunRecord) -> None:
@@ -125,17 +132,16 @@ def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url
     with Store.open(url) as store:
         store.add([*weeks, nightly(stored_run, 140, 0.9)])
     code, out, _ = command("nightly", "gate", "--night", night(140), "--format", "json")
-    (found,) = [f for f in json.loads(out)["findings"] if f["figure"] == "tokens_per_second_per_device"]
-    assert (code, found["word"], found["nights"], found["level_since"]) == (0, "inconclusive", 20, night(0))
+    (finding,) = [f for f in json.loads(out)["findings"] if f["figure"] == "tokens_per_second_per_device"]
+    assert (code, finding["word"], finding["nights"], finding["level_since"]) == (0, "inconclusive", 20, night(0))
 
 
 def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run: RunRecord) -> None:
-    by_hand = {"purpose": "manual", "night": None, "entry": None}
     with Store.open(url) as store:
-        store.add([nightly(stored_run, number, **by_hand) for number in range(NIGHTS)])
+        store.add(nightly(stored_run, number, purpose="manual", night=None, entry=None) for number in range(NIGHTS))
     for arguments in ((), ("--night", night(NIGHTS - 1))):
         code, out, _ = command("nightly", "gate", *arguments)
-        assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)}" in out
+        assert (code, compared(out)) == (0, "1 of 1") and night(NIGHTS - 1) in out
 
 
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
@@ -143,10 +149,11 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
     where = ("nightly", "gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")
     command("nightly", "gate", "--night", night(NIGHTS))
     code, out, err = command(*where, "--format", "junit")
-    assert (code, out) == (4, "") and err.startswith("compared 1 of 1")
+    assert (code, out, compared(err)) == (4, "", "1 of 1")
     assert ElementTree.fromstring((tmp_path / "gate").read_text()).find(".//failure") is not None
     assert command(*where, "--format", "markdown", "--advisory")[0] == 0
-    assert (tmp_path / "gate").read_text().startswith(f"**night {night(NIGHTS + 1)} fails: 1 regression**")
+    heading = (tmp_path / "gate").read_text().splitlines()[0]
+    assert heading.startswith(f"**night {night(NIGHTS + 1)} fails:") and heading.endswith("1 regression**")
     command(*where, "--format", "json")
     assert json.loads((tmp_path / "gate").read_text())["exit_code"] == 4
 
@@ -154,29 +161,29 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
 def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
-    assert code == 3 and out.startswith(f"night {night(NIGHTS)} is incomplete: 1 missing\ncompared 0 of 1 series")
+    assert (code, compared(out)) == (3, "0 of 1")
+    assert out.startswith(f"night {night(NIGHTS)} ") and out.splitlines()[0].endswith("1 missing")
 
 
-def test_a_run_that_failed_says_why(command: Command, url: str, stored_run: RunRecord) -> None:
+def test_a_run_that_failed_has_its_reason(command: Command, url: str, stored_run: RunRecord) -> None:
     status = {"word": "failed", "evidence": "No matching distribution found for torch==2.31.0"}
     result = StoredResult({**stored_run.stored_result.content, "status": status})
     failed = {"word": "failed", "reason": "the environment is not usable", "stored_result": result}
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS).model_copy(update=failed)])
     gate = ("nightly", "gate", "--night", night(NIGHTS))
-    why = "failed: the environment is not usable: No matching distribution found for torch==2.31.0"
+    reason = f"failed: {failed['reason']}: {status['evidence']}"
     for form in ("text", "junit"):
         code, out, _ = command(*gate, "--format", form)
-        assert code == 3 and why in " ".join(out.split())
+        assert code == 3 and reason in " ".join(out.split())
 
 
 def test_a_level_of_few_nights_says_from_when_on_it_counts(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run, 4))
-    said = "nights are compared with it once there are 7, to know how they scatter: 4 so far"
-    assert said in " ".join(command("nightly", "accept", "tiny", "--why", "first")[1].split())
-    of_all = ("nightly", "accept", "--all", "--why", "first", "--night", night(3))
-    assert "compared once there are 7 nights: " in command(*of_all)[1]
+    alone = " ".join(command("nightly", "accept", "tiny", "--why", "first")[1].split())
+    assert "are 7," in alone and ": 4 so" in alone
+    assert "are 7 nights:" in command("nightly", "accept", "--all", "--why", "first", "--night", night(3))[1]
     fill(url, quiet(stored_run, 7))
-    assert "once there are" not in command("nightly", "accept", "tiny", "--why", "more")[1]
+    assert "once there" not in command("nightly", "accept", "tiny", "--why", "more")[1]
 
 
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
@@ -186,7 +193,7 @@ def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRe
     assert command("nightly", "gate", "--night", night(NIGHTS - 1))[0] == 3
     assert command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "smoke")[0] == 0
     code, _, err = command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "absent")
-    assert code == 2 and "found no entry of it" in err
+    assert code == 2 and "no entry" in err and "absent" in err
 
 
 def test_accepting_a_level_ends_the_regression(command: Command, url: str, stored_run: RunRecord) -> None:
@@ -194,11 +201,11 @@ def test_accepting_a_level_ends_the_regression(command: Command, url: str, store
     for number in range(4):
         code = command("nightly", "gate", "--night", night(NIGHTS + number))[0]
     assert code == 4
-    code, out, _ = command("nightly", "accept", series[7:17], "--why", "a fix costs 10 %", "--who", "ann")
-    assert "no pairs can run this build: it had files that no commit has" in out
-    assert code == 0 and "baseline by ann: a fix costs 10 %" in " ".join(out.split())
+    cause = "a fix costs 10 %"
+    code, out, _ = command("nightly", "accept", series[7:17], "--why", cause, "--who", "ann")
+    assert code == 0 and f"by ann: {cause}" in " ".join(out.split()) and "no pairs" in out
     assert command("nightly", "gate", "--night", night(NIGHTS + 3))[0] == 0
-    assert "a fix costs 10 %" in command("nightly", "levels")[1]
+    assert cause in command("nightly", "levels")[1]
     (event,) = json.loads(command("nightly", "levels", "tiny", "--json")[1])
     assert event["kind"] == "baseline" and event["level"]["tokens_per_second_per_device"] == pytest.approx(
         900, rel=0.02
@@ -218,13 +225,13 @@ class TestAcceptAll:
         ]  # fmt: skip
         with Store.open(url) as store:
             store.add(records)
-            return {found.series.case: found.digest for found in store.series()}
+            return {stored.series.case: stored.digest for stored in store.series()}
 
     def accepted(self, command: Command, *more: str) -> tuple[int, dict[str, str], dict[str, str]]:
         code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--who", "ann", "--json", *more)
-        found = json.loads(out)
-        refused = {each["label"].split(":")[0]: each["why"] for each in found["refused"]}
-        return code, {event["series"]: event["why"] for event in found["accepted"]}, refused
+        levels = json.loads(out)
+        refused = {refusal["label"].split(":")[0]: refusal["why"] for refusal in levels["refused"]}
+        return code, {event["series"]: event["why"] for event in levels["accepted"]}, refused
 
     def test_every_series_whose_evidence_suffices_is_accepted_for_one_reason(
         self, command: Command, url: str, filled: dict[str, str]
@@ -232,12 +239,13 @@ class TestAcceptAll:
         command("nightly", "gate", "--night", night(8))
         command("nightly", "gate", "--night", night(9))
         dry = self.accepted(command, "--dry-run")
-        assert command("nightly", "levels")[1] == "no events; `nightly accept` makes one\n"
+        assert command("nightly", "levels")[1].startswith("no events;")
         code, accepted, refused = self.accepted(command)
         assert (code, accepted, refused) == dry and code == 0
         assert accepted == {filled["calm"]: "first levels"}
-        assert refused["young"].startswith("found 2 valid nights, expected at least 3")
-        assert refused["worse"] == "regression in this night; accept it alone, or add --worse"
+        assert refused.keys() == {"young", "worse"}
+        assert "2 valid" in refused["young"] and "least 3" in refused["young"]
+        assert refused["worse"].startswith("regression ") and "--worse" in refused["worse"]
         with Store.open(url) as store:
             (event,) = store.events()
         assert (event.series, event.kind, event.who) == (filled["calm"], "baseline", "ann")
@@ -248,19 +256,19 @@ class TestAcceptAll:
         """One changed night is no level yet."""
         command("nightly", "gate", "--night", night(8))
         command("nightly", "gate", "--night", night(9))
-        assert self.accepted(command, "--worse")[2]["worse"].startswith("found 1 valid nights")
+        assert "1 valid" in self.accepted(command, "--worse")[2]["worse"]
 
     def test_it_is_readable_and_says_what_was_not_accepted(self, command: Command, filled: dict[str, str]) -> None:
         code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--night", night(9))
-        assert code == 0 and max(map(len, out.splitlines())) <= 80 and "not accepted: found 2 valid nights" in out
-        assert out.count("no pairs can run this build") == 1 and out.endswith("\n1 accepted, 2 not\n")
+        assert code == 0 and max(map(len, out.splitlines())) <= 80 and out.count("not accepted:") == 2
+        assert out.count("no pairs") == 1 and out.splitlines()[-1].split() == ["1", "accepted,", "2", "not"]
 
     def test_none_that_could_be_accepted_is_exit_code_2(
         self, command: Command, url: str, stored_run: RunRecord
     ) -> None:
         fill(url, [nightly(stored_run, NIGHTS)])
         code, out, _ = command("nightly", "accept", "--all", "--why", "x", "--night", night(NIGHTS))
-        assert code == 2 and out.endswith("0 accepted, 1 not\n")
+        assert code == 2 and out.splitlines()[-1].split() == ["0", "accepted,", "1", "not"]
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -281,10 +289,10 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     later = [nightly(stored_run, NIGHTS + i, 0.93, conditions=driver) for i in range(3)]
     fill(url, [*quiet(stored_run), *later])
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
-    assert code == 4 and "environment step" in out and "driver none -> 560" in out
+    assert code == 4 and "environment step" in out and "-> 560" in out
     assert command("nightly", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
-    assert code == 0 and "2 of 7 nights" in out
+    assert code == 0 and "2 of 7" in out
 
 
 def test_history_shows_segments_level_events_and_what_it_sees(
@@ -296,8 +304,8 @@ def test_history_shows_segments_level_events_and_what_it_sees(
     code, out, _ = command("nightly", "history", "tiny", "--chart")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
-    for said in ("tokens/s/device, 23 nights", "it shows", "in three", "driver none -> 560", "was moved", "|"):
-        assert said in text
+    for part in ("tokens/s/device, 23 nights", "it shows", "in three", "driver none -> 560", "was moved", "|"):
+        assert part in text
     (row,) = json.loads(command("nightly", "history", "tiny", "--json")[1])
     figure = row["figures"][0]
     assert row["schema"] == "levelfield.history/1" and len(figure["nights"]) == 23 and len(figure["segments"]) == 2
@@ -334,8 +342,8 @@ def test_a_name_of_several_series_lists_them(command: Command, url: str, stored_
     with Store.open(url) as store:
         store.add([nightly(stored_run, 0), nightly(stored_run, 1, series={"micro_batch": 1})])
     code, _, err = command("nightly", "note", "tiny", "--why", "x")
-    assert code == 2 and "found 2, expected one; give its digest" in " ".join(err.split())
-    assert command("nightly", "history", "tiny")[1].count("tokens/s/device, 1 nights") == 2
+    assert code == 2 and "found 2," in " ".join(err.split())
+    assert command("nightly", "history", "tiny")[1].count("tokens/s/device,") == 2
 
 
 @pytest.fixture
@@ -347,11 +355,11 @@ def both(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield f"sqlite:///{tmp_path / 'results.sqlite'}", url
 
 
-def test_gate_history_and_baseline_say_the_same_on_postgresql(
+def test_gate_history_and_levels_are_the_same_on_postgresql(
     command: Command, stored_run: RunRecord, both: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = [nightly(stored_run, NIGHTS + i, 0.9) for i in range(4)]
-    said = []
+    outcomes = []
     for url in both:
         monkeypatch.setenv("LEVELFIELD_STORE", url)
         series = fill(url, [*quiet(stored_run), *slow])
@@ -364,7 +372,8 @@ def test_gate_history_and_baseline_say_the_same_on_postgresql(
         with Store.open(url) as store:
             (event,) = store.events()
         after = command("nightly", "gate", "--night", night(NIGHTS + 3), "--format", "json")[:2]
-        said.append([*ends, history, code, err, event.level, event.runs, after])
-    assert [code for code, _ in said[0][:5]] == [0, 0, 4, 4, 4], "the drill finds the regression"
-    assert said[0][-1][0] == 0 and len(said[0][-2]) == 3, "the three nights that were found changed are the new level"
-    assert said[0] == said[1]
+        assert [end[0] for end in ends] == [0, 0, 4, 4, 4], "the drill finds the regression"
+        assert after[0] == 0 and len(event.runs) == 3, "the three nights that were found changed are the new level"
+        outcomes.append((ends, history, code, err, event.level, event.runs, after))
+    on_sqlite, on_postgresql = outcomes
+    assert on_sqlite == on_postgresql

@@ -26,8 +26,9 @@ def test_a_run_becomes_pages_with_figures_from_its_raw_files(
     arguments = ["report", "pages", str(tmp_path / "site"), str(run.root), "--plugins", str(PLUGINS)]
     run.result.write_text("{}")
     assert main(arguments) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"pages    {tmp_path / 'site'}: 1 run(s) in 1 series") and "index.html" in said
+    label, place, *words = capsys.readouterr().out.split()
+    assert (label, place) == ("pages", f"{tmp_path / 'site'}:") and words[:4] == ["1", "run(s)", "in", "1"]
+    assert any("index.html" in word for word in words)
     (history,) = (tmp_path / "site/data").glob("history-*")
     first = figure(history, "tokens")
     change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=0)
@@ -45,29 +46,33 @@ def figure(history: Path, name: str) -> float:
 
 def test_a_store_becomes_pages_and_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, site = tmp_path / "results.sqlite", tmp_path / "site"
-    given = SeededNights(series=4, nights=5)
     with Store.open(str(file)) as store:
-        store.add(given.records())
+        store.add(SeededNights(series=4, nights=5).records())
+        runs = sum(map(len, store.points().values()))
     before = file.read_bytes()
     assert main(["report", "pages", str(site), "--store", str(file)]) == 0
-    assert "19 run(s) in 4 series" in capsys.readouterr().out and file.read_bytes() == before
+    words = capsys.readouterr().out.split()
+    assert words[2:7] == [str(runs), "run(s)", "in", "4", "series,"] and file.read_bytes() == before
     assert "5," in pages(site) and "MI300X" in pages(site)
     assert main(["report", "pages", str(site), "--store", str(file)]) == 0
-    assert "0 written again; the others did not change" in capsys.readouterr().out
+    words = capsys.readouterr().out.split()
+    assert words[words.index("again;") - 2] == "0"
 
 
 def test_the_gate_judges_the_last_night_of_a_store_for_its_pages(tmp_path: Path) -> None:
     """Nobody ran the gate: its rule gives words, levels and the smallest detectable change all the same."""
-    given = SeededNights(series=4, nights=20)
-    results = given.results()
+    nights = SeededNights(series=4, nights=20)
+    results = nights.results()
     with Store.open(str(tmp_path / "r.sqlite")) as store:
-        store.add(given.records())
+        store.add(nights.records())
         night = store.points()[results.series()[0].digest][-1].night or ""
         store.expect(night, "nightly", {entry.series.label: entry.digest for entry in results.series()})
     assert main(["report", "pages", str(tmp_path / "site"), "--store", str(tmp_path / "r.sqlite")]) == 0
     text = pages(tmp_path / "site")
-    assert f"Night {night}: 3 of 4 expected entries ran." in text and "The gate compared" in text
-    assert "Smallest change that the gate can see in one night" in text
+    *_, after = text.partition(f"Night {night}: ")
+    assert after.startswith("3 of 4")
+    for name in ("Smallest change", "gate compared"):
+        assert name in text
     with Store.open(str(tmp_path / "r.sqlite"), read_only=True) as store:
         assert store.findings() == [], "pages store nothing"
 
@@ -95,9 +100,9 @@ def test_a_store_that_is_absent_is_named(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_folder_with_other_files_is_refused(
     tmp_path: Path, run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "thesis.tex").touch()
     assert main(["report", "pages", str(tmp_path), str(run.root), "--plugins", str(PLUGINS)]) == 2
-    assert "has other files; name a new folder" in capsys.readouterr().err
+    assert f"{tmp_path}:" in (message := capsys.readouterr().err) and "other files" in message
 
 
 # -- a private run over public results
@@ -130,8 +135,8 @@ def test_a_private_run_lies_over_public_results_and_reaches_no_public_file(run: 
     pages_of_both = [name for name in made if name.endswith(".html")]
     marks = ("Private: runs that are not published", "非公开")
     assert all(any(mark.encode() in made[name] for mark in marks) for name in pages_of_both)
-    listed = ["git", "-C", str(public.parent), "status", "--porcelain", "--untracked-files=all"]
-    assert "mine" not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    status = ["git", "-C", str(public.parent), "status", "--porcelain", "--untracked-files=all"]
+    assert "mine" not in subprocess.run(status, capture_output=True, text=True, check=True).stdout
     assert mine.stat().st_mode & 0o077 == 0
     assert not any(b"Private: runs" in content for content in contents(public.parent / "site").values())
 
@@ -143,11 +148,11 @@ def test_private_pages_and_public_ones_never_share_a_folder(
     beside = [str(run.root), "--beside", "--store", str(public), "--plugins", str(PLUGINS)]
     before = contents(site)
     assert main(["report", "pages", str(site), *beside]) == 2 and contents(site) == before
-    assert "has public pages, expected a folder for private ones" in capsys.readouterr().err
+    assert f"{site}: " in (message := capsys.readouterr().err) and "has public" in message
     assert main(["report", "pages", str(mine), *beside]) == 0
     private = contents(mine)
     assert main(["report", "pages", str(mine), "--store", str(public)]) == 2 and contents(mine) == private
-    assert "has private pages, expected a folder for public ones" in capsys.readouterr().err
+    assert f"{mine}: " in (message := capsys.readouterr().err) and "has private" in message
     assert main(["report", "pages", str(mine), *beside]) == 0  # again
     assert main(["report", "pages", str(mine), "--beside", "--store", str(public)]) == 2
-    assert "--beside without a run" in capsys.readouterr().err
+    assert "--beside" in capsys.readouterr().err
