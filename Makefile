@@ -82,6 +82,8 @@ thorough: $(STAMP)
 quick: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core
 
+# mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations.
+lint: WHOLE := --strict --allow-subclassing-any --allow-untyped-decorators --allow-untyped-calls --implicit-reexport --follow-imports silent
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -90,6 +92,10 @@ lint: $(STAMP)
 	$(PY) -m mypy vendors/nvidia/adapter.py
 	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/torch
 	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/deepspeed
+	MYPYPATH=platform:models/megatron:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/megatron
+	MYPYPATH=platform:models/jax $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax
+	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle
+	MYPYPATH=platform:models/oneflow $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/oneflow
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 
