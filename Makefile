@@ -88,8 +88,7 @@ lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy -p levelfield
-	$(PY) -m mypy vendors/cpu/adapter.py
-	$(PY) -m mypy vendors/nvidia/adapter.py
+	$(PY) -m mypy vendors
 	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/torch
 	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/deepspeed
 	MYPYPATH=platform:models/megatron:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/megatron
