@@ -71,7 +71,7 @@ def values(sample: Sample) -> Values:
 
 def assert_nothing_wrong(recording: str, output: str) -> None:
     """Each value is the recorded one, or None with the reason."""
-    for found, right in zip(samples(recording, output), samples(recording), strict=True):
-        for field, value in zip(SAMPLED, values(found), strict=True):
+    for read, right in zip(samples(recording, output), samples(recording), strict=True):
+        for field, value in zip(SAMPLED, values(read), strict=True):
             assert value is None or value == getattr(right, field)
-            assert value is not None or found.reasons[field]
+            assert value is not None or read.reasons[field]

@@ -30,12 +30,12 @@ def without(key: str) -> dict[str, Any]:
 
 def test_a_link_is_the_same_however_its_source_counts() -> None:
     both = chip_of(interconnect=LINK).interconnect
-    each = chip_of(interconnect={**LINK, "bytes_per_second": 4.5e11, "source_counts": "each way"}).interconnect
-    assert both and each and both.each_way_bytes_per_second == each.each_way_bytes_per_second == 4.5e11
+    one = chip_of(interconnect={**LINK, "bytes_per_second": 4.5e11, "source_counts": "each way"}).interconnect
+    assert both and one and both.each_way_bytes_per_second == one.each_way_bytes_per_second == 4.5e11
 
 
 @pytest.mark.parametrize(
-    ("link", "says"),
+    ("link", "message"),
     [
         (without("source"), "'interconnect.source': missing"),
         (without("description"), "'interconnect.description': missing"),
@@ -53,14 +53,14 @@ def test_a_link_is_the_same_however_its_source_counts() -> None:
          "expected less than each_way_bytes_per_second (absent)"),
     ],
 )  # fmt: skip
-def test_a_link_that_is_ambiguous_or_contradicts_itself_is_refused(link: dict[str, Any], says: str) -> None:
-    with pytest.raises(DocumentError) as caught:
+def test_a_link_that_is_ambiguous_or_contradicts_itself_is_refused(link: dict[str, Any], message: str) -> None:
+    with pytest.raises(DocumentError) as refusal:
         chip_of(interconnect=link)
-    assert says in str(caught.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("reached", "says"),
+    ("reached", "message"),
     [
         ({"tflops": 100.1, "source": "a bench"}, "achievable.bf16.tflops: found 100.1, expected at most the peak, 100"),
         ({"tflops": 200, "source": "with sparsity"}, "compare units, sparsity and chip of both sources"),
@@ -70,15 +70,15 @@ def test_a_link_that_is_ambiguous_or_contradicts_itself_is_refused(link: dict[st
         ({"tflops": -3, "source": "a bench"}, "'achievable.bf16.tflops': found -3"),
     ],
 )
-def test_a_rate_that_cannot_be_reached_is_refused(reached: dict[str, Any], says: str) -> None:
-    with pytest.raises(DocumentError) as caught:
+def test_a_rate_that_cannot_be_reached_is_refused(reached: dict[str, Any], message: str) -> None:
+    with pytest.raises(DocumentError) as refusal:
         chip_of(peaks=PEAKS, achievable={"bf16": reached})
-    assert says in str(caught.value)
+    assert message in str(refusal.value)
 
 
 def test_a_rate_is_held_against_the_peak_of_its_own_dtype() -> None:
-    found = chip_of(peaks=PEAKS, achievable={"fp8": {"tflops": 150, "source": "a bench"}})
-    assert found.achievable["fp8"].tflops == 150
+    chip = chip_of(peaks=PEAKS, achievable={"fp8": {"tflops": 150, "source": "a bench"}})
+    assert chip.achievable["fp8"].tflops == 150
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ FAST = [item for item in CHECKS if not item.slow]
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
-    found = list(check(VendorSubject(vendor), fast=True))
-    assert [f"{f.check}: {f.says}" for f in found if not f.is_good] == []
-    assert len(found) == len(FAST)
+    findings = list(check(VendorSubject(vendor), fast=True))
+    assert [f"{f.check}: {f.says}" for f in findings if not f.is_good] == []
+    assert len(findings) == len(FAST)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,12 @@ def test_the_class_has_a_test_for_each_check_and_needs_no_pytest(tmp_path: Path)
         "class TestAll(VendorConformance):\n    vendor = 'nvidia'\n"
         "class TestFast(TestAll):\n    fast = True\n"
     )
-    listed = output("-m", "pytest", "--collect-only", "-q", str(tmp_path))
+    collected = output("-m", "pytest", "--collect-only", "-q", str(tmp_path))
     for item in CHECKS:
-        assert f"TestAll::test_conformance[{item.name}]" in listed
-        assert (f"TestFast::test_conformance[{item.name}]" in listed) is not item.slow
-    assert output("-c", "import sys, levelfield.testing; print('pytest' in sys.modules)").strip() == "False"
+        assert f"TestAll::test_conformance[{item.name}]" in collected
+        assert (f"TestFast::test_conformance[{item.name}]" in collected) is not item.slow
+    code = "import sys, levelfield.testing; print('pytest' in sys.modules)"
+    assert output("-c", code).strip() == "False"
 
 
 def output(*arguments: str) -> str:

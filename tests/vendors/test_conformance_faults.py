@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
+from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.errors import UsageError
 from levelfield.testing import plan_checks, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, find
@@ -75,8 +76,8 @@ BF16 = "tflops: 100"
 
 
 def peaks(**tflops: float) -> str:
-    listed = ", ".join(f"{dtype}: {{tflops: {value}, source: made up}}" for dtype, value in tflops.items())
-    return f"    peaks: {{{listed}}}\n"
+    entries = ", ".join(f"{dtype}: {{tflops: {value}, source: made up}}" for dtype, value in tflops.items())
+    return f"    peaks: {{{entries}}}\n"
 
 
 SPARSE_BF16, SLOW_FP8 = peaks(tf32=494, bf16=1978.8), peaks(bf16=100, fp8=50)
@@ -257,7 +258,8 @@ PLANTS = [
 
 def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:
     (write_acme(tmp_path) / "recorded/monitor.csv").unlink()
-    assert f"run_benchmarks.py vendor record acme --plugins {tmp_path}; or" in found(tmp_path, "devices").do
+    command = f"run_benchmarks.py vendor record acme --plugins {tmp_path};"
+    assert command in finding_of(tmp_path, "devices").do
 
 
 def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,11 +267,11 @@ def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         plan_checks, "_refusal", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
     )
-    said = found(tmp_path, "cases").says
-    assert f"none: gpt2_small: {'precisely ' * 15}..." in said and said.count("precisely") == 15
+    reason = finding_of(tmp_path, "cases").says
+    assert f": gpt2_small: {'precisely ' * 15}..." in reason and reason.count("precisely") == 15
 
 
-def found(plugins: Path, name: str) -> CheckFinding:
+def finding_of(plugins: Path, name: str) -> CheckFinding:
     return find(VendorSubject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
 
 
@@ -280,8 +282,8 @@ def test_there_is_a_plant_for_every_check() -> None:
 def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
     """test_vendor_command.py makes the checks that train, too."""
     write_acme(tmp_path)
-    found = check(VendorSubject("acme", [tmp_path]), fast=True)
-    assert [(f.check, f.status, f.says) for f in found if f.status != "ok"] == []
+    findings = check(VendorSubject("acme", [tmp_path]), fast=True)
+    assert [(f.check, f.status, f.says) for f in findings if f.status != "ok"] == []
 
 
 # a file in the working folder is found as one beside the adapter is
@@ -303,7 +305,7 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
     else:
         path.parent.mkdir(exist_ok=True)
         path.write_text(plant.new)
-    finding = found(tmp_path, plant.check)
+    finding = finding_of(tmp_path, plant.check)
     assert plant.says in finding.says, finding
     assert finding.status in (("warns",) if plant.check == "commands" else ("missing", "fails"))
 
@@ -322,7 +324,7 @@ def test_what_may_be_right_is_warned_of(
     check_name: str, file: str, old: str, new: str, says: str, tmp_path: Path
 ) -> None:
     replace(write_acme(tmp_path) / file, old, new)
-    finding = found(tmp_path, check_name)
+    finding = finding_of(tmp_path, check_name)
     assert finding.status == "warns" and says in finding.says and finding.do, finding
 
 
@@ -332,7 +334,7 @@ NUMBERING = """numbering:
 
 
 @pytest.mark.parametrize(
-    ("numbering", "listed", "status", "says"),
+    ("numbering", "printed", "status", "says"),
     [
         ("numbering: {keeps_gaps: true}\n", None, "ok", "chooses among 3 device(s)"),
         (NUMBERING, "0, 2\n1, 1\n5, 0\n", "ok", "chooses among 3 device(s)"),
@@ -342,48 +344,47 @@ NUMBERING = """numbering:
     ],
 )
 def test_a_gap_is_right_where_the_numbers_are_known(
-    numbering: str, listed: str | None, status: str, says: str, tmp_path: Path
+    numbering: str, printed: str | None, status: str, says: str, tmp_path: Path
 ) -> None:
     folder = write_acme(tmp_path)
     replace(folder / "recorded/monitor.csv", "2, SN", "5, SN")
     replace(folder / "vendor.yaml", "monitor:\n", f"{numbering}monitor:\n")
-    if listed is not None:
-        (folder / "recorded/numbering.csv").write_text(listed)
-    finding = found(tmp_path, "visible")
+    if printed is not None:
+        (folder / "recorded/numbering.csv").write_text(printed)
+    finding = finding_of(tmp_path, "visible")
     assert finding.status == status and says in finding.says, finding
 
 
-def test_a_recording_of_parts_of_a_card_is_told(tmp_path: Path) -> None:
+def test_a_recording_of_parts_of_a_card_fails(tmp_path: Path) -> None:
     folder = write_acme(tmp_path)
     (folder / "recorded/monitor.csv").write_text(MONITOR.replace(", 64, ", ", 32, "))
-    finding = found(tmp_path, "devices")
-    assert finding.status == "fails" and "devices 0, 1, 2: found 34359738368 of the 68719476736 bytes" in finding.says
+    finding = finding_of(tmp_path, "devices")
+    assert finding.status == "fails"
+    assert re.search(rf"\bdevices {', '.join('012')}:.*\b{32 * 2**30}\b.*\b{64 * 2**30}\b", finding.says)
 
 
 @pytest.mark.parametrize("words", ["sh, -c, 'acme-smi --query'", "sudo, acme-smi, --query", "timeout, '5', acme-smi"])
 def test_a_command_that_every_host_has_is_warned_of(words: str, tmp_path: Path) -> None:
     """On a host without the chip it fails, so that a run that names no vendor would be refused there."""
     replace(write_acme(tmp_path) / "vendor.yaml", "command: [acme-smi, --query]", f"command: [{words}]")
-    finding = found(tmp_path, "commands")
+    finding = finding_of(tmp_path, "commands")
     program = words.split(",")[0]
     assert (finding.status, finding.is_good) == ("warns", True)
-    assert f"monitor.command begins with {program}, which hosts without the chip have too" in finding.says
-    assert "name the maker's tool itself" in finding.do
+    assert re.search(rf"^monitor\.command.*\b{program},", finding.says) and finding.do
 
 
 def test_the_cases_are_planned_and_missing_peaks_are_named(tmp_path: Path) -> None:
     file = write_acme(tmp_path) / "vendor.yaml"
-    finding = found(tmp_path, "cases")
-    assert finding.status == "ok" and re.match(r"\d\d of \d\d cases have a plan on 8 x A1", finding.says)
-    assert "No fp16 peak, so no MFU without a probe in" in finding.says and "bf16 peak" not in finding.says
-    assert (
-        "flagperf_llama3_8b_fp8: torch does not offer: precision fp8 on acme (it has fp32, bf16, fp16)" in finding.says
-    )
+    finding = finding_of(tmp_path, "cases")
+    assert finding.status == "ok" and re.match(r"\d+\D+\d+\D.*\bA1\b", finding.says)
+    absent = re.findall(r"\bNo\s(\w+)\speak", finding.says)
+    assert "fp16" in absent and "bf16" not in absent
+    assert re.search(r"\bflagperf_llama3_8b_fp8: torch.*\bfp8\b.*\bacme\b.*\bfp32,.*bf16,.*fp16\b", finding.says)
     replace(file, PEAKS, "")
-    assert "No bf16 peak, so no MFU without a probe in" in found(tmp_path, "cases").says
+    assert "bf16" in re.findall(r"\bNo\s(\w+)\speak", finding_of(tmp_path, "cases").says)
     replace(file, "  torch: {device", "  paddle: {device")
     replace(file, "  torch: {image", "  paddle: {image")
-    assert "does not have head_dim" in found(tmp_path, "cases").says
+    assert re.search(r"\bpaddle\b.*\bhead_dim\b", finding_of(tmp_path, "cases").says)
 
 
 def test_a_vendor_on_which_no_case_can_be_planned_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,8 +393,9 @@ def test_a_vendor_on_which_no_case_can_be_planned_fails(tmp_path: Path, monkeypa
 
     write_acme(tmp_path)
     monkeypatch.setattr(plan_checks, "resolve", refuse)
-    finding = found(tmp_path, "cases")
-    assert finding.status == "fails" and "cases has a plan on 8 x A1: deepseek_v3: nothing is possible" in finding.says
+    finding = finding_of(tmp_path, "cases")
+    assert finding.status == "fails"
+    assert re.search(r"\bA1: deepseek_v3:.*nothing.*possible", finding.says)
 
 
 UNASKED = HEAD + "    def devices(self): return [Device(0, 'A1', 'Acme A1', None)][:%d]\n"
@@ -403,14 +405,16 @@ def test_devices_of_the_machine_itself_are_not_judged_by_recordings(tmp_path: Pa
     """As NVML's are where there is an NVIDIA GPU: nvidia-smi is then not asked."""
     (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 1)
     for name in ("devices", "truncated", "tool-missing"):
-        finding = found(tmp_path, name)
-        assert (finding.status, "reads devices of this machine" in finding.says) == ("not applicable", True)
+        finding = finding_of(tmp_path, name)
+        assert (finding.status, "this machine" in finding.says) == ("not applicable", True), name
 
 
 def test_nvidia_is_judged_by_its_recordings_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML answers there, so nvidia-smi is not asked; `replayed` reads the recording all the same."""
     subject = VendorSubject("nvidia")
-    names = type(subject.registry.vendor("nvidia")._adapter).devices.__globals__
+    adapter = subject.registry.vendor("nvidia")
+    assert isinstance(adapter, CheckedAdapter)
+    names = type(adapter._adapter).devices.__globals__
     library = SimpleNamespace(
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,
@@ -419,16 +423,16 @@ def test_nvidia_is_judged_by_its_recordings_where_there_is_a_gpu(monkeypatch: py
     )
     monkeypatch.setitem(names, "open_nvml", lambda: names["Nvml"](library))
     checks = ("devices", "values", "truncated", "tool-missing")
-    found = {item.name: find(subject, item) for item in CHECKS if item.name in checks}
-    assert all(found[name].status == "ok" for name in checks[:3]), found
-    assert "H100-SXM5-80GB" in found["devices"].says, "of the recording, not of this machine"
-    assert "whatever its tools do" in found["tool-missing"].says
+    findings = {item.name: find(subject, item) for item in CHECKS if item.name in checks}
+    assert all(findings[name].status == "ok" for name in checks[:3]), findings
+    assert "H100-SXM5-80GB" in findings["devices"].says, "of the recording, not of this machine"
+    assert "whatever" in findings["tool-missing"].says
 
 
-def test_an_adapter_that_asks_no_recorded_tool_is_told(tmp_path: Path) -> None:
+def test_an_adapter_that_asks_no_recorded_tool_fails(tmp_path: Path) -> None:
     (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 0)
-    finding = found(tmp_path, "devices")
-    assert (finding.status, "runs none of the recorded tools" in finding.says) == ("fails", True)
+    finding = finding_of(tmp_path, "devices")
+    assert (finding.status, "recorded tools" in finding.says) == ("fails", True)
 
 
 ADDS = HEAD + "    def software(self): return super().software() | %s\n"
@@ -448,7 +452,7 @@ def test_versions_that_an_adapter_reads_are_shown(adds: str, status: str, says: 
     (folder / "vendor.yaml").write_text(re.sub(r"software:\n(  .*\n)+", "", text))
     (folder / "recorded/software.driver.txt").unlink()
     (folder / "adapter.py").write_text(ADDS % adds)
-    finding = found(tmp_path, "versions")
+    finding = finding_of(tmp_path, "versions")
     assert finding.status == status and says in finding.says
 
 
@@ -457,10 +461,10 @@ def test_the_driver_of_nvidia_is_recorded() -> None:
     assert finding.status == "ok" and "driver 580.159.04" in finding.says
 
 
-def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:
+def test_a_container_that_sees_all_devices_is_reported(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme")
-    finding = found(tmp_path, "container")
-    assert (finding.status, "only ACME_VISIBLE_DEVICES restricts the processes" in finding.says) == ("ok", True)
+    finding = finding_of(tmp_path, "container")
+    assert (finding.status, "ACME_VISIBLE_DEVICES" in finding.says) == ("ok", True)
 
 
 def test_a_first_pattern_that_matches_nothing_is_named_with_its_recording(tmp_path: Path) -> None:
@@ -469,9 +473,10 @@ def test_a_first_pattern_that_matches_nothing_is_named_with_its_recording(tmp_pa
     unmatched = LOOSE.replace("'^(?P<index>", r"'^Card\n(?P<index>")
     (folder / "vendor.yaml").write_text(re.sub(r"monitor:\n(  .*\n)+", lambda _: unmatched, text))
     (folder / "recorded/monitor.csv").rename(folder / "recorded/monitor.txt")
-    finding = found(tmp_path, "devices")
-    assert "recorded/monitor.txt: key 'monitor.patterns.0': found no match of '^Card\\n(?P<index>" in finding.says
-    assert found(tmp_path, "reordered").status == "not applicable"
+    finding = finding_of(tmp_path, "devices")
+    assert re.search(r"\brecorded/monitor\.txt:.*'monitor\.patterns\.0'", finding.says)
+    assert r"'^Card\n(?P<index>" in finding.says
+    assert finding_of(tmp_path, "reordered").status == "not applicable"
 
 
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:
@@ -493,7 +498,7 @@ def test_a_slow_tool_is_ended_where_the_adapter_raises(monkeypatch: pytest.Monke
     stage = Stage()
     subject = SimpleNamespace(stage=stage, spec=None)
 
-    def raising(*given: object) -> None:
+    def raising(*_: object) -> None:
         subprocess.Popen(["/bin/sh", str(stage.bin / "acme-smi")])
         raise ValueError("planted")
 

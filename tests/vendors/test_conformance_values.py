@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from acme_folder import VENDOR, replace, write_acme
@@ -16,38 +18,39 @@ from levelfield.testing.subject import VendorSubject
 PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text()
 OUTPUT, SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 MONITOR = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if block.startswith("monitor:"))
-Said = pytest.CaptureFixture[str]
+Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The vendor whose tool prints the page's table."""
-    made = write_acme(tmp_path)
+    folder = write_acme(tmp_path)
     declared = VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")]
-    replace(made / "vendor.yaml", declared, MONITOR)
-    (made / "recorded/monitor.csv").unlink()
-    (made / "recorded/monitor.txt").write_text(OUTPUT)
-    replace(made / "recorded/README.md", "monitor.csv", "monitor.txt")
-    return made
+    replace(folder / "vendor.yaml", declared, MONITOR)
+    (folder / "recorded/monitor.csv").unlink()
+    (folder / "recorded/monitor.txt").write_text(OUTPUT)
+    replace(folder / "recorded/README.md", "monitor.csv", "monitor.txt")
+    return folder
 
 
-def found(folder: Path, name: str) -> CheckFinding:
+def finding_of(folder: Path, name: str) -> CheckFinding:
     subject = VendorSubject(folder.name, [folder.parents[1]])
     return find(subject, next(item for item in CHECKS if item.name == name))
 
 
-def test_the_page_s_table_is_read_and_shown_as_the_page_says(folder: Path, capsys: Said) -> None:
+def test_the_page_s_table_is_read_and_shown_as_the_page_says(folder: Path, capsys: Captured) -> None:
     assert main(["vendor", "check", "acme", "--fast", "--plugins", str(folder.parents[1])]) == 0
-    said = capsys.readouterr().out
-    assert SHOWN in said and all(len(line) <= 80 for line in said.splitlines())
+    report = capsys.readouterr().out
+    assert SHOWN in report and all(len(line) <= 80 for line in report.splitlines())
 
 
-def test_what_is_read_is_data_for_programs(folder: Path, capsys: Said) -> None:
+def test_what_is_read_is_data_for_programs(folder: Path, capsys: Captured) -> None:
     assert main(["vendor", "check", "acme", "--fast", "--json", "--plugins", str(folder.parents[1])]) == 0
     report = {item["check"]: item for item in json.loads(capsys.readouterr().out)["checks"]}
     first, second = report["values"]["rows"]
     assert (first["device"], first["values"]["power"], first["values"]["identity"]) == (0, 183.5, "0000:3b:00.0")
-    assert second["values"]["temperature"] is None and second["reasons"] == {"temperature": "the tool says 'N/A'"}
+    assert second["values"]["temperature"] is None and set(second["reasons"]) == {"temperature"}
+    assert "'N/A'" in second["reasons"]["temperature"]
     assert not report["devices"]["rows"]
 
 
@@ -69,46 +72,47 @@ SWAPPED = (("<memory_used>", "<x>"), ("<memory_total>", "<memory_used>"), ("<x>"
         ([('  device_nodes: ["/dev/acme{index}", /dev/acmectl]\n', "")], "container", "no option shows a device"),
     ],
 )  # fmt: skip
-def test_a_table_that_is_read_badly_is_found(
+def test_a_table_that_is_read_badly_fails_with_what_to_do(
     folder: Path, changes: list[tuple[str, str]], check_name: str, says: str
 ) -> None:
     for old, new in changes:
         replace(folder / "vendor.yaml", old, new)
-    finding = found(folder, check_name)
+    finding = finding_of(folder, check_name)
     assert says in finding.says and finding.status in ("fails", "missing") and finding.do, finding
 
 
-def test_a_field_that_no_recorded_device_has_is_told(folder: Path) -> None:
+def test_a_field_that_no_recorded_device_has_is_reported(folder: Path) -> None:
     (folder / "recorded/monitor.txt").write_text(OUTPUT.replace("61 degC", "N/A"))
-    finding = found(folder, "values")
-    assert "monitor.fields.temperature is read on no device: the tool says 'N/A'" in finding.says
+    finding = finding_of(folder, "values")
+    assert re.search(r"\bmonitor\.fields\.temperature\b.*'N/A'", finding.says)
     assert all(row.values["temperature"] is None for row in finding.rows) and len(finding.rows) == 2
 
 
-def test_a_record_that_may_be_silent_is_shown_and_not_told(folder: Path) -> None:
+def test_a_record_that_may_be_silent_is_shown_and_no_fault(folder: Path) -> None:
     """vendor.yaml itself lets the group be absent; the table has the null."""
     replace(folder / "vendor.yaml", r"busy (?P<utilisation>\d+ %|N/A)", r"(?:busy (?P<utilisation>\d+ %)|idle)")
     replace(folder / "recorded/monitor.txt", "busy 0 %", "idle")
-    finding = found(folder, "values")
-    assert finding.status == "ok" and finding.rows[1].reasons["utilisation"] == "the record does not say"
+    finding = finding_of(folder, "values")
+    assert finding.status == "ok" and "utilisation" in finding.rows[1].reasons
 
 
 def test_a_node_for_each_recorded_device_shows_them_all(folder: Path) -> None:
     replace(folder / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme0, /dev/acme1")
-    assert found(folder, "container").says.startswith("the container sees all devices")
+    finding = finding_of(folder, "container")
+    assert finding.status == "ok" and "all devices" in finding.says
 
 
-def test_an_optional_unit_is_told_how_to_be_asked_for(folder: Path) -> None:
+def test_an_optional_unit_is_reported_with_the_key_to_set(folder: Path) -> None:
     replace(folder / "vendor.yaml", "[0-9.]+ W|N/A)", "[0-9.]+|N/A)(?: W)?")
     replace(folder / "vendor.yaml", ", printed: W", "")
-    finding = found(folder, "other-units")
-    assert "power_watts is 183.5 for 'temp 61 degC   power 183.5 of 350 W'" in finding.says
-    assert "write the unit in `printed`" in finding.do
+    finding = finding_of(folder, "other-units")
+    assert re.search(r"\bpower_watts\b.*\b183\.5\b.*'.*\b183\.5\sof\b.*'", finding.says)
+    assert "`printed`" in finding.do
 
 
 def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
     """Memory in use has its unit at the other number of the line only."""
-    assert found(folder, "other-units").status == "ok"
+    assert finding_of(folder, "other-units").status == "ok"
 
 
 def test_all_is_well_before_it_is_broken(folder: Path) -> None:
@@ -129,19 +133,21 @@ FIELDS = {
 }
 
 
-def headed(tmp_path: Path, header: str = HEADER, **fields: str | None) -> CheckFinding:
+def headed(
+    tmp_path: Path, header: str = HEADER, fields: Mapping[str, str | None] = MappingProxyType({})
+) -> CheckFinding:
     """Return the finding of `values` for a tool that prints a header. fields: other places; None leaves a field out."""
-    made = write_acme(tmp_path)
+    folder = write_acme(tmp_path)
     places = {field: where for field, where in {**FIELDS, **fields}.items() if where}
-    listed = "".join(f"    {field}: {{{where}}}\n" for field, where in places.items())
+    entries = "".join(f"    {field}: {{{where}}}\n" for field, where in places.items())
     declared = VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")]
     replace(
-        made / "vendor.yaml",
+        folder / "vendor.yaml",
         declared,
-        f"monitor:\n  command: [acme-smi, --query]\n  format: csv\n  fields:\n{listed}",
+        f"monitor:\n  command: [acme-smi, --query]\n  format: csv\n  fields:\n{entries}",
     )
-    (made / "recorded/monitor.csv").write_text(header + LINES)
-    return found(made, "values")
+    (folder / "recorded/monitor.csv").write_text(header + LINES)
+    return finding_of(folder, "values")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +170,9 @@ def headed(tmp_path: Path, header: str = HEADER, **fields: str | None) -> CheckF
         ),
     ],
 )  # fmt: skip
-def test_a_heading_that_contradicts_its_field_is_found(
-    fields: dict[str, str | None], says: str, tmp_path: Path
-) -> None:
+def test_a_heading_that_contradicts_its_field_fails(fields: dict[str, str | None], says: str, tmp_path: Path) -> None:
     assert headed(tmp_path).status == "ok"
-    finding = headed(tmp_path / "broken", **fields)
+    finding = headed(tmp_path / "broken", fields=fields)
     assert says in finding.says and finding.status == "fails" and finding.do, finding
 
 
@@ -189,14 +193,14 @@ def test_a_heading_that_contradicts_its_field_is_found(
 def test_a_heading_that_may_be_another_is_warned_of(
     old: str, new: str, fields: dict[str, str | None], says: str, tmp_path: Path
 ) -> None:
-    finding = headed(tmp_path, HEADER.replace(old, new), **fields)
+    finding = headed(tmp_path, HEADER.replace(old, new), fields)
     assert finding.status == "warns" and says in finding.says and finding.do, finding
 
 
 def test_mb_of_a_tool_may_be_mib_where_the_memory_of_the_chip_shows_it(tmp_path: Path) -> None:
     """As amd-smi prints; several words of one heading are no doubt."""
     where = "column: 'GPU memory usage [MB]', unit: MiB"
-    finding = headed(tmp_path, HEADER.replace("memory.used [MiB]", "GPU memory usage [MB]"), memory_used=where)
+    finding = headed(tmp_path, HEADER.replace("memory.used [MiB]", "GPU memory usage [MB]"), {"memory_used": where})
     assert finding.status == "ok", finding
 
 
@@ -210,7 +214,7 @@ def test_two_values_of_one_text_are_two_places(folder: Path) -> None:
         f"monitor: {{command: [acme-smi], format: json, records: [cards], fields: {{{fields}, {total}}}}}\n",
     )
     (folder / "recorded/monitor.json").write_text(json.dumps(document))
-    assert found(folder, "values").says == "read: memory_total, memory_used"
+    assert finding_of(folder, "values").says.split(": ")[1] == "memory_total, memory_used"
 
 
 @pytest.mark.parametrize(("unit", "status"), [("MiB", "ok"), ("KiB", "fails"), ("MB", "warns")])
@@ -219,21 +223,20 @@ def test_the_unit_that_a_tool_prints_is_the_fields(unit: str, status: str, folde
     fields = f"{{index: {{path: [i]}}, memory_used: {{path: [m], unit: {unit}, printed: MiB}}}}"
     replace(folder / "vendor.yaml", MONITOR, f"monitor: {{command: [acme-smi], format: json, fields: {fields}}}\n")
     (folder / "recorded/monitor.json").write_text(json.dumps(document))
-    finding = found(folder, "values")
+    finding = finding_of(folder, "values")
     assert finding.status == status, finding
-    assert status == "ok" or ("the tool's unit is MiB" in finding.says and f"unit: {unit}" in finding.says)
+    assert status == "ok" or re.search(rf"\bMiB\b.*\bunit: {unit}\b", finding.says)
 
 
 @pytest.mark.parametrize(("used", "is_right"), [(65536, True), (67000, True), (99999, False)])
 def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_right: bool, tmp_path: Path) -> None:
     """Drivers and data sheets differ by up to three per cent."""
-    made = write_acme(tmp_path)
-    replace(made / "vendor.yaml", "    memory_total: {column: 4, unit: GiB}\n", "")
-    replace(made / "recorded/monitor.csv", "64, 1024", f"64, {used}")
-    finding = found(made, "values")
+    folder = write_acme(tmp_path)
+    replace(folder / "vendor.yaml", "    memory_total: {column: 4, unit: GiB}\n", "")
+    replace(folder / "recorded/monitor.csv", "64, 1024", f"64, {used}")
+    finding = finding_of(folder, "values")
     assert (finding.status == "ok") is is_right, finding
-    said = f"device 0: memory_used: found {used * 2**20} bytes in use, expected at most the 68719476736 of chip A1"
-    assert is_right or said in finding.says
+    assert is_right or re.search(rf"\b0: memory_used:.*\b{used * 2**20}\b.*\b68719476736\b.*\bA1\b", finding.says)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +258,6 @@ def test_a_unit_that_would_fit_is_named(
     replace(
         folder / "vendor.yaml", MONITOR, f"monitor: {{command: [acme-smi], format: pattern, {pattern}, {fields}}}\n"
     )
-    finding = found(folder, "values")
-    assert finding.status == "fails" and ("in the place of" in finding.says) is bool(says), finding
+    finding = finding_of(folder, "values")
+    assert finding.status == "fails" and ("place of" in finding.says) is bool(says), finding
     assert says is None or says in finding.says

@@ -57,8 +57,9 @@ def test_nobodys_peak_is_written_down() -> None:
 
 
 def test_the_processors_name(tmp_path: Path) -> None:
-    text = "processor\t: 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nflags\t: fpu\n"
-    assert CPU.model_name(write(tmp_path, {"proc/cpuinfo": text})) == "AMD EPYC 7742 64-Core Processor"
+    name = "AMD EPYC 7742 64-Core Processor"
+    text = f"processor\t: 0\nmodel name\t: {name}\nflags\t: fpu\n"
+    assert CPU.model_name(write(tmp_path, {"proc/cpuinfo": text})) == name
     arm = write(tmp_path / "arm", {"proc/cpuinfo": "processor : 0\nCPU part : 0xd0c"})
     assert CPU.model_name(arm) == (platform.processor() or platform.machine() or "unknown processor")
 
@@ -183,7 +184,7 @@ def test_a_counter_that_holds_no_number_is_none_with_the_reason(tmp_path: Path, 
     rapl(tmp_path, {0: 5})
     write(tmp_path, {f"{PACKAGE.format(0)}/energy_uj": content})
     value, reason = CPU.EnergyCounter(tmp_path).read()
-    assert value is None and "cannot be read" in reason
+    assert value is None and "energy_uj" in reason
     sample = adapter(tmp_path).sample(adapter(tmp_path).devices())[0]
     assert sample.energy_joules is None and "energy_uj" in sample.reasons["energy_joules"]
 
@@ -202,8 +203,8 @@ def test_utilisation_is_between_readings(monkeypatch: pytest.MonkeyPatch) -> Non
     readings = iter([times(100, 100), times(101, 103), times(101, 103), times(90, 103)])
     monkeypatch.setattr(psutil, "cpu_times", lambda: next(readings))
     here = adapter()
-    found = [here.sample(here.devices())[0].utilisation for _ in range(4)]
-    assert found[:3] == [None, 0.75, None] and found[3] is None
+    utilisations = [here.sample(here.devices())[0].utilisation for _ in range(4)]
+    assert utilisations == [None, 0.75, None, None]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import DeviceList
 
 RECORDED = Path(__file__).with_name("recorded")
+SLOT_NUMBERS = "0, 1, 3, 4"
+GAP = rf"\b{SLOT_NUMBERS},.*\b{', '.join(map(str, range(4)))}:"  # which numbers there are, and which were expected
 SLOTS = (RECORDED / "npu_smi_slots_0134.txt").read_text()
 VARIABLES = (
     *("ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -37,8 +39,8 @@ def ascend(text: str = SLOTS) -> DeviceList:
     return devices_of(DeclaredVendor(load_spec("ascend"), lambda argv, seconds: CommandOutput(text)))
 
 
-def amd(static: str, metric: str, listed: str | None) -> DeviceList:
-    texts = {"static": static, "metric": metric, "list": listed}
+def amd(static: str, metric: str, listing: str | None) -> DeviceList:
+    texts = {"static": static, "metric": metric, "list": listing}
 
     def replay(argv: Sequence[str], seconds: float) -> CommandOutput:
         text = texts[argv[1]]
@@ -63,11 +65,12 @@ def hip_ids(numbers: Mapping[int, object]) -> str:
 
 
 def test_slots_with_a_gap_are_devices_whose_numbers_are_unknown() -> None:
-    found = ascend()
-    assert [device.index for device in found] == [0, 1, 3, 4]
-    assert all("found devices 0, 1, 3, 4, expected 0, 1, 2, 3" in str(device.unnumbered) for device in found)
-    assert found.problem == found[0].unnumbered
-    assert not any(device.unnumbered for device in ascend(SLOTS.replace("| 4     910B2", "| 2     910B2")))
+    devices = ascend()
+    assert [device.index for device in devices] == [0, 1, 3, 4]
+    assert all(re.search(GAP, device.unnumbered or "") for device in devices)
+    assert devices.problem == devices[0].unnumbered
+    without_a_gap = SLOTS.replace("| 4     910B2", "| 2     910B2")
+    assert not any(device.unnumbered for device in ascend(without_a_gap))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +88,11 @@ def test_behind_a_gap_the_user_names_the_runtimes_numbers(
     variable: str, pairs: list[tuple[int, str]] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", variable)
-    found = ascend()
-    assert [(device.index, device.visible) for device in found] == (pairs or [])
-    assert f"found ASCEND_RT_VISIBLE_DEVICES={variable}" in str(found.problem)
-    assert ("which cannot be read" in str(found.problem)) is (pairs is None)
-    assert not any(device.unnumbered for device in found)
+    devices = ascend()
+    assert [(device.index, device.visible) for device in devices] == (pairs or [])
+    assert f"found ASCEND_RT_VISIBLE_DEVICES={variable}" in str(devices.problem)
+    assert ("cannot be" in str(devices.problem)) is (pairs is None)
+    assert not any(device.unnumbered for device in devices)
 
 
 def test_a_gap_is_refused_by_name_and_a_named_number_is_what_a_rank_gets(
@@ -98,14 +101,14 @@ def test_a_gap_is_refused_by_name_and_a_named_number_is_what_a_rank_gets(
     tool(tools, "npu-smi", f"exec cat {RECORDED / 'npu_smi_slots_0134.txt'}")
     for count in ("", ":1:1"):
         assert main(["--case", "gpt2_small:torch:ascend" + count, "--dry-run", "--scale", "smoke"]) == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert "found devices 0, 1, 3, 4, expected 0, 1, 2, 3" in said
-        assert "ASCEND_RT_VISIBLE_DEVICES=0,1,2,3" in said and "--runtime docker" in said
+        error = " ".join(capsys.readouterr().err.split())
+        assert re.search(GAP, error)
+        assert "ASCEND_RT_VISIBLE_DEVICES=0,1,2,3" in error and "--runtime docker" in error
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "2")
     assert main(["--case", "gpt2_small:torch:ascend", "--dry-run", "--scale", "smoke"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"ASCEND_RT_VISIBLE_DEVICES=2$", shown, re.MULTILINE)
-    assert "which is taken for device 3 of 0, 1, 3, 4, in this order" in " ".join(shown.split())
+    plan = capsys.readouterr().out
+    assert re.search(r"ASCEND_RT_VISIBLE_DEVICES=2$", plan, re.MULTILINE)
+    assert re.search(rf"\bdevice 3\b.*\b{SLOT_NUMBERS},", " ".join(plan.split()))
 
 
 def test_the_monitor_reads_the_slot_whose_number_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +132,10 @@ def test_a_module_keeps_its_number_where_another_is_absent(monkeypatch: pytest.M
     assert [device.index for device in vendor.devices()] == [3]
 
 
-def test_a_record_that_is_passed_over_is_told() -> None:
+def test_a_record_that_is_passed_over_is_a_problem() -> None:
     whole = recorded("csv")
     vendor = DeclaredVendor(spec_of(SHAPES["csv"][0]), lambda argv, seconds: CommandOutput(whole + "2, lost\n"))
-    assert "may show more devices than 0, 1: a line of 2 columns, expected 10" in str(devices_of(vendor).problem)
+    assert re.search(r"\b0, 1:.*\b2\b.*\b10$", str(devices_of(vendor).problem))
 
 
 # -- numbers that a tool prints
@@ -140,28 +143,28 @@ def test_a_record_that_is_passed_over_is_told() -> None:
 
 def test_hip_counts_as_hip_id_says_and_the_tool_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = whole_cards(3)
-    found = amd(*cards, hip_ids({0: 2, 1: 1, 2: 0}))
-    assert [(device.index, device.visible) for device in found] == [(0, "2"), (1, "1"), (2, "0")]
-    assert found.problem is None
+    devices = amd(*cards, hip_ids({0: 2, 1: 1, 2: 0}))
+    assert [(device.index, device.visible) for device in devices] == [(0, "2"), (1, "1"), (2, "0")]
+    assert devices.problem is None
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     assert [device.index for device in amd(*cards, hip_ids({0: 2, 1: 1, 2: 0}))] == [2]
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "2,1")
     assert [(d.index, d.visible) for d in amd(*cards, hip_ids({0: 2, 1: 1, 2: 0}))] == [(0, "2")]
 
 
-@pytest.mark.parametrize("listed", [None, "{}", hip_ids({0: 1}), hip_ids({0: 1, 1: 1}), hip_ids({0: "N/A", 1: "N/A"})])
+@pytest.mark.parametrize("listing", [None, "{}", hip_ids({0: 1}), hip_ids({0: 1, 1: 1}), hip_ids({0: "N/A", 1: "N/A"})])
 def test_without_hip_id_the_numbers_of_several_are_unknown_and_that_of_one_is_0(
-    listed: str | None, monkeypatch: pytest.MonkeyPatch
+    listing: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = amd(*whole_cards(2), listed)
-    assert len(found) == 2 and all("by which number HIP_VISIBLE_DEVICES means" in str(d.unnumbered) for d in found)
+    devices = amd(*whole_cards(2), listing)
+    assert len(devices) == 2 and all("HIP_VISIBLE_DEVICES" in str(d.unnumbered) for d in devices)
     assert [(d.visible, d.unnumbered) for d in amd(*whole_cards(1), None)] == [("0", None)]
     for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "1,0")
-        assert [device.index for device in amd(*whole_cards(2), listed)] == [0, 1]
+        assert [device.index for device in amd(*whole_cards(2), listing)] == [0, 1]
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    found = amd(*whole_cards(2), listed)
-    assert found == [] and "HIP_VISIBLE_DEVICES=0, which cannot be read" in str(found.problem)
+    devices = amd(*whole_cards(2), listing)
+    assert devices == [] and re.search(r"\bHIP_VISIBLE_DEVICES=0,.*cannot", str(devices.problem))
 
 
 def test_a_plan_gives_hip_its_own_numbers_and_refuses_some_of_unknown_ones(
@@ -178,15 +181,12 @@ def test_a_plan_gives_hip_its_own_numbers_and_refuses_some_of_unknown_ones(
     assert main(["--case", "gpt2_small:torch:amd:1:2", *arguments]) == 0
     assert re.search(r"HIP_VISIBLE_DEVICES=0,1$", capsys.readouterr().out, re.MULTILINE)
     assert main(["--case", "gpt2_small:torch:amd:1:1", *arguments]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "`amd-smi list -e --json` does not say by which number HIP_VISIBLE_DEVICES means each of devices 0, 1" in said
-    )
-    assert "Use all 2 of them" in said
+    error = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"`amd-smi.*--json`.*\bHIP_VISIBLE_DEVICES\b.*\b0, 1:.*\ball\s2\b", error)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{}", "expected one of the keys 'tool' and 'keeps_gaps: true'"),
         ("{keeps_gaps: false}", "expected one of the keys"),
@@ -194,8 +194,8 @@ def test_a_plan_gives_hip_its_own_numbers_and_refuses_some_of_unknown_ones(
          "tool.fields.visible: missing"),
     ],
 )  # fmt: skip
-def test_a_numbering_says_one_thing(text: str, says: str) -> None:
-    with pytest.raises(Exception, match=re.escape(says)):
+def test_a_numbering_says_one_thing(text: str, message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message)):
         spec_of(f"numbering: {text}\n")
 
 
@@ -203,25 +203,27 @@ def test_a_numbering_says_one_thing(text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "says"),
+    ("mode", "message"),
     [
         ("cpx", "devices 0, 1, 2, 3, 4, 5, 6, 7: found 38 of the 304 compute units of chip MI300X"),
         ("dpx", "device 1: found 103070826496 of the 206158430208 bytes of memory of chip MI300X"),
     ],
 )
-def test_parts_of_a_card_are_no_devices(mode: str, says: str, tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [(RECORDED / f"amd_{mode}_{name}.json").read_text() for name in ("static", "metric")]
-    found = amd(*texts, None)
-    assert found == [] and says in str(found.problem) and "SPX and NPS1" in str(found.problem)
+def test_parts_of_a_card_are_no_devices(
+    mode: str, message: str, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    static, metric = ((RECORDED / f"amd_{mode}_{name}.json").read_text() for name in ("static", "metric"))
+    devices = amd(static, metric, None)
+    assert devices == [] and message in str(devices.problem) and "SPX" in str(devices.problem)
     tool(tools, "amd-smi", f'[ "$1" = list ] && exit 2; exec cat {RECORDED}/amd_{mode}_"$1".json')
     assert main(["--case", "gpt2_small:torch:amd", "--scale", "smoke"]) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_whole_cards_beside_a_part_are_kept_where_their_units_are_known() -> None:
     static, metric = whole_cards(2)
     document = json.loads(static)
     document["gpu_data"][1]["asic"] = {"market_name": "AMD Instinct MI300X", "num_compute_units": 38}
-    found = amd(json.dumps(document), metric, hip_ids({0: 0, 1: 1}))
-    assert [device.index for device in found] == [0] and "device 1: found 38" in str(found.problem)
+    devices = amd(json.dumps(document), metric, hip_ids({0: 0, 1: 1}))
+    assert [device.index for device in devices] == [0] and re.search(r"\b1:.*\b38\b", str(devices.problem))
     assert amd(json.dumps(document), metric, None) == [], "which number is the whole card's is unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing.check_suite import check
+from levelfield.testing.check_suite import CHECKS, check
 from levelfield.testing.scaffold import new_folder, new_package
 from levelfield.testing.subject import VendorSubject
 
@@ -42,20 +43,21 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_installed_vendor_is_listed_and_passes(site: Path) -> None:
     """Without the checks that train: the package's own tests have all of them."""
-    listed = run(site, str(ROOT / "run_benchmarks.py"), "show", "vendors")
-    assert listed.returncode == 0 and "acme" in listed.stdout, listed.stderr
+    listing = run(site, str(ROOT / "run_benchmarks.py"), "show", "vendors")
+    assert listing.returncode == 0 and "acme" in listing.stdout, listing.stderr
     checked = run(site, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme", "--fast")
-    assert checked.returncode == 0 and "acme: all 24 checks that apply are well" in checked.stdout, checked.stdout
+    assert checked.returncode == 0 and re.search(r"^acme:.*\bwell\b", checked.stdout, re.MULTILINE), checked.stdout
 
 
 def test_without_the_package_there_is_no_such_vendor(tmp_path: Path) -> None:
-    found = run(tmp_path, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme")
-    assert found.returncode == 2 and "unknown vendor 'acme'" in found.stderr
+    absent = run(tmp_path, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme")
+    assert absent.returncode == 2 and "'acme'" in absent.stderr
 
 
 def test_the_package_s_own_tests_pass(site: Path) -> None:
     done = run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PACKAGE / "tests"))
-    assert done.returncode == 0 and "29 passed, 2 skipped" in done.stdout, done.stdout
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", done.stdout)}
+    assert done.returncode == 0 and counts == {"passed": len(CHECKS) - 2, "skipped": 2}, done.stdout
 
 
 def test_the_example_is_what_vendor_new_writes_but_for_the_vendor(tmp_path: Path) -> None:

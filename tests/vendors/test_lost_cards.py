@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ RECORDED = Path(__file__).with_name("recorded")
 NVIDIA = load_adapter("nvidia")
 SEVEN = (RECORDED / "nvidia_smi_1_of_8_lost.csv").read_text()
 LOST_LINE = (RECORDED / "nvidia_smi_1_of_8_lost.errors.txt").read_text()
+LOST_CARD = LOST_LINE.partition(" for ")[2].strip()  # which card, and what is wrong with it
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +36,12 @@ def nvidia(answer: CommandOutput) -> Vendor:
 
 
 def test_a_lost_card_is_named_and_the_others_are_meant_by_their_uuids() -> None:
-    found = seven()
-    assert [device.index for device in found] == [0, 1, 2, 3, 4, 5, 7]
-    assert "GPU6: 0000:C1:00.0: Unknown Error" in str(found.problem)
-    assert [device.visible for device in found] == [device.identity for device in found]
+    cards = seven()
+    assert [device.index for device in cards] == [0, 1, 2, 3, 4, 5, 7]
+    assert LOST_CARD in str(cards.problem)
+    assert [device.visible for device in cards] == [device.identity for device in cards]
     without = seven("")
-    assert "no line of card 6" in str(without.problem) and without == found
+    assert "card 6" in str(without.problem) and without == cards
     last = seven(LOST_LINE.replace("GPU6", "GPU7"), SEVEN.replace("7, GPU-", "6, GPU-"))
     assert "GPU7" in str(last.problem) and all(device.visible_as for device in last)
 
@@ -54,15 +56,15 @@ def test_a_plan_has_the_beginning_of_a_uuid_that_is_a_cards_own() -> None:
 @pytest.mark.parametrize("variable", ["7", "0,1", "GPU-00000000-0000-0000-0000-000000000001,6"])
 def test_numbers_of_cuda_are_no_cards_while_one_is_lost(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    found = seven()
-    assert found == [] and "expected UUIDs" in str(found.problem) and "GPU6" in str(found.problem)
+    cards = seven()
+    assert cards == [] and "expected UUIDs" in str(cards.problem) and "GPU6" in str(cards.problem)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000007")
     assert [device.index for device in seven()] == [7]
 
 
 def test_a_card_that_has_words_in_place_of_values_is_lost() -> None:
-    found = seven("", (RECORDED / "nvidia_smi_lost_fields.csv").read_text())
-    assert [device.index for device in found] == [0] and "card 1: GPU is lost" in str(found.problem)
+    cards = seven("", (RECORDED / "nvidia_smi_lost_fields.csv").read_text())
+    assert [device.index for device in cards] == [0] and re.search(r"\bcard 1:.*\blost\b", str(cards.problem))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +76,8 @@ def test_the_only_card_lost_is_no_machine_without_cards(line: str) -> None:
         CommandOutput(line + "No devices were found\n"),
         CommandOutput("No devices were found\n", complaint=line),
     ):
-        found = devices_of(nvidia(answer))
-        assert found == [] and "Unable to determine the device handle" in str(found.problem)
+        cards = devices_of(nvidia(answer))
+        assert cards == [] and line.partition(" for ")[0] in str(cards.problem)
 
 
 def test_a_lost_card_is_in_the_listing_in_the_plan_and_in_a_refusal_of_eight(
@@ -87,15 +89,15 @@ def test_a_lost_card_is_in_the_listing_in_the_plan_and_in_a_refusal_of_eight(
         f"cat {RECORDED}/nvidia_smi_1_of_8_lost.csv; cat {RECORDED}/nvidia_smi_1_of_8_lost.errors.txt >&2",
     )
     assert main(["show", "vendors"]) == 0
-    assert "GPU6: 0000:C1:00.0: Unknown Error" in " ".join(capsys.readouterr().out.split())
+    assert LOST_CARD in " ".join(capsys.readouterr().out.split())
     arguments = ["--scale", "smoke"]
     assert main(["--case", "gpt2_small:torch:nvidia:1:4", "--dry-run", *arguments]) == 0
-    shown = capsys.readouterr().out
-    assert "GPU6: 0000:C1:00.0: Unknown Error" in " ".join(shown.split())
-    assert "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000,GPU-" in shown
+    plan = capsys.readouterr().out
+    assert LOST_CARD in " ".join(plan.split())
+    assert "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000,GPU-" in plan
     assert main(["--case", "gpt2_small:torch:nvidia:1:8", *arguments]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "expected 8: nvidia-smi does not show every card" in said and "GPU6" in said
+    error = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"\b8: nvidia-smi\b.*\bGPU6\b", error)
 
 
 def test_ask_keeps_what_a_tool_that_ended_well_printed_as_errors(tools: Path) -> None:
@@ -111,7 +113,7 @@ def test_cards_that_differ_are_meant_by_uuid(monkeypatch: pytest.MonkeyPatch) ->
     text = "\n".join([lines[0], lines[1].replace("RTX 4090", "RTX 3090")]) + "\n"
     assert [d.visible_as for d in seven("", text)] == [d.identity for d in seven("", text)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = seven("", text)
-    assert found == [] and "CUDA counts the fastest first" in str(found.problem)
+    cards = seven("", text)
+    assert cards == [] and "fastest" in str(cards.problem)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert [device.index for device in seven("", text)] == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -52,9 +53,9 @@ def line(second: int, *outputs: dict[str, Any], **more: Any) -> dict[str, Any]:
 def read(paths: RunPaths, vendor: Any, of: Any) -> NodeTelemetry:
     read_nodes(paths, of, vendor)
     broken: list[str] = []
-    (found,) = read_telemetry(paths, broken)
+    (node,) = read_telemetry(paths, broken)
     assert broken == []
-    return found
+    return node
 
 
 def nvidia() -> Any:
@@ -68,11 +69,11 @@ def smi(text: str = SMI) -> dict[str, Any]:
 def test_nvidia_smi_of_a_node_is_read_as_here(tmp_path: Path) -> None:
     host = {"time_ns": SECOND, "busy_seconds": 1.0, "own_seconds": 0.5, "cores": 4}
     paths = recorded(tmp_path, [line(0, before=True), line(1, smi(), host=host), line(2, smi())])
-    found = read(paths, nvidia(), plan())
-    assert [r.power_watts for r in found.readings] == [57.0, 58.5, 57.0, 58.5]
-    assert [r.time_ns for r in found.readings] == [SECOND, SECOND, 2 * SECOND, 2 * SECOND]
-    assert found.readings[0].memory_used_bytes == 15 * 2**20 and found.reasons["energy_joules"]
-    assert found.host[0].cores == 4 and found.wall_clock[0] == (0, 9 * SECOND)
+    node = read(paths, nvidia(), plan())
+    assert [r.power_watts for r in node.readings] == [57.0, 58.5, 57.0, 58.5]
+    assert [r.time_ns for r in node.readings] == [SECOND, SECOND, 2 * SECOND, 2 * SECOND]
+    assert node.readings[0].memory_used_bytes == 15 * 2**20 and node.reasons["energy_joules"]
+    assert node.host[0].cores == 4 and node.wall_clock[0] == (0, 9 * SECOND)
 
 
 def test_the_commands_of_nvidia_are_those_that_its_adapter_reads() -> None:
@@ -81,7 +82,7 @@ def test_the_commands_of_nvidia_are_those_that_its_adapter_reads() -> None:
     assert commands.samples[0].timeout_seconds == 5.0 and "nvidia-smi" in commands.facts
 
 
-NVIDIA_FAULTS = {
+NVIDIA_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a tool that is not there": (
         {"argv": SMI_ARGV, "reason": "nvidia-smi cannot be started", "absent": True},
         "started",
@@ -106,9 +107,10 @@ def test_damaged_lines_are_reported_and_a_cut_end_is_dropped(tmp_path: Path) -> 
         file.write(json.dumps(line(3, smi()))[:50])
     read_nodes(paths, plan(), nvidia())
     broken: list[str] = []
-    (found,) = read_telemetry(paths, broken)
-    assert len(found.readings) == 4
-    assert broken == ["telemetry/node0.jsonl line 2: not an event: b'not an object'"]
+    (node,) = read_telemetry(paths, broken)
+    assert len(node.readings) == 4
+    (fault,) = broken
+    assert re.search(r"\btelemetry/node0\.jsonl\b.*\b2:.*b'not\san\sobject'$", fault)
 
 
 def test_a_node_without_a_recording_gets_no_file(tmp_path: Path) -> None:
@@ -118,13 +120,15 @@ def test_a_node_without_a_recording_gets_no_file(tmp_path: Path) -> None:
 
 
 def test_an_adapter_that_cannot_is_named(tmp_path: Path) -> None:
-    class Own(DeclaredVendor):
+    class Subclass(DeclaredVendor):
         """A subclass whose code may read this machine."""
 
-    for vendor in (Own(load_spec("nvidia")), SimpleNamespace(spec=load_spec("nvidia"))):
-        assert recorded_commands(vendor) == recorded_commands(SimpleNamespace())  # type: ignore[arg-type]
-        found = read(recorded(tmp_path, [line(1, smi())]), vendor, plan())
-        assert found.readings == () and found.reasons == {"tool": NOT_REPLAYABLE}
+    vendors: tuple[Any, ...] = (Subclass(load_spec("nvidia")), SimpleNamespace(spec=load_spec("nvidia")))
+    nothing: Any = SimpleNamespace()
+    for vendor in vendors:
+        assert recorded_commands(vendor) == recorded_commands(nothing)
+        node = read(recorded(tmp_path, [line(1, smi())]), vendor, plan())
+        assert node.readings == () and node.reasons == {"tool": NOT_REPLAYABLE}
 
 
 @pytest.mark.parametrize(("hip_ids", "power"), [((1, 0), 151.0), ((0, 1), 146.0), ((1, 1), 146.0), (None, 146.0)])
@@ -136,8 +140,8 @@ def test_a_nodes_device_is_read_by_the_tools_number_of_it(
     (command,) = recorded_commands(vendor).samples
     monitor = (Path(__file__).resolve().parents[2] / "vendors/amd/recorded/monitor.json").read_text()
     paths = recorded(tmp_path, [line(1, {"argv": list(command.argv), "text": monitor})])
-    listed = json.dumps([{"gpu": index, "hip_id": number} for index, number in enumerate(hip_ids or ())])
-    facts = {"tools": {"numbering": {"argv": list(recorded_commands(vendor).facts["numbering"].argv), "text": listed}}}
+    listing = json.dumps([{"gpu": index, "hip_id": number} for index, number in enumerate(hip_ids or ())])
+    facts = {"tools": {"numbering": {"argv": list(recorded_commands(vendor).facts["numbering"].argv), "text": listing}}}
     paths.node_facts(0).parent.mkdir(exist_ok=True)
     paths.node_facts(0).write_text(json.dumps(facts if hip_ids else {}))
     (reading,) = read(paths, vendor, plan(devices=1)).readings
@@ -156,9 +160,9 @@ def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, 
     here = DeclaredVendor(vendor.spec, lambda argv, seconds: CommandOutput(text))
     devices = [Device(index, None, "", None) for index in range(2)]
     paths = recorded(tmp_path, [line(1, {"argv": list(command.argv), "text": text})])
-    found = read(paths, vendor, plan())
-    assert any(r.power_watts is not None or r.memory_used_bytes is not None for r in found.readings)
-    for reading, sample in zip(found.readings, here.sample(devices), strict=True):
+    node = read(paths, vendor, plan())
+    assert any(r.power_watts is not None or r.memory_used_bytes is not None for r in node.readings)
+    for reading, sample in zip(node.readings, here.sample(devices), strict=True):
         assert (reading.device, reading.temperature_celsius) == (str(sample.index), sample.temperature_celsius)
         assert reading.utilisation == sample.utilisation
 
@@ -229,8 +233,8 @@ CPU_FAULTS = {
 @pytest.mark.parametrize("name", CPU_FAULTS)
 def test_a_damaged_package_gives_no_energy(tmp_path: Path, name: str) -> None:
     output, field, reason = CPU_FAULTS[name]
-    (found,) = read(recorded(tmp_path, [line(1, kernel(), output, *absent(1))]), cpu(), plan(True)).readings
-    assert getattr(found, field) is None and reason in found.reasons[field]
+    (reading,) = read(recorded(tmp_path, [line(1, kernel(), output, *absent(1))]), cpu(), plan(True)).readings
+    assert getattr(reading, field) is None and reason in reading.reasons[field]
 
 
 def test_memory_that_is_not_printed_is_unknown(tmp_path: Path) -> None:
@@ -241,9 +245,9 @@ def test_memory_that_is_not_printed_is_unknown(tmp_path: Path) -> None:
         "MemTotal: x kB\nMemAvailable: 1 kB\n",
     ):
         output = {**kernel(), "text": text}
-        (found,) = read(recorded(tmp_path, [line(1, output, *absent(0))]), cpu(), plan(True)).readings
-        assert found.memory_used_bytes is None and "memory_used_bytes" in found.reasons
-        assert found.energy_joules is None
+        (reading,) = read(recorded(tmp_path, [line(1, output, *absent(0))]), cpu(), plan(True)).readings
+        assert reading.memory_used_bytes is None and "memory_used_bytes" in reading.reasons
+        assert reading.energy_joules is None
 
 
 def test_answers_are_found_by_their_whole_command() -> None:

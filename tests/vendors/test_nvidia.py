@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -50,7 +51,7 @@ def test_the_recorded_lines() -> None:
     assert (first.power_watts, first.temperature_celsius, first.utilisation) == (57.0, 31.0, 0.0)
     assert first.memory_used_bytes == 15 * MIB and isinstance(first.memory_used_bytes, int)
     assert (second.index, second.power_watts, second.temperature_celsius) == (1, 58.5, 33.0)
-    assert first.reasons == {"energy_joules": "nvidia-smi has no energy counter"}
+    assert set(first.reasons) == {"energy_joules"}
     assert [g.memory_bytes for g in smi(RECORDED).gpus().gpus] == [40536 * MIB] * 2
 
 
@@ -65,7 +66,7 @@ def test_devices_that_appear_or_vanish() -> None:
     assert samples(extra) == samples(RECORDED) and len(smi(extra).gpus().gpus) == 3
     first, second = samples(RECORDED.splitlines()[0])
     assert first.power_watts == 57.0 and second.power_watts is None
-    assert set(second.reasons) == FIELDS and "no longer shows" in second.reasons["power_watts"]
+    assert set(second.reasons) == FIELDS and "no longer" in second.reasons["power_watts"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,10 @@ def test_devices_that_appear_or_vanish() -> None:
     ],
 )
 def test_what_cannot_be_read_is_none_with_its_word(column: str, field: str, word: str) -> None:
-    found = samples(changed(column, word))[0]
-    assert getattr(found, field) is None and f"'{word}'" in found.reasons[field]
+    sample = samples(changed(column, word))[0]
+    assert getattr(sample, field) is None and f"'{word}'" in sample.reasons[field]
     others = FIELDS - {field, "energy_joules"}
-    assert all(getattr(found, other) is not None for other in others)
+    assert all(getattr(sample, other) is not None for other in others)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,8 @@ def test_what_cannot_be_read_is_none_with_its_word(column: str, field: str, word
     ],
 )
 def test_other_units_are_not_taken_for_these(column: str, value: str, field: str) -> None:
-    found = samples(changed(column, value))[0]
-    assert getattr(found, field) is None and found.reasons[field]
+    sample = samples(changed(column, value))[0]
+    assert getattr(sample, field) is None and sample.reasons[field]
 
 
 @pytest.mark.parametrize(
@@ -123,15 +124,15 @@ def test_other_units_are_not_taken_for_these(column: str, value: str, field: str
 )
 def test_a_damaged_line_costs_its_own_device_only(damage: Callable[[str], str]) -> None:
     first, second = RECORDED.splitlines()
-    found = samples(f"{damage(first)}\n{second}\n")
-    assert set(found[0].reasons) == FIELDS and found[0].power_watts is None
-    assert found[1] == samples(RECORDED)[1]
+    damaged, whole = samples(f"{damage(first)}\n{second}\n")
+    assert set(damaged.reasons) == FIELDS and damaged.power_watts is None
+    assert whole == samples(RECORDED)[1]
 
 
 def test_two_lines_for_one_device_are_neither() -> None:
     first, second = RECORDED.splitlines()
-    found = samples("\n".join([first, first.replace("57.00", "99.00"), second]))
-    assert found[0].power_watts is None and found[1].power_watts == 58.5
+    doubled, single = samples("\n".join([first, first.replace("57.00", "99.00"), second]))
+    assert doubled.power_watts is None and single.power_watts == 58.5
 
 
 @pytest.mark.parametrize(
@@ -145,22 +146,22 @@ def test_two_lines_for_one_device_are_neither() -> None:
 def test_messages_in_place_of_lines_are_no_devices_and_say_whether_that_is_known(
     output: str, problem: str | None
 ) -> None:
-    found = smi(output).gpus()
-    assert found.gpus == () and samples(output)[0].power_watts is None
-    assert found.problem is None if problem is None else problem in found.problem
+    listing = smi(output).gpus()
+    assert listing.gpus == () and samples(output)[0].power_watts is None
+    assert listing.problem is None if problem is None else problem in listing.problem
     assert smi(output).versions()["driver"] == "no answer"
 
 
 def test_nvidia_smis_own_word_for_no_device_is_an_answer_also_as_its_exit() -> None:
-    said = "nvidia-smi ended with exit code 6: No devices were found"
-    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, said)).gpus() == ((), None, False)
+    reason = "nvidia-smi ended with exit code 6: No devices were found"
+    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, reason)).gpus() == ((), None, False)
     assert NVIDIA.Smi(lambda seconds: CommandOutput(None, "absent", absent=True)).gpus() == ((), None, False)
 
 
 @given(st.text(max_size=200))
 def test_no_text_makes_the_parser_raise(output: str) -> None:
-    for found in samples(output):
-        assert found.power_watts is None or found.power_watts >= 0
+    for sample in samples(output):
+        assert sample.power_watts is None or sample.power_watts >= 0
 
 
 def test_a_tool_that_fails_or_hangs_is_silence_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,47 +172,49 @@ def test_a_tool_that_fails_or_hangs_is_silence_with_the_reason(tmp_path: Path, m
         return str(path)
 
     failed = NVIDIA.ask_smi(script("echo 'NVIDIA-SMI has failed'; exit 9"))
-    assert failed.text is None and failed.reason.endswith("ended with exit code 9: NVIDIA-SMI has failed")
-    assert NVIDIA.ask_smi(script("exec sleep 20"), 0.3).reason.endswith("did not answer within 0.3 s")
+    assert failed.text is None and re.search(r"\b9: NVIDIA-SMI\b", failed.reason)
+    assert NVIDIA.ask_smi(script("exec sleep 20"), 0.3).reason.endswith("0.3 s")
     assert NVIDIA.ask_smi(str(tmp_path / "absent")).absent and not failed.absent
-    assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')).text == "C --format=csv,noheader,nounits\n"
+    assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')).text.split() == ["C", "--format=csv,noheader,nounits"]
 
 
 def test_the_first_answer_has_more_time_and_a_reason_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    answers = [CommandOutput(RECORDED), CommandOutput(RECORDED), CommandOutput(None, "it did not answer within 5 s")]
+    limits: list[float] = []
+    answers = [CommandOutput(RECORDED), CommandOutput(RECORDED), CommandOutput(None, "silent")]
 
     def run(seconds: float) -> CommandOutput:
-        given.append(seconds)
-        return answers[len(given) - 1]
+        limits.append(seconds)
+        return answers[len(limits) - 1]
 
     tool = NVIDIA.Smi(run)
     assert len(tool.gpus().gpus) == 2 and len(tool.samples((0, 1))) == 2
-    assert tool.gpus().problem == "it did not answer within 5 s" and given == [30.0, 5.0, 5.0]
+    assert tool.gpus().problem == "silent" and limits == [30.0, 5.0, 5.0]
     slow = NVIDIA.Smi(lambda seconds: CommandOutput(None, f"it did not answer within {seconds:g} s"))
-    assert slow.gpus().problem == f"it did not answer within 30 s; {NVIDIA.SLOW_START}"
-    assert slow.gpus().problem == "it did not answer within 5 s"
-    fails = NVIDIA.Smi(lambda seconds: CommandOutput(None, "it ended with exit code 9"))
-    assert fails.gpus().problem == "it ended with exit code 9"
+    problems = [slow.gpus().problem, slow.gpus().problem]
+    assert problems[0].endswith(f" 30 s; {NVIDIA.SLOW_START}") and problems[1].endswith(" 5 s")
+    fails = NVIDIA.Smi(lambda seconds: CommandOutput(None, "ended: 9"))
+    assert fails.gpus().problem == "ended: 9"
 
 
 def test_nvml_has_the_same_time(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+    limits: list[float] = []
 
     def in_time(act: Any, seconds: float) -> Any:
-        given.append(seconds)
+        limits.append(seconds)
         return act()
 
     monkeypatch.setattr(NVIDIA, "in_time", in_time)
     first = adapter(spec, Replay(A100S))
     assert len(first.devices()) == 2 and len(first.sample(first.devices())) == 2
-    assert given[0] == 30.0 and set(given[1:]) == {5.0}
+    assert limits[0] == 30.0 and set(limits[1:]) == {5.0}
 
 
 class Replay:
     """NVML's functions over recorded values, in NVML's units; `broken` names functions that raise."""
 
-    def __init__(self, names: list[str], mig: tuple[int, ...] = (), **broken: Exception) -> None:
+    def __init__(
+        self, names: list[str], mig: tuple[int, ...] = (), broken: Mapping[str, Exception] = MappingProxyType({})
+    ) -> None:
         self.names, self.mig, self.broken = names, mig, broken
 
     def __getattr__(self, name: str) -> Any:
@@ -279,9 +282,9 @@ def test_the_answers_of_a_hopper(
     expected = {"h100": ("H100-SXM5-80GB", 85520809984), "h200": ("H200-SXM-141GB", 150754820096)}
     assert (device.chip, device.memory_bytes) == expected[name]
     assert memory_fault(device, spec.chip(str(device.chip))) is None
-    (found,) = vendor.sample([device])
-    assert (found.power_watts, found.energy_joules, found.memory_used_bytes) == (watts, joules, used)
-    assert (found.utilisation, found.temperature_celsius, found.reasons) == (load, degrees, {})
+    (sample,) = vendor.sample([device])
+    assert (sample.power_watts, sample.energy_joules, sample.memory_used_bytes) == (watts, joules, used)
+    assert (sample.utilisation, sample.temperature_celsius, sample.reasons) == (load, degrees, {})
     assert vendor.software()["driver"] == "580.159.04"
 
 
@@ -300,10 +303,10 @@ def adapter(spec: VendorFile, replay: Replay) -> Any:
 
 
 def test_nvml_units_become_the_contracts(spec: VendorFile) -> None:
-    found = adapter(spec, Replay(A100S))
-    devices = found.devices()
+    vendor = adapter(spec, Replay(A100S))
+    devices = vendor.devices()
     assert devices[1] == Device(1, "A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 40536 * MIB, "GPU-11111111")
-    first, second = found.sample(devices)
+    first, second = vendor.sample(devices)
     assert (first.power_watts, first.energy_joules, first.memory_used_bytes) == (57.0, 123456.789, 15 * MIB)
     assert (first.utilisation, first.temperature_celsius, first.reasons) == (0.94, 31.0, {})
     assert second.power_watts == 58.5
@@ -330,22 +333,25 @@ def test_nvml_and_nvidia_smi_agree(spec: VendorFile) -> None:
     "error", [pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), AttributeError("older"), OSError(5, "io")]
 )
 def test_each_unreadable_value_alone_is_none(spec: VendorFile, function: str, field: str, error: Exception) -> None:
-    found = adapter(spec, Replay(A100S, **{function: error})).sample([Device(0, None, "", None)])[0]
-    assert getattr(found, field) is None and type(error).__name__ in found.reasons[field]
-    assert set(found.reasons) == {field}
+    sample = adapter(spec, Replay(A100S, broken={function: error})).sample([Device(0, None, "", None)])[0]
+    assert getattr(sample, field) is None and type(error).__name__ in sample.reasons[field]
+    assert set(sample.reasons) == {field}
 
 
 def test_a_lost_card_is_a_sample_without_values(spec: VendorFile) -> None:
-    gone = adapter(spec, Replay(A100S, nvmlDeviceGetHandleByIndex=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
-    assert gone.devices() == [] and "device 0: NVMLError_GpuIsLost" in gone.devices().problem
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    gone = adapter(spec, Replay(A100S, broken={"nvmlDeviceGetHandleByIndex": lost}))
+    assert gone.devices() == [] and "0: NVMLError_GpuIsLost" in gone.devices().problem
     assert set(gone.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
-    assert "unreadable" in gone.software()["vbios of device 0"]
+    vbios = gone.software()["vbios of device 0"]
+    assert "unreadable" in vbios
 
 
 def test_cards_in_mig_mode_are_left_out_and_named(spec: VendorFile) -> None:
-    found = adapter(spec, Replay(A100S, mig=(0,)))
-    assert [d.index for d in found.devices()] == [1]
-    assert found.software()["in MIG mode, left out"] == "0"
+    vendor = adapter(spec, Replay(A100S, mig=(0,)))
+    assert [d.index for d in vendor.devices()] == [1]
+    left_out = vendor.software()["in MIG mode, left out"]
+    assert left_out == "0"
     by_smi = NVIDIA.Adapter(spec, smi(changed("mig.mode.current", "Enabled", line=1)))
     assert [d.index for d in by_smi.devices()] == [0]
 
@@ -353,9 +359,8 @@ def test_cards_in_mig_mode_are_left_out_and_named(spec: VendorFile) -> None:
 def test_one_lost_card_of_two_leaves_the_other_and_is_named(spec: VendorFile) -> None:
     class Lost(Replay):
         def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
             if name != "nvmlDeviceGetHandleByIndex":
-                return found
+                return super().__getattr__(name)
 
             def handle(index: int) -> int:
                 if index == 1:
@@ -366,12 +371,12 @@ def test_one_lost_card_of_two_leaves_the_other_and_is_named(spec: VendorFile) ->
 
     devices = adapter(spec, Lost(A100S)).devices()
     assert [d.index for d in devices] == [0]
-    assert devices.problem == "NVML cannot read device 1: NVMLError_GpuIsLost: GPU is lost"
+    assert re.search(r"\bNVML\b.*\b1: NVMLError_GpuIsLost\b", devices.problem)
 
 
 def test_cards_that_are_all_in_mig_mode_are_no_reason_to_take_the_cpu(spec: VendorFile) -> None:
     devices = adapter(spec, Replay(A100S, mig=(0, 1))).devices()
-    assert devices == [] and "every card is in MIG mode" in devices.problem and "0, 1" in devices.problem
+    assert devices == [] and "MIG mode" in devices.problem and "0, 1" in devices.problem
     assert adapter(spec, Replay(A100S, mig=(0,))).devices().problem is None
 
 
@@ -386,9 +391,9 @@ def test_nvml_that_hangs_is_left_alone_after_its_time_limit(spec: VendorFile, mo
             return super().__getattr__(name)
 
     hung = adapter(spec, Hung(A100S))
-    assert hung.devices() == [] and hung.devices().problem == f"NVML did not answer within 0.1 s; {NVIDIA.SLOW_START}"
+    assert hung.devices() == [] and hung.devices().problem.endswith(f" 0.1 s; {NVIDIA.SLOW_START}")
     assert set(hung.sample([Device(0, None, "", None)])[0].reasons.values()) == {hung.devices().problem}
-    assert "did not answer" in hung.software()["driver"] and calls == ["nvmlDeviceGetCount"]
+    assert "0.1 s" in hung.software()["driver"] and calls == ["nvmlDeviceGetCount"]
     free.set()
 
 
@@ -409,24 +414,24 @@ def test_a_library_that_is_here_and_fails_is_not_an_absent_one(
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     monkeypatch.setenv("PATH", str(tmp_path))
     bare = NVIDIA.Adapter(spec)
-    found = bare.devices()
-    assert found == [] and (found.problem is None if problem is None else problem in found.problem)
+    devices = bare.devices()
+    assert devices == [] and (devices.problem is None if problem is None else problem in devices.problem)
     assert problem or bare.software()["driver"] == "not found"
     assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
 
 
 def test_hidden_cards_are_not_asked_for(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever hides all cards wants none of them: a driver that fails is then no reason to stop."""
-    broken = Replay(A100S, nvmlDeviceGetCount=OSError(5, "io"))
-    assert "cannot count the devices" in adapter(spec, broken).devices().problem
+    broken = Replay(A100S, broken={"nvmlDeviceGetCount": OSError(5, "io")})
+    assert re.search(r"\bcount\b.*\bOSError\b", adapter(spec, broken).devices().problem)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert adapter(spec, broken).devices().problem is None
 
 
 def test_a_chip_that_knows_no_mig_is_whole(spec: VendorFile) -> None:
     error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    found = adapter(spec, Replay(["Tesla V100-SXM2-16GB"], nvmlDeviceGetMigMode=error))
-    assert [d.chip for d in found.devices()] == ["V100-SXM2-16GB"]
+    vendor = adapter(spec, Replay(["Tesla V100-SXM2-16GB"], broken={"nvmlDeviceGetMigMode": error}))
+    assert [d.chip for d in vendor.devices()] == ["V100-SXM2-16GB"]
 
 
 @pytest.mark.parametrize(
@@ -469,13 +474,13 @@ def test_what_cuda_would_show(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    found = adapter(spec, Replay(A100S)).devices()
-    assert [d.index for d in found] == indices
+    devices = adapter(spec, Replay(A100S)).devices()
+    assert [d.index for d in devices] == indices
     if variable in ("GPU-", "MIG-1111"):
-        assert f"CUDA_VISIBLE_DEVICES={variable} shows none of the devices" in str(found.problem)
-        assert ("parts of a card are not supported" in str(found.problem)) is variable.startswith("MIG-")
+        assert f"CUDA_VISIBLE_DEVICES={variable} " in str(devices.problem)
+        assert ("not supported" in str(devices.problem)) is variable.startswith("MIG-")
     else:
-        assert found.problem is None
+        assert devices.problem is None
 
 
 def test_containers_get_devices_by_uuid(spec: VendorFile) -> None:
@@ -488,9 +493,9 @@ def test_nvidia_smi_takes_over_where_nvml_cannot_be_loaded(
 ) -> None:
     tool(tools, "nvidia-smi", f"echo '{RECORDED.splitlines()[0]}'")
     monkeypatch.setattr(NVIDIA, "open_nvml", lambda: None)
-    found = NVIDIA.Adapter(spec)
-    assert [d.chip for d in found.devices()] == ["A100-SXM4-40GB"]
-    assert found.software()["read through"] == "nvidia-smi"
+    vendor = NVIDIA.Adapter(spec)
+    assert [d.chip for d in vendor.devices()] == ["A100-SXM4-40GB"]
+    assert vendor.software()["read through"] == "nvidia-smi"
 
 
 def test_every_peak_has_its_source_and_the_published_ones_are_these(spec: VendorFile) -> None:

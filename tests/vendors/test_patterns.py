@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -22,22 +23,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exponential_pattern_ends_at_the_limit_with_its_name() -> None:
-    before = time.process_time()
+    before, pattern = time.process_time(), f"^{EXPONENTIAL}$"
     for search in (tool_records.every_match, tool_records.first_match, tool_records.whole_match):
-        with pytest.raises(ValueError, match=r"the pattern '\^\(a\|aa\)\+\$' took more than 0.1 s"):
-            search(f"^{EXPONENTIAL}$", TEXT)
+        with pytest.raises(ValueError, match=rf"'{re.escape(pattern)}'.*\b0\.1 s$"):
+            search(pattern, TEXT)
     assert time.process_time() - before < 5
 
 
 def test_what_fits_is_found_at_every_line() -> None:
-    assert [m["n"] for m in tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n")] == ["1", "2"]
-    assert [m["n"] for m in tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 2)] == ["2"]
-    assert tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 0, 1)[0].start() == 0
-    assert tool_records.first_match(r"^v (\S+)$", "x\nv 2\n")[1] == "2" and tool_records.first_match("y", "x") is None
-    assert (
-        tool_records.whole_match(r"card(\d)", "card7")[1] == "7"
-        and tool_records.whole_match(r"card\d", "card77") is None
-    )
+    digit, text = r"^(?P<n>\d)$", "1\n2\nx\nv 2\n"
+    assert [m["n"] for m in tool_records.every_match(digit, text)] == ["1", "2"]
+    assert [m["n"] for m in tool_records.every_match(digit, text, 2)] == ["2"]
+    assert tool_records.every_match(digit, text, 0, 1)[0].start() == 0
+    assert tool_records.first_match(r"^v (\S+)$", text)[1] == "2"
+    assert tool_records.first_match("y", text) is None
+    assert tool_records.whole_match(r"card(\d)", "card7")[1] == "7"
+    assert tool_records.whole_match(r"card\d", "card77") is None
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,14 @@ monitor:
 )
 def test_a_monitor_whose_pattern_does_not_end_is_one_without_an_answer(monitor: str) -> None:
     adapter = DeclaredVendor(spec_of(monitor), lambda argv, seconds: CommandOutput(TEXT + "\n"))
-    found = adapter.devices()
-    assert isinstance(found, DeviceList) and found == [] and "took more than 0.1 s" in (found.problem or "")
+    listing = adapter.devices()
+    assert isinstance(listing, DeviceList) and not listing and (listing.problem or "").endswith("0.1 s")
     (sample,) = adapter.sample([Device(0, None, "", None)])
-    assert set(sample.reasons) == set(SAMPLED) and "took more than 0.1 s" in sample.reasons["power_watts"]
+    assert set(sample.reasons) == set(SAMPLED) and "0.1 s" in sample.reasons["power_watts"]
 
 
 def test_a_version_whose_pattern_does_not_end_is_unreadable() -> None:
-    spec = spec_of(f"software: {{driver: {{command: [acme-smi], pattern: '^{EXPONENTIAL}$'}}}}")
-    found = DeclaredVendor(spec, lambda argv, seconds: CommandOutput(TEXT)).software()
-    assert found["driver"] == "unreadable: the pattern '^(a|aa)+$' took more than 0.1 s"
+    pattern = f"^{EXPONENTIAL}$"
+    spec = spec_of(f"software: {{driver: {{command: [acme-smi], pattern: '{pattern}'}}}}")
+    versions = DeclaredVendor(spec, lambda argv, seconds: CommandOutput(TEXT)).software()
+    assert re.fullmatch(rf"unreadable: .*'{re.escape(pattern)}'.*\b0\.1 s", versions["driver"])

@@ -173,8 +173,8 @@ def test_what_is_damaged_is_passed_over_with_the_reason(
 @pytest.mark.parametrize("recording", WHOLE)
 @given(output=st.text(max_size=300))
 def test_no_text_makes_an_adapter_raise_or_invent(recording: str, output: str) -> None:
-    listed = devices(recording) if recording.startswith("amd") else []  # by another tool, which says no memory
-    assert adapter(recording, output).devices() == [replace(device, memory_bytes=None) for device in listed]
+    listing = devices(recording) if recording.startswith("amd") else []  # by another tool, which says no memory
+    assert adapter(recording, output).devices() == [replace(device, memory_bytes=None) for device in listing]
     assert all({*s.reasons} == {*SAMPLED} for s in samples(recording, output))
 
 

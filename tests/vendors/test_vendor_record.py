@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from levelfield.testing.recorder import LABELS, redacted
 from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]
-Said = pytest.CaptureFixture[str]
+Captured = pytest.CaptureFixture[str]
 
 
 def run(*arguments: object) -> int:
@@ -39,22 +40,24 @@ def record(machine: Path, *options: str) -> int:
     return run("record", "acme", "--plugins", machine.parents[2], *options)
 
 
-def test_what_the_tools_print_is_kept_with_its_origin(machine: Path, capsys: Said) -> None:
+def test_what_the_tools_print_is_kept_with_its_origin(machine: Path, capsys: Captured) -> None:
     assert record(machine) == 0
     assert (machine / "monitor.csv").read_text() == MONITOR
     assert (machine / "software.driver.txt").read_text() == "driver 6.7.0\n"
     origins = (machine / "README.md").read_text()
-    assert "- `monitor.csv`: `acme-smi --query`, 20" in origins and "3 x Acme A1" in origins and "6.7.0" in origins
-    assert "monitor.csv holds identities of devices" in capsys.readouterr().out
+    (line,) = (line for line in origins.splitlines() if line.startswith("- `monitor.csv`: "))
+    assert re.search(r"`acme-smi\s--query`,\s20.*\b3\sx\sAcme\sA1\b.*\b6\.7\.0\b", line)
+    assert re.search(r"\bmonitor\.csv holds\b", capsys.readouterr().out)
     assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
 
 
 @pytest.mark.parametrize("name", ["monitor.csv", "README.md", "monitor.d", "recorded"])
-def test_no_link_and_no_folder_is_written_through(machine: Path, tmp_path: Path, capsys: Said, name: str) -> None:
+def test_no_link_and_no_folder_is_written_through(machine: Path, tmp_path: Path, capsys: Captured, name: str) -> None:
     assert record(machine) == 0
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "monitor.csv").write_text("years of work")
+    text = "years of work"
+    (foreign / "monitor.csv").write_text(text)
     place = machine if name == "recorded" else machine / name
     if name == "monitor.d":
         place.mkdir()
@@ -66,19 +69,20 @@ def test_no_link_and_no_folder_is_written_through(machine: Path, tmp_path: Path,
     assert record(machine, "--force") == 2
     assert str(place) in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in machine.iterdir() if path.is_file()} == before
-    assert [path.read_text() for path in foreign.iterdir()] == ["years of work"]
+    assert [path.read_text() for path in foreign.iterdir()] == [text]
 
 
-def test_what_is_there_is_replaced_by_force_only(machine: Path, capsys: Said) -> None:
+def test_what_is_there_is_replaced_by_force_only(machine: Path, capsys: Captured) -> None:
     assert record(machine) == 0
-    (machine / "README.md").write_text((machine / "README.md").read_text() + "\nWords of the author's.\n")
+    note = "Words of the author's."
+    (machine / "README.md").write_text((machine / "README.md").read_text() + f"\n{note}\n")
     (machine.parents[2] / "monitor").write_text(MONITOR.replace("250.5", "260.5"))
     assert record(machine) == 2
-    assert "--force replaces it" in capsys.readouterr().err and "250.5" in (machine / "monitor.csv").read_text()
+    assert "--force" in capsys.readouterr().err and "250.5" in (machine / "monitor.csv").read_text()
     assert record(machine, "--force") == 0
     origins = (machine / "README.md").read_text()
     assert "260.5" in (machine / "monitor.csv").read_text()
-    assert origins.count("- `monitor.csv`") == 1 and "Words of the author's." in origins
+    assert origins.count("- `monitor.csv`") == 1 and note in origins
 
 
 SMI = (
@@ -91,121 +95,123 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, tools: Path) -> No
     tool(tools, "nvidia-smi", f"printf '%s\\n' '{SMI.strip()}'")
     folder = tmp_path / "nvidia"
     (folder / "recorded").mkdir(parents=True)
-    kept = folder / "recorded/tool.nvidia-smi.csv"
-    kept.write_text("older\n")
+    recording = folder / "recorded/tool.nvidia-smi.csv"
+    recording.write_text("older\n")
     (folder / "recorded/README.md").write_text("# x\n\n- `tool.nvidia-smi.csv`: older,\n  in two lines\n- `b`: stays\n")
     vendor = Registry().vendor("nvidia")
     with pytest.raises(UsageError, match=r"tool\.nvidia-smi\.csv exists"):
         recorder.record(vendor, folder, redact=True, force=False)
-    said = recorder.record(vendor, folder, redact=True, force=True)
-    assert kept.read_text() == SMI.replace(
+    lines = recorder.record(vendor, folder, redact=True, force=True)
+    assert recording.read_text() == SMI.replace(
         "4e2d71a0-9f3b-11ee-8c90-0242ac120002", "0a0a00a0-0a0a-00aa-0a00-0000aa000001"
     )
-    assert any("1 identity replaced" in each for each in said)
+    assert any(re.search(r"\b1 identity\b", line) for line in lines)
     origins = (folder / "recorded/README.md").read_text()
-    assert "in two lines" not in origins and "- `b`: stays" in origins and "query-gpu=index,uuid" in origins
+    assert "two lines" not in origins and "- `b`: stays" in origins and "query-gpu=index,uuid" in origins
     tool(tools, "nvidia-smi", "exit 9")
     with pytest.raises(RunFailed, match="nvidia-smi"):
         recorder.record(vendor, folder, redact=True, force=True)
 
 
-def test_a_tool_that_hangs_is_waited_for_as_long_as_a_run_waits(machine: Path, capsys: Said) -> None:
+def test_a_tool_that_hangs_is_waited_for_as_long_as_a_run_waits(machine: Path, capsys: Captured) -> None:
     """acme's vendor.yaml gives its monitor two seconds, and its version the default of five."""
     tool(machine.parents[2] / "bin", "acme-smi", '[ "$1" = --version ] || exec sleep 50')
     begin = time.monotonic()
     assert record(machine) == 3 and time.monotonic() - begin < 20
-    said = " ".join(capsys.readouterr().err.split())
-    assert "acme-smi did not answer within 2 s" in said and "works within `timeout_seconds` of vendor.yaml" in said
+    text = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"\bacme-smi\b.*\b2 s\b.*`timeout_seconds`", text)
 
 
 def test_identities_are_replaced_and_nothing_else(machine: Path) -> None:
     assert record(machine, "--redact") == 0
-    kept = (machine / "monitor.csv").read_text()
+    recording = (machine / "monitor.csv").read_text()
     assert (
-        "SN-100" not in kept and "250.5, 41C" in kept and "identities replaced" in (machine / "README.md").read_text()
+        "SN-100" not in recording
+        and "250.5, 41C" in recording
+        and "identities replaced" in (machine / "README.md").read_text()
     )
-    identities = [line.split(", ")[1] for line in kept.splitlines()]
+    identities = [line.split(", ")[1] for line in recording.splitlines()]
     assert len(set(identities)) == 3 and all(identity.startswith("SN-") for identity in identities)
     assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
 
 
-def test_what_was_replaced_is_said_and_nothing_else(machine: Path, capsys: Said) -> None:
+def test_the_command_reports_what_was_replaced_and_no_identity(machine: Path, capsys: Captured) -> None:
     assert record(machine, "--redact") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "monitor.csv: 3 identities replaced, now SN-" in said and "SN-100" not in said
-    assert "driver" in said and "software.driver.txt: 3" not in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\bmonitor\.csv: 3\b.*\bSN-", text) and "SN-100" not in text
+    assert "driver" in text and "software.driver.txt: 3" not in text
     (line,) = [line for line in (machine / "README.md").read_text().splitlines() if "software.driver" in line]
     assert "identities replaced" not in line
 
 
-def test_nothing_to_replace_is_said(machine: Path, capsys: Said) -> None:
+def test_the_command_reports_that_there_is_nothing_to_replace(machine: Path, capsys: Captured) -> None:
     """Places on the bus as identities: they stay, with and without --redact, and nobody is told to replace them."""
     output = machine.parents[2] / "monitor"
     output.write_text(MONITOR.replace("SN-10", "0000:3b:00."))
     for options in (["--redact"], ["--force"]):
         assert record(machine, *options) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("to replace" in said) is ("--redact" in options) and "holds identities" not in said
-        assert "replaced" not in said and "identities replaced" not in (machine / "README.md").read_text()
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("to replace" in text) is ("--redact" in options) and "holds identities" not in text
+        assert "replaced" not in text and "identities replaced" not in (machine / "README.md").read_text()
         assert (machine / "monitor.csv").read_text() == output.read_text()
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (None, "acme-smi cannot be started: No such file or directory"),
         ("echo no driver >&2; exit 9", "acme-smi ended with exit code 9: no driver"),
         ("exit 0", "`acme-smi --query` printed nothing"),
     ],
 )
-def test_a_tool_that_does_not_answer_leaves_nothing(machine: Path, capsys: Said, body: str | None, says: str) -> None:
+def test_a_tool_that_does_not_answer_leaves_nothing(
+    machine: Path, capsys: Captured, body: str | None, message: str
+) -> None:
     if body is None:
         (machine.parents[2] / "bin/acme-smi").unlink()
     else:
         tool(machine.parents[2] / "bin", "acme-smi", body)
     assert record(machine) == 3
-    said = capsys.readouterr().err
-    assert says in said and (body == "exit 0" or "on a machine with the chip" in said)
+    text = capsys.readouterr().err
+    assert message in text and (body == "exit 0" or "the chip" in text)
     assert list(machine.iterdir()) == []
 
 
-def test_output_that_vendor_yaml_does_not_read_is_kept_and_said(machine: Path, capsys: Said) -> None:
+def test_output_that_vendor_yaml_does_not_read_is_stored_and_reported(machine: Path, capsys: Captured) -> None:
     (machine.parents[2] / "monitor").write_text("0, SN-100, Acme A1, 64\n")
     assert record(machine) == 4
-    said = " ".join(capsys.readouterr().err.split())
-    assert "monitor.csv: found no device with the rules of vendor.yaml: a line of 4 columns" in said
+    text = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"\bmonitor\.csv:.*\bvendor\.yaml\b.*\b4 columns\b", text)
 
 
-def test_an_error_message_of_a_tool_is_no_recording(machine: Path, capsys: Said) -> None:
+def test_an_error_message_of_a_tool_is_no_recording(machine: Path, capsys: Captured) -> None:
     """A tool that cannot reach its driver, and ends with exit code 0 all the same."""
     output = machine.parents[2] / "monitor"
     output.write_text("acme-smi: cannot open driver: Permission denied\n")
     assert record(machine, "--redact") == 4
-    said = " ".join(capsys.readouterr().err.split())
-    assert "it begins 'acme-smi: cannot open driver: Permission denied'. The text is kept." in said
-    assert (
-        f"run `run_benchmarks.py vendor record acme --redact --force --plugins {machine.parents[2]}`, which replaces it"
-        in said
-    )
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"'{output.read_text().strip()}'" in text
+    command = f"run_benchmarks.py vendor record acme --redact --force --plugins {machine.parents[2]}"
+    assert f"`{command}`" in text
     assert (machine / "monitor.csv").read_text() == output.read_text()
     output.write_text(MONITOR)
     assert record(machine, "--redact", "--force") == 0 and "Acme A1" in (machine / "monitor.csv").read_text()
 
 
-def test_what_no_rules_read_yet_is_recorded(tmp_path: Path, machine: Path, capsys: Said) -> None:
+def test_what_no_rules_read_yet_is_recorded(tmp_path: Path, machine: Path, capsys: Captured) -> None:
     """A new folder with its command: the author writes the rules by what is recorded."""
     assert run("new", "zeta", "--output", tmp_path) == 0
     replace(tmp_path / "vendors/zeta/vendor.yaml", "[zeta-smi, --query]  # FILL IN", "[acme-smi]")
     (tmp_path / "monitor").write_text("Card 0  Zeta 1\n")
     assert run("record", "zeta", "--plugins", tmp_path) == 0
-    assert "found no device with the rules of vendor.yaml" in " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\bno device\b.*\bvendor\.yaml\b", " ".join(capsys.readouterr().out.split()))
     replace(tmp_path / "vendors/zeta/vendor.yaml", "csv  # FILL IN", "csv  #")
     assert run("record", "zeta", "--plugins", tmp_path, "--force") == 4
 
 
-def test_a_vendor_without_a_tool_has_nothing_to_record(tmp_path: Path, capsys: Said) -> None:
+def test_a_vendor_without_a_tool_has_nothing_to_record(tmp_path: Path, capsys: Captured) -> None:
     assert run("record", "cpu") == 2
-    assert "found no tool in vendor.yaml" in capsys.readouterr().err
+    assert "vendor.yaml" in capsys.readouterr().err
 
 
 # -- redaction
@@ -222,8 +228,9 @@ def test_one_identity_is_one_everywhere_and_two_stay_two() -> None:
 
 @pytest.mark.parametrize("label", ["Serial Number : {}", '"serial": "{}"', "SN: {}", "Board ID={}", "MAC Address : {}"])
 def test_what_stands_behind_a_label_is_an_identity(label: str) -> None:
-    made = redacted({"a.txt": label.format("1C:34:DA:77:AB:09") + "\nPower : 45.00 W\n"}, {})["a.txt"]
-    assert "DA:77" not in made and made.endswith("\nPower : 45.00 W\n")
+    rest = "\nPower : 45.00 W\n"
+    text = redacted({"a.txt": label.format("1C:34:DA:77:AB:09") + rest}, {})["a.txt"]
+    assert "DA:77" not in text and text.endswith(rest)
 
 
 def test_places_on_the_bus_stay() -> None:
@@ -235,7 +242,7 @@ def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -
     replace(write_acme(tmp_path) / "vendor.yaml", "identity: {column: 2}", "identity: {column: 5}")
     monitor = VendorSubject("acme", [tmp_path]).spec.monitor
     assert monitor is not None
-    with pytest.raises(UsageError, match="gives other values without its identities"):
+    with pytest.raises(UsageError, match=r"\bidentities\b"):
         redacted({"monitor.csv": MONITOR}, {"monitor.csv": monitor})
 
 
@@ -243,7 +250,7 @@ def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
     monitor = VendorSubject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
     assert monitor is not None
     many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
-    with pytest.raises(UsageError, match="too short for unique masks"):
+    with pytest.raises(UsageError, match=r"\bunique\b"):
         redacted({"monitor.csv": many}, {"monitor.csv": monitor})
 
 
@@ -252,7 +259,7 @@ FORMS = {
     "xml": "<{label}>{word}</{label}>\n", "csv": "index, {label}, power\n0, {word}, 45.00 W\n",
     "bars": "| index | device_{label} |\n| 0 | {word} |\n",
 }  # fmt: skip
-NAMED = {
+EXAMPLES = {
     "serial numbers": ("Serial Number", "serial_no", "SN"),
     "UUIDs": ("GPU UUID", "guid"),
     "MAC addresses": ("MAC", "mac_address"),
@@ -265,18 +272,18 @@ NAMED = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_everything_that_the_docs_name_is_replaced_in_every_form(form: str) -> None:
-    for label in (label for labels in NAMED.values() for label in labels):
+    for label in (label for labels in EXAMPLES.values() for label in labels):
         text = FORMS[form].format(label=label, word="AB12-CD34.9")
-        made = redacted({"a.txt": text}, {})["a.txt"]
-        assert "AB12" not in made and len(made) == len(text) and label in made, (label, made)
-        assert made.count("45.00 W") == text.count("45.00 W"), (label, made)
+        masked = redacted({"a.txt": text}, {})["a.txt"]
+        assert "AB12" not in masked and len(masked) == len(text) and label in masked, (label, masked)
+        assert masked.count("45.00 W") == text.count("45.00 W"), (label, masked)
 
 
 def test_the_docs_name_what_the_code_replaces() -> None:
     """One list: docs/writing-a-vendor.md has the names in the code's order, and a test has examples of each."""
     page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
-    assert f"{', '.join(LABELS)}, what `vendor.yaml` reads as `identity`, and the name of this machine." in page
-    assert list(NAMED) == list(LABELS)
+    assert re.search(rf"{', '.join(LABELS)},.*`identity`", page)
+    assert list(EXAMPLES) == list(LABELS)
 
 
 @pytest.mark.parametrize(
@@ -298,14 +305,14 @@ def test_the_docs_name_what_the_code_replaces() -> None:
     ],
 )
 def test_names_serials_and_addresses_as_tools_print_them(text: str, secrets: list[str]) -> None:
-    made = redacted({"a.txt": text + "\n"}, {})["a.txt"]
-    assert not [word for word in secrets if word in made] and len(made) == len(text) + 1, made
+    masked = redacted({"a.txt": text + "\n"}, {})["a.txt"]
+    assert not [word for word in secrets if word in masked] and len(masked) == len(text) + 1, masked
 
 
 def test_a_version_that_vendor_yaml_reads_is_no_address() -> None:
     """Four numbers without a word that says so; the pattern does."""
     text = "acme-smi 10.3.4.17 on 10.3.4.18\n"
-    assert redacted({"a.txt": text}, {"a.txt": r"smi (\S+)"}) == {"a.txt": "acme-smi 10.3.4.17 on 00.0.0.01\n"}
+    assert redacted({"a.txt": text}, {"a.txt": r"smi (\S+)"}) == {"a.txt": text.replace("10.3.4.18", "00.0.0.01")}
     assert "10.3.4.17" not in redacted({"a.txt": text}, {})["a.txt"]
 
 

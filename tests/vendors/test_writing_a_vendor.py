@@ -32,7 +32,7 @@ BLOCKS = [content(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.
 
 def block(key: str) -> dict[str, Any]:
     """The page's last example that begins with this key."""
-    return next(found for found in reversed(BLOCKS) if next(iter(found)) == key)
+    return next(block for block in reversed(BLOCKS) if next(iter(block)) == key)
 
 
 def acme(**changes: Any) -> VendorFile:
@@ -47,9 +47,9 @@ def keys() -> Iterator[str]:
 
 
 def test_every_key_is_on_the_page() -> None:
-    described, named = PAGE[PAGE.index("## 8. Every key") :], list(keys())
-    assert len(named) > 50
-    assert [key for key in named if f"`{key}`" not in described] == []
+    section, names = PAGE[PAGE.index("## 8. Every key") :], list(keys())
+    assert len(names) > 50
+    assert [key for key in names if f"`{key}`" not in section] == []
 
 
 def test_links_and_bandwidth_are_a_chip_s() -> None:
@@ -59,9 +59,9 @@ def test_links_and_bandwidth_are_a_chip_s() -> None:
 
 
 def test_container_and_images_are_read() -> None:
-    found = acme(**block("container"), **block("images"))
-    assert found.container.shm_bytes == 2**35 and found.container.ulimits == {"memlock": -1}
-    assert found.images["torch"].has_framework and found.images["base"].system_packages
+    vendor = acme(**block("container"), **block("images"))
+    assert vendor.container.shm_bytes == 2**35 and vendor.container.ulimits == {"memlock": -1}
+    assert vendor.images["torch"].has_framework and vendor.images["base"].system_packages
 
 
 def test_nested_json_is_read_as_the_page_says() -> None:
