@@ -24,7 +24,7 @@ def at(night: int, hour: int = 2) -> str:
 
 def point(index: int, tokens: float | None = 1000.0, **changes: Any) -> Point:
     """A valid run of the night. Other figures move with the tokens only where they are given."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "run_id": f"run{index:03d}",
         "began": at(index),
         "purpose": "nightly",
@@ -39,7 +39,7 @@ def point(index: int, tokens: float | None = 1000.0, **changes: Any) -> Point:
         "memory_bytes": 2.0e9,
         "joules_per_token": None,
     }
-    return Point(**{**given, **changes})
+    return Point(**{**values, **changes})
 
 
 def noise(count: int, deviation: float = 0.01, seed: int = 1) -> list[float]:
@@ -59,26 +59,26 @@ def costs(values: Sequence[float], node: str = "n1") -> list[Observation]:
 
 
 def series(**changes: Any) -> Series:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "case": "tiny", "work": "w", "corpus": "c", "scale": "smoke", "framework": "torch", "vendor": "cpu",
         "chip": "cpu", "device_is": "share", "nodes": 1, "devices": 1, "precision": "fp32",
         "layout": {"data": 1, "tensor": 1, "pipeline": 1}, "micro_batch": 8, "accumulation": 1,
         "virtual_pipeline": 1, "recompute": "none", "compile": False, "attention": "sdpa", "threads": 2,
         "runtime": "process",
     }  # fmt: skip
-    return Series.model_validate({**given, **changes})
+    return Series.model_validate({**values, **changes})
 
 
 def conditions(**changes: Any) -> Conditions:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "software": {"driver": "550"}, "kernel": "6.1", "os": "Debian 12", "processor": "EPYC", "cores": 2,
         "memory_gib": 24, "engine": None, "variables": {},
     }  # fmt: skip
-    return Conditions.model_validate({**given, **changes})
+    return Conditions.model_validate({**values, **changes})
 
 
 def event(kind: str, night: int, **changes: Any) -> StoreEvent:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "id": f"{kind}{night}", "kind": kind, "series": "S", "at": at(night, 9), "who": "ann", "why": "because",
     }  # fmt: skip
-    return StoreEvent.model_validate({**given, **changes})
+    return StoreEvent.model_validate({**values, **changes})

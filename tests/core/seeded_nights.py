@@ -54,10 +54,10 @@ class SeededNights:
     def results(self) -> GivenRuns:
         """The runs as a store gives them, with expected entries, findings and statements of the last night."""
         records = list(self.records())
-        given = GivenRuns(records)
+        values = GivenRuns(records)
         if not self.faults:
-            return given
-        digests = {entry.series.label: entry.digest for entry in given.series()}
+            return values
+        digests = {entry.series.label: entry.digest for entry in values.series()}
         last = records[-1].night or ""
         return GivenRuns(
             records, _events(digests, records), {last: _findings(digests, records)}, {last: _expected(digests)}
@@ -201,7 +201,7 @@ def _record(
 
 def _traces(source: random.Random, steps: Sequence[float], devices: int) -> RunTraces:
     """As many devices as asked, and two ranks, of which the second is the slower one."""
-    micro = [round(each * 1e6) for each in steps]
+    micro = [round(entry * 1e6) for entry in steps]
     return RunTraces(
         seconds=round(sum(steps), 3),
         parts=16,
@@ -219,7 +219,7 @@ def _traces(source: random.Random, steps: Sequence[float], devices: int) -> RunT
         ),
         rank_traces=(
             RankTrace(rank=0, step_microseconds=tuple(micro)),
-            RankTrace(rank=5, step_microseconds=tuple(round(each * 1.02) for each in micro)),
+            RankTrace(rank=5, step_microseconds=tuple(round(entry * 1.02) for entry in micro)),
         ),
         rank_peaks=tuple(RankPeaks(rank=rank, process=9100 + rank, allocated=54000 + 300 * rank) for rank in range(8)),
     )
@@ -227,16 +227,16 @@ def _traces(source: random.Random, steps: Sequence[float], devices: int) -> RunT
 
 def _sections(speed: float, memory: float | None, seconds: float, run_id: str, failed: bool) -> dict[str, Any]:
     """The parts of result.json that pages read, in their stored form."""
-    found = copy.copy(_SHARED)
-    found["run_id"] = run_id
-    found["status"] = {
+    outcome = copy.copy(_SHARED)
+    outcome["run_id"] = run_id
+    outcome["status"] = {
         "word": "failed" if failed else "valid",
         "reasons": ["rank 3 was ended by signal 9"] if failed else [],
         "failure": "killed" if failed else None,
         "evidence": None,
     }
-    found["steps_done"] = 0 if failed else STEPS
-    found["throughput"] = (
+    outcome["steps_done"] = 0 if failed else STEPS
+    outcome["throughput"] = (
         None
         if failed
         else {
@@ -256,7 +256,7 @@ def _sections(speed: float, memory: float | None, seconds: float, run_id: str, f
             },
         }
     )
-    found["utilisation"] = (
+    outcome["utilisation"] = (
         []
         if failed
         else [
@@ -274,7 +274,7 @@ def _sections(speed: float, memory: float | None, seconds: float, run_id: str, f
             }
         ]
     )
-    found["memory"] = {
+    outcome["memory"] = {
         "device_used_peak": figure(memory, "B", None if memory else "the run ended before the first reading"),
         "allocated_peak": figure(None if memory is None else memory * 0.88, "B"),
         "reserved_peak": figure(None if memory is None else memory * 0.95, "B"),
@@ -283,7 +283,7 @@ def _sections(speed: float, memory: float | None, seconds: float, run_id: str, f
         "expected_bytes": int(63.5 * GIB),
         "expectation": None,
     }
-    return found
+    return outcome
 
 
 _QUIET = figure(0.4, "cores")
@@ -332,7 +332,7 @@ _SHARED: dict[str, Any] = {
 
 
 def _finding(digest: str, label: str, word: str, **more: Any) -> dict[str, Any]:
-    content = {
+    content: dict[str, Any] = {
         "series": digest,
         "label": label,
         "figure": None,
@@ -355,7 +355,7 @@ def _findings(digests: dict[str, str], records: list[RunRecord]) -> list[dict[st
     """One finding of each urgent word, and `no change` for the other series."""
     last = {record.series.label: record for record in records}
     speed = {"figure": "tokens_per_second_per_device", "level_since": "2026-10-08", "nights": 30, "detectable": 0.021}
-    said: dict[int, tuple[str, dict[str, Any]]] = {
+    sentence: dict[int, tuple[str, dict[str, Any]]] = {
         0: (
             "regression",
             {"change": -0.061, "low": -0.068, "high": -0.054, "detail": "confirmed by 4 pairs on the same node"},
@@ -384,7 +384,7 @@ def _findings(digests: dict[str, str], records: list[RunRecord]) -> list[dict[st
             **{**speed, "level": last[label].tokens_per_second_per_device, "run_id": last[label].run_id, **more},
         )
         for number, (label, digest) in enumerate(digests.items())
-        for word, more in [said.get(number, ("no change", {"change": 0.001, "low": -0.01, "high": 0.012}))]
+        for word, more in [sentence.get(number, ("no change", {"change": 0.001, "low": -0.01, "high": 0.012}))]
     ]
 
 

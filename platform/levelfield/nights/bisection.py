@@ -61,17 +61,12 @@ def first_bad(builds: Sequence[T], answer_of: Callable[[T], Side]) -> FirstBad:
             "Another case, or an idle machine, may show the difference"
         )
     good, bad = 0, len(builds) - 1
-    while (place := _middle(good, bad, {t.place for t in trials})) is not None:
+    while left := [place for place in range(good + 1, bad) if place not in {trial.place for trial in trials}]:
+        place = min(left, key=lambda place: abs(2 * place - good - bad))  # nearest to the middle
         trials.append(Trial(place, answer_of(builds[place])))
         good = place if trials[-1].answer == "good" else good
         bad = place if trials[-1].answer == "bad" else bad
     return FirstBad(good, bad, tuple(trials))
-
-
-def _middle(good: int, bad: int, trials: set[int]) -> int | None:
-    """Return the place nearest to the middle that was not tried; None when none is left."""
-    left = [place for place in range(good + 1, bad) if place not in trials]
-    return min(left, key=lambda place: abs(2 * place - good - bad), default=None)
 
 
 @dataclass
@@ -95,7 +90,19 @@ class BuildTrials:
         Raises RunFailed where the good build itself does not run.
         """
         try:
-            return self._whole_effect(build) if self.effect is None else self._side(build, self.effect)
+            if self.effect is not None:
+                halfway = HalfwayTest(self.figure, self.effect)
+                sides = (halfway.add(a, b) for a, b in self._pairs(build))
+                return next((side for side in sides if side != "unknown"), "unknown")
+            test = PairedTest(self.figure)
+            for a, b in self._pairs(build):
+                ruling = test.add(a, b)
+                if ruling.word == "regression":
+                    self.effect = ruling.excess
+                    return "bad"
+                if ruling.is_final:
+                    return "good" if ruling.word == "no change" else "unknown"
+            return "unknown"
         except ArmFailed as error:
             if error.arm == "a":
                 raise RunFailed(
@@ -103,22 +110,6 @@ class BuildTrials:
                 ) from None
             self.say(str(error))
             return "unknown"
-
-    def _whole_effect(self, build: CommitBuild) -> Side:
-        test = PairedTest(self.figure)
-        for a, b in self._pairs(build):
-            ruling = test.add(a, b)
-            if ruling.word == "regression":
-                self.effect = ruling.excess
-                return "bad"
-            if ruling.is_final:
-                return "good" if ruling.word == "no change" else "unknown"
-        return "unknown"
-
-    def _side(self, build: CommitBuild, effect: float) -> Side:
-        test = HalfwayTest(self.figure, effect)
-        sides = (test.add(a, b) for a, b in self._pairs(build))
-        return next((side for side in sides if side != "unknown"), "unknown")
 
     def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
         arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
@@ -140,16 +131,16 @@ class BuildTrials:
         environment = self.plan.environment
         if not environment.requirements:
             return environment.python
-        if self.plan.runtime != "process" or {self._pins(b) for b in (self.good, build)} != {environment.digest}:
+        if self.plan.runtime != "process":
             return None
+        kind, framework = self.plan.hardware.device_kind, self.plan.implementation.framework
+        for folder in (self.good.folder, build.folder):
+            try:
+                manifest = load(ImplementationFile, folder / "models" / framework / "implementation.yaml")
+                pins = environment_of(manifest, kind, manifest.requirements[kind].stages(), None, "process")
+            except (DocumentError, KeyError):
+                return None
+            if pins.digest != environment.digest:
+                return None
         with environment_in_use(environment, self.say):
             return environment.python
-
-    def _pins(self, build: CommitBuild) -> str | None:
-        """Return the digest of the environment that a build would make; None where its manifest cannot be read."""
-        kind, framework = self.plan.hardware.device_kind, self.plan.implementation.framework
-        try:
-            manifest = load(ImplementationFile, build.folder / "models" / framework / "implementation.yaml")
-            return environment_of(manifest, kind, manifest.requirements[kind].stages(), None, "process").digest
-        except (DocumentError, KeyError):
-            return None

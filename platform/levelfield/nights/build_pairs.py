@@ -57,9 +57,15 @@ def arms_of(
 
     plugins: folders given to this command.
     """
-    environment = ("--python", python) if python else ()
-    a, b = ((*case_arguments(plan), *environment, *_plugins(plugins, build)) for build in (first, second))
-    return Arm("a", first, a), Arm("b", second, b)
+    same = (*case_arguments(plan), *(("--python", python) if python else ()))
+    arguments: list[list[str]] = []
+    for build in (first, second):
+        arguments.append([*same])
+        for folder in (path.absolute() for path in plugins):  # one inside of the checkout is taken from the build's own
+            inside = folder.is_relative_to(checkout())
+            place = build.folder / folder.relative_to(checkout()) if inside else folder
+            arguments[-1] += ["--plugins", str(place)]
+    return Arm("a", first, tuple(arguments[0])), Arm("b", second, tuple(arguments[1]))
 
 
 def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
@@ -81,13 +87,6 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
     for name, text in sorted(plan.tuning.environment.items()):
         options += ["--env", f"{name}={text}"]
     return tuple(options)
-
-
-def _plugins(folders: Sequence[Path], build: CommitBuild) -> Iterator[str]:
-    """Return --plugins for a build. A folder inside of the checkout is taken from the build's own."""
-    for folder in (path.absolute() for path in folders):
-        inside = folder.is_relative_to(checkout())
-        yield from ("--plugins", str(build.folder / folder.relative_to(checkout()) if inside else folder))
 
 
 def paired_records(

@@ -36,7 +36,7 @@ from levelfield.series.judgement import (
     ruling_of,
     wants_pairs,
 )
-from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, PairedTest, PairRuling, arm_bias
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
@@ -93,7 +93,11 @@ def compared(
     """
     spending = _Spending(inputs, pairs, nulls, most_pairs)
     members = _members(inputs)
-    findings, grouped = _node_findings([member for member in members if not is_under_change(member)], spending)
+    # one finding for each node on which many series moved alike, and the figures that it stands for
+    groups = node_groups([member for member in members if not is_under_change(member)])
+    by_group = [(group, finding) for group in groups if (finding := _node_finding(group, spending))]
+    grouped = {(around.series, group.figure) for group, _ in by_group for around, _ in group.members}
+    findings = [finding for _, finding in by_group]
     for member, _ in _ranked(members):
         if _name(member) not in grouped:
             spending.ruling(member)
@@ -200,7 +204,11 @@ class _Spending:
 
     def _ruling(self, member: Judged) -> PairRuling | NoPairs | None:
         around, examination = member
-        spent = self._spent()
+        spent: Counter[str] = Counter()  # pairs by series: its figures share them, as a run has all figures
+        for (series, figure), ruling in self.rulings.items():
+            if isinstance(ruling, PairRuling):
+                run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
+                spent[series] = max(spent[series], run)
         if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
             return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", is_put_off=True)
         pairs = self.pairs(*_name(member))
@@ -208,15 +216,6 @@ class _Spending:
             return NoPairs(pairs) if pairs else None
         stored = self.inputs.null_pairs(around.series, examination.tonight.node, examination.figure)
         return ruling_of(examination, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
-
-    def _spent(self) -> Counter[str]:
-        """Return the pairs by series. Its figures share them: a run has all figures."""
-        spent: Counter[str] = Counter()
-        for (series, figure), ruling in self.rulings.items():
-            if isinstance(ruling, PairRuling):
-                run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
-                spent[series] = max(spent[series], run)
-        return spent
 
     def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
@@ -231,37 +230,26 @@ class _Spending:
         nodes = self.inputs.null_nodes & {point.node for points in self.inputs.tonights.values() for point in points}
         nodes |= {point.node for series in ran for point in self.inputs.tonight(series)}
         for node, figure in product(sorted(nodes), FIGURES):
-            by_series = {series: self._nulls_on(node, series, figure) for series in self.inputs.points}
+            by_series: dict[str, list[Pair]] = {}
+            for series in self.inputs.points:  # those of the last weeks first
+                is_here = any(point.node == node for point in self.inputs.tonight(series))
+                tonight = self._nulls_run.get((series, figure), []) if is_here else []
+                by_series[series] = [*self.inputs.null_pairs(series, node, figure), *tonight]
             of_all = [pair for pairs in by_series.values() for pair in pairs]
             biases = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
             faults = [bias for bias in biases if bias is not None and bias.is_a_fault]
-            if faults:
-                yield _arms_finding(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
-
-    def _nulls_on(self, node: str, series: str, figure: Gated) -> list[Pair]:
-        """Return the series' null pairs on the node, those of the last weeks first."""
-        is_here = any(point.node == node for point in self.inputs.tonight(series))
-        tonight = self._nulls_run.get((series, figure), []) if is_here else []
-        return [*self.inputs.null_pairs(series, node, figure), *tonight]
-
-
-def _arms_finding(node: str, figure: Gated, bias: ArmBias) -> Finding:
-    change, low, high = shown_change(bias.excess, bias.reach, figure)
-    detail = (
-        f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
-        "so pairs show changes that no build has, or hide some"
-    )
-    return Finding(
-        series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
-        change=change, low=low, high=high, detail=detail, node=node,
-    )  # fmt: skip
-
-
-def _node_findings(members: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
-    """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
-    groups = [(group, finding) for group in node_groups(members) if (finding := _node_finding(group, spending))]
-    grouped = {(around.series, group.figure) for group, _ in groups for around, _ in group.members}
-    return [finding for _, finding in groups], grouped
+            if not faults:
+                continue
+            bias = max(faults, key=lambda bias: abs(bias.excess))
+            change, low, high = shown_change(bias.excess, bias.reach, figure)
+            detail = (
+                f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
+                "so pairs show changes that no build has, or hide some"
+            )
+            yield Finding(
+                series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
+                change=change, low=low, high=high, detail=detail, node=node,
+            )  # fmt: skip
 
 
 def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:

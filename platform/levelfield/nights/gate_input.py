@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import takewhile
+from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before, standing_baseline
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
@@ -136,7 +135,11 @@ class GateInput:
 
 def examinations(inputs: GateInput) -> Iterator[Judged]:
     """Return every figure of every series that has valid runs tonight."""
-    past = _past_by_series(inputs)
+    # the last finding about each run of each figure, from nights before this one
+    last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in inputs.past if f.night != inputs.night}
+    past: dict[str, list[Finding]] = defaultdict(list)
+    for finding in last.values():
+        past[finding.series].append(finding)
     of_nodes = past.get("", [])
     for series in inputs.points:
         tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
@@ -209,14 +212,16 @@ def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
     """Return the runs that were found changed, and those before them that waited for a further night to be."""
     changed: set[str] = set()
     for i, finding in enumerate(past):
-        if finding.word == word and not finding.fields:
-            before = takewhile(partial(_waits_for, finding), reversed(past[:i]))
-            changed |= {f.run_id for f in (finding, *before) if f.run_id}
+        if finding.word != word or finding.fields:
+            continue
+        runs = [finding.run_id]
+        for before in reversed(past[:i]):
+            is_alike = (before.change or 0) * (finding.change or 0) > 0
+            if before.word != "inconclusive" or before.pairs or not is_alike:
+                break
+            runs.append(before.run_id)
+        changed |= {run for run in runs if run}
     return changed
-
-
-def _waits_for(finding: Finding, before: Finding) -> bool:
-    return before.word == "inconclusive" and not before.pairs and (before.change or 0) * (finding.change or 0) > 0
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:
@@ -249,20 +254,17 @@ def _surroundings(
     )
 
 
-def _past_by_series(inputs: GateInput) -> dict[str, list[Finding]]:
-    """Return the last finding about each run of each figure, from nights before this one."""
-    last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in inputs.past if f.night != inputs.night}
-    by_series: dict[str, list[Finding]] = defaultdict(list)
-    for finding in last.values():
-        by_series[finding.series].append(finding)
-    return by_series
-
-
 def expected_series(inputs: GateInput) -> set[str]:
     """Return the series of the night: of its list, else every series that ran lately. An entry stands for itself."""
     if inputs.expected:
         return {_series_of(inputs, entry, series) or entry for entry, series in inputs.expected.items()}
-    return {series for series in inputs.points if inputs.tonight(series) or _ran_lately(inputs, series)}
+    expected = set()
+    for series, points in inputs.points.items():  # runs by hand are not expected again
+        nights = [p.began[:10] for p in points if p.purpose == "nightly" and night_of(p) < inputs.night]
+        age = days_between(max(nights, default=""), inputs.night)
+        if inputs.tonight(series) or (age is not None and age <= _STILL_THERE):
+            expected.add(series)
+    return expected
 
 
 def awaited_series(inputs: GateInput) -> set[str]:
@@ -341,10 +343,3 @@ def _about(inputs: GateInput, series: str, word: FindingWord, detail: str, point
         series=series, label=inputs.label(series), figure=None, word=word, detail=detail,
         run_id=point.run_id if point else None, node=point.node if point else None,
     )  # fmt: skip
-
-
-def _ran_lately(inputs: GateInput, series: str) -> bool:
-    """Whether a nightly ran the series in the days before this night. Runs by hand are not expected again."""
-    nights = [p.began[:10] for p in inputs.points[series] if p.purpose == "nightly" and night_of(p) < inputs.night]
-    age = days_between(max(nights, default=""), inputs.night)
-    return age is not None and age <= _STILL_THERE

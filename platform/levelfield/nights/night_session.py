@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from levelfield import environment_folder
 from levelfield.catalog.lookup import reference_of
@@ -160,13 +160,22 @@ class NightSession:
         return all(entry.state != "waiting" for entry in state.entries)
 
     def judge(self) -> GateReport:
-        """Return the findings of the night, after pairs for what is suspicious, and store them."""
+        """Return the findings of the night, after pairs for what is suspicious, and store them.
+
+        One pair more of the builds that confirmed a slower series gives the reason.
+        """
         inputs = gate_input(self.store, self.request.night, self.suite)
         report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
-        report = replace(report, findings=tuple(map(self._explained, report.findings)))
+        findings = []
         for finding in report.findings:
+            arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
+            if arms and not finding.named and is_slower and self._holds_pair(finding.series):
+                self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
+                finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
+            findings.append(finding)
+        for finding in findings:
             self.store.add_finding(self.request.night, finding.model_dump(mode="json"))
-        return report
+        return replace(report, findings=tuple(findings))
 
     def _confirmed(self, inputs: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
@@ -187,14 +196,6 @@ class NightSession:
             self.request.most_pairs,
         )
 
-    def _explained(self, finding: Finding) -> Finding:
-        """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
-        arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
-        if arms is None or finding.named or not is_slower or not self._holds_pair(finding.series):
-            return finding
-        self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
-        return finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
-
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
         maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, listener)
@@ -206,10 +207,13 @@ class NightSession:
 
     def _record(self, paths: RunPaths, slow: str | None) -> None:
         """Store a run. slow: what the control found of this machine; the gate names it."""
-        record = record_of(paths, "nightly", self.request.night)
+        night = self.request.night
+        record = record_of(paths, "nightly", night)
         self.store.add([record])
         if slow:
-            self.store.add_finding(self.request.night, _slow_machine(record.node, self.request.night, slow))
+            node, label = record.node, f"node {short_digest(record.node)}"
+            bad = Finding(series="", label=label, figure=None, word="bad night", detail=slow, night=night, node=node)
+            self.store.add_finding(night, bad.model_dump(mode="json"))
 
     def _holds_pair(self, series: str) -> bool:
         if self.request.budget is None:
@@ -312,20 +316,16 @@ def _work(registry: Registry, store: Store, request: NightRequest, output: Night
     for name, job in planned.items():
         history, expected = points.get(series[name], ()), expected_seconds(lasted, name)
         is_new, unseen = _is_new(store, history, job.plan), nights_unseen(history, nights)
-        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(history), unseen)))
+        costs = observations(level_points(history), SPEED)
+        level = level_of(costs, costs[-1].node) if costs else None
+        candidate = Candidate(name, expected, is_new, detectable(level) if level else None, unseen)
+        work.append(NightRun(name, series[name], job, candidate))
     return tuple(work)
 
 
 def _name(plan: Plan) -> str:
     name = plan.entry.name if plan.entry else plan.asked
     return name if plan.repeats == 1 else f"{name} ({plan.repeat})"
-
-
-def _detectable(points: Sequence[Point]) -> float | None:
-    """Return the least change of tokens/s that one night of the series shows; None for a young series."""
-    nights = observations(level_points(points), SPEED)
-    level = level_of(nights, nights[-1].node) if nights else None
-    return detectable(level) if level else None
 
 
 def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
@@ -345,13 +345,6 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     last = next((p for p in reversed(points) if p.is_of_trend), None)
     before = store.subject(last.subject) if last else None
     return is_other_build(before, now)
-
-
-def _slow_machine(node: str, night: str, reason: str) -> dict[str, Any]:
-    """Return the finding about a machine that the control found slow."""
-    label = f"node {short_digest(node)}"
-    finding = Finding(series="", label=label, figure=None, word="bad night", detail=reason, night=night, node=node)
-    return finding.model_dump(mode="json")
 
 
 @contextmanager

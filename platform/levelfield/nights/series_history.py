@@ -129,7 +129,13 @@ def history_lines(history: FigureHistory, chart: bool) -> list[str]:
         lines.append(f"  accepted   {accepted} since {history.accepted_since}")
         lines.append(f"  scatter    {history.scatter:.2%} from night to night")
         lines.append(f"  it shows   {history.shows:.1%} in one night, {history.shows_in_three:.1%} in three")
-    lines += ["  segments", *(f"    {_segment(segment, history)}" for segment in history.segments)]
+    lines.append("  segments")
+    for segment in history.segments:
+        step = f", step {percent_change(segment.step)}" if segment.step is not None else ""
+        fields = f": {', '.join(segment.fields)}" if segment.fields else ""
+        nights = f"{segment.nights} night{'s' * (segment.nights > 1)}, median {figure_value(segment.median, figure)}"
+        period, conditions = f"{segment.first} to {segment.last}", short_digest(segment.conditions)
+        lines.append(f"    {period}  {nights}{step}{fields} ({conditions})")
     if chart:
         lines += ["", *_chart([value for *_, value in history.nights], history)]
     return [wrapped(line, 13) if "|" not in line else line for line in lines]
@@ -144,15 +150,6 @@ def event_lines(events: Iterable[StoreEvent]) -> list[str]:
         text = f"  {event.at[:10]}  {event.kind} by {event.who}{until}: {event.why}{levels}"
         lines.append(wrapped("  " + one_line(text), 6))
     return lines
-
-
-def _segment(segment: SegmentSummary, history: FigureHistory) -> str:
-    median = figure_value(segment.median, history.figure)
-    step = f", step {percent_change(segment.step)}" if segment.step is not None else ""
-    fields = f": {', '.join(segment.fields)}" if segment.fields else ""
-    nights = f"{segment.nights} night{'s' * (segment.nights > 1)}"
-    conditions = short_digest(segment.conditions)
-    return f"{segment.first} to {segment.last}  {nights}, median {median}{step}{fields} ({conditions})"
 
 
 def _chart(values: Sequence[float], history: FigureHistory) -> list[str]:

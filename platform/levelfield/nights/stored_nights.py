@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
 
@@ -14,7 +14,7 @@ from levelfield.series.examination import holds, standing_baseline
 from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
-from levelfield.specs.record import Conditions, Point, StoreEvent
+from levelfield.specs.record import Conditions, Point
 from levelfield.specs.short_names import refuse_any, short_digest
 from levelfield.store.database import Store, StoredSeries
 
@@ -33,10 +33,19 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
         if not expected:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
-    expected = _as_before(store, night, expected)
+    # Each entry with the series that the newest night before, within two weeks, ran for it; else with its own: an entry
+    # that runs other work tonight is told from a new one.
+    first, before = _days_before(night, _DAYS_BEFORE) or "", dict[str, str]()
+    for earlier in sorted(store.nights()) if expected else ():
+        if first <= earlier < night:
+            before |= {entry: series for entry, series in store.expected(earlier).items() if series}
+    expected = {entry: before.get(entry, series) for entry, series in expected.items()}
     stored = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
-    points = _recent(store, stored, night, _with_old_levels(stored, night, past, events))
+    # the series whose level rests on nights that may be older than the last days
+    accepted = {event.series for event in events if event.kind == "baseline" and holds(event, f"{night}~")}
+    changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
+    points = _recent(store, stored, night, {series.digest for series in stored} - accepted | changed)
     if suite is not None:
         ran = {s for s, of in points.items() if any(p.night == night and p.entry in expected for p in of)}
         points = {s: of for s, of in points.items() if s in ran or s in expected.values()}
@@ -51,16 +60,6 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         partial(_reason, store),
         cache(partial(_has_commit, store)),
     )
-
-
-def _as_before(store: Store, night: str, expected: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the entries with the series that the newest night before, within two weeks, ran for each; else with its
-    own: an entry that runs other work tonight is told from a new one."""
-    first, before = _days_before(night, _DAYS_BEFORE) or "", dict[str, str]()
-    for earlier in sorted(store.nights()) if expected else ():
-        if first <= earlier < night:
-            before |= {entry: series for entry, series in store.expected(earlier).items() if series}
-    return {entry: before.get(entry, series) for entry, series in expected.items()}
 
 
 def _reason(store: Store, run_id: str) -> str | None:
@@ -92,7 +91,9 @@ def chosen_night(store: Store, name: str | None) -> str:
     """
     nights = store.nights()
     if name is not None:
-        if name in nights or _has_runs(store, name):
+        since = _days_before(name, 1)
+        points = store.points(since=since) if since and name not in nights else {}
+        if name in nights or any(night_of(point) == name for of in points.values() for point in of):
             return name
         raise UnknownName("night", name, nights)
     newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
@@ -161,15 +162,6 @@ def _has_commit(store: Store, digest: str) -> bool:
         return False
 
 
-def _with_old_levels(
-    stored: Sequence[StoredSeries], night: str, past: Sequence[Finding], events: Sequence[StoreEvent]
-) -> set[str]:
-    """Return the series whose level rests on nights that may be older than the last days."""
-    accepted = [event for event in events if event.kind == "baseline" and holds(event, f"{night}~")]
-    changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
-    return {series.digest for series in stored} - {event.series for event in accepted} | changed
-
-
 def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Collection[str]) -> dict[str, list[Point]]:
     """Return the points of the last days; all points of series that ran since and are `old`, or ran and have few."""
     whole = sorted(s.digest for s in stored if s.digest in old and s.last[:10] >= night[:10])
@@ -181,12 +173,6 @@ def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Colle
     if unread := sorted(few.union(whole)):
         recent |= store.points(unread)
     return {series: points for series, points in recent.items() if points}
-
-
-def _has_runs(store: Store, night: str) -> bool:
-    since = _days_before(night, 1)
-    points = store.points(since=since) if since else {}
-    return any(night_of(point) == night for of in points.values() for point in of)
 
 
 def _days_before(night: str, days: int) -> str | None:

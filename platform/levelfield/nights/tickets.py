@@ -61,7 +61,10 @@ class NightTickets:
 
     def ticket(self, finding: Finding) -> Ticket:
         series = self.inputs.series[finding.series]
-        page = page_of(self.page_url, series, finding.series) if self.page_url else None
+        page = None
+        if self.page_url:
+            anchor = slug(f"{series.label} {finding.series}")
+            page = f"{self.page_url.rstrip('/')}/case-{slug(series.case)}.html#{anchor}"
         accepted = self.accepted(finding)
         if accepted is None or finding.run_id is None:
             unknown = "the night has no accepted build to compare with"
@@ -102,11 +105,17 @@ class NightTickets:
     def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
         if before.packages == after.packages and before.packages is not None:
             return {}
+        lists: list[dict[str, str]] = []
         try:
-            old, new = (_run_packages(self.runs, run_id) for run_id in (accepted, tonight))
+            for run_id in (accepted, tonight):
+                content = mapping(strict_json(read_regular(find_run(self.runs, run_id).provenance, _MOST_BYTES)))
+                packages = content.get("environment_packages")
+                if not isinstance(packages, dict):
+                    raise ValueError(f"{run_id} listed no packages")
+                lists.append({str(name): str(version) for name, version in packages.items()})
         except (LevelfieldError, OSError, ValueError) as error:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
-        return {"packages": tuple(sorted(differences(old, new)))}
+        return {"packages": tuple(sorted(differences(*lists)))}
 
     def _command(self, ticket: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""
@@ -147,11 +156,6 @@ def _bisection(note: Mapping[str, Any]) -> Bisection | None:
         return None
 
 
-def page_of(base: str, series: Series, digest: str) -> str:
-    """Return the link of a series on pages below a base."""
-    return f"{base.rstrip('/')}/case-{slug(series.case)}.html#{slug(f'{series.label} {digest}')}"
-
-
 def _commits(before: Subject, after: Subject) -> dict[str, Any]:
     """Return the fields of a ticket that name the commits between two builds."""
     for subject, which in ((before, "the accepted build"), (after, "tonight's build")):
@@ -164,15 +168,6 @@ def _commits(before: Subject, after: Subject) -> dict[str, Any]:
     except RunFailed as error:
         return {**builds, "commits_unknown": str(error)}
     return {**builds, "commits": tuple(TicketCommit(**entry._asdict()) for entry in log), "all_commits": count}
-
-
-def _run_packages(runs: Path, run_id: str) -> dict[str, str]:
-    """Return the packages that a run listed. Raises LevelfieldError, OSError or ValueError."""
-    content = mapping(strict_json(read_regular(find_run(runs, run_id).provenance, _MOST_BYTES)))
-    packages = content.get("environment_packages")
-    if not isinstance(packages, dict):
-        raise ValueError(f"{run_id} listed no packages")
-    return {str(name): str(version) for name, version in packages.items()}
 
 
 @dataclass
@@ -197,7 +192,16 @@ class NightBisection:
             ticket = self.tickets.ticket(finding)
             if ticket.command and ticket.bisection is None and (ticket.all_commits or 0) > 1:
                 bisection = self._searched(finding, finding.figure, ticket, until)
-                self.tickets.store.add_event(_note(self.tickets.inputs.night, finding, ticket, bisection))
+                night = self.tickets.inputs.night
+                data = {
+                    "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
+                    "tonight": ticket.tonight, "bisection": bisection.model_dump(mode="json"),
+                }  # fmt: skip
+                note = {
+                    "id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "data": data,
+                    "who": "nightly", "why": f"night {night}, {FIGURES[finding.figure]}: {bisection}",
+                }  # fmt: skip
+                self.tickets.store.add_event(StoreEvent.model_validate(note))
 
     def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
@@ -231,19 +235,6 @@ class NightBisection:
         search = first_bad(commits, side)
         good, bad = commits[search.good], commits[search.bad]
         return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=trial_count)
-
-
-def _note(night: str, finding: Finding, ticket: Ticket, bisection: Bisection) -> StoreEvent:
-    """Return the note of a series that keeps what a night's search found."""
-    figure = FIGURES[finding.figure] if finding.figure else "training"
-    data = {
-        "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
-        "tonight": ticket.tonight, "bisection": bisection.model_dump(mode="json"),
-    }  # fmt: skip
-    return StoreEvent.model_validate(
-        {"id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "who": "nightly",
-         "why": f"night {night}, {figure}: {bisection}", "data": data}
-    )  # fmt: skip
 
 
 def night_tickets(

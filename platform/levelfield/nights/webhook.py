@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +78,18 @@ def delivered(
     answers: list[str | None] = []
 
     def send() -> None:
-        answers.append(_tries(lambda: _sent(url, document, answer_seconds), waits))
+        for number, wait in enumerate((*waits, 0.0), 1):
+            reason, may_help = _sent(url, document, answer_seconds)
+            if reason is None or not may_help or number > len(waits):
+                break
+            time.sleep(wait)
+        answers.append(reason if reason is None or number == 1 else f"{reason} ({number} tries)")
 
     # A server that answers byte by byte keeps a socket's limit from passing; nothing waits longer than this.
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     thread.join(all_seconds)
     return answers[0] if answers else f"no whole answer within {all_seconds:.0f} s"
-
-
-def _tries(send: Callable[[], tuple[str | None, bool]], waits: tuple[float, ...]) -> str | None:
-    for number, wait in enumerate((*waits, 0.0), 1):
-        reason, may_help = send()
-        if reason is None:
-            return None
-        if not may_help or number > len(waits):
-            break
-        time.sleep(wait)
-    return reason if number == 1 else f"{reason} ({number} tries)"
 
 
 def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:

@@ -36,8 +36,8 @@ def comparisons() -> str:
         for run in repeats(400, 404, 396, first=10, framework="paddle", is_dirty=True, joules=None, chip="Y1")
     ]
     two = [run.model_copy(update={"command_repeats": 3}) for run in [record(30, 500, devices=2, layout=Layout(data=2))]]
-    own = {"capital": 100000, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.2, "pue": 1.5}
-    chips = {"X1": {"per": "device", "rent": 2.0}, "Y1": {"per": "node", "own": own}}
+    owned = {"capital": 100000, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.2, "pue": 1.5}
+    chips = {"X1": {"per": "device", "rent": 2.0}, "Y1": {"per": "node", "own": owned}}
     prices = Prices.model_validate({"currency": "EUR", "chips": chips})
     whole = compare([base, side_of("B", other), side_of("C", two)], prices=prices)
     refused = compare([base, side_of("B", repeats(1, first=40, scale="full", evidence="tampered"))])

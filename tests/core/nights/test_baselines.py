@@ -18,11 +18,11 @@ NOW = at(60)
 
 def test_the_unchanged_nights_are_the_evidence_and_the_level_their_median() -> None:
     points = [*nights(4, deviation=0.0), point(4, 900.0), point(5, 910.0), point(6, 2000.0)]
-    found = accepted_baseline(LevelEvidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
-    assert found.runs == tuple(f"run00{i}" for i in range(7)) and found.level[TOKENS] == pytest.approx(1000.0)
-    assert (found.kind, found.series, found.who, found.why) == ("baseline", "S", "ann", "kernels")
-    assert found.until == "2026-12-31" and found.at == NOW
-    assert "joules_per_token" not in found.level, "what was not measured is not accepted"
+    accepted = accepted_baseline(LevelEvidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
+    assert accepted.runs == tuple(f"run00{i}" for i in range(7)) and accepted.level[TOKENS] == pytest.approx(1000.0)
+    assert (accepted.kind, accepted.series, accepted.who, accepted.why) == ("baseline", "S", "ann", "kernels")
+    assert accepted.until == "2026-12-31" and accepted.at == NOW
+    assert "joules_per_token" not in accepted.level, "what was not measured is not accepted"
 
 
 def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() -> None:
@@ -39,10 +39,10 @@ def test_a_newest_night_in_doubt_is_no_evidence_unless_it_is_named() -> None:
     """A build that made half of the speed, without pairs to prove it, must not become the build that pairs run."""
     points = (*nights(8, deviation=0.0), point(8, 500.0))
     doubt = (Finding(series="S", label="S", figure=TOKENS, word="inconclusive", run_id="run008"),)
-    found = accepted_baseline(LevelEvidence("S", points, doubt), "ann", "why", NOW)
-    assert found.runs[-1] == "run007" and found.level[TOKENS] == pytest.approx(1000.0)
-    named = LevelEvidence("S", points, doubt, runs=("run006", "run007", "run008"))
-    assert accepted_baseline(named, "ann", "why", NOW).runs[-1] == "run008"
+    accepted = accepted_baseline(LevelEvidence("S", points, doubt), "ann", "why", NOW)
+    assert accepted.runs[-1] == "run007" and accepted.level[TOKENS] == pytest.approx(1000.0)
+    by_name = LevelEvidence("S", points, doubt, runs=("run006", "run007", "run008"))
+    assert accepted_baseline(by_name, "ann", "why", NOW).runs[-1] == "run008"
     settled = (*doubt, doubt[0].model_copy(update={"word": "no change"}))
     assert accepted_baseline(LevelEvidence("S", points, settled), "ann", "why", NOW).runs[-1] == "run008"
 
@@ -52,32 +52,34 @@ def test_a_regression_behind_a_newest_night_in_doubt_is_not_accepted_in_its_plac
     points = (*nights(8, deviation=0.0), point(8, 900.0), point(9, 1100.0))
     worse = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run008", pairs=5)
     doubt = Finding(series="S", label="S", figure=TOKENS, word="inconclusive", run_id="run009")
-    with pytest.raises(UsageError, match=r"newest night is inconclusive, and .* before it is a regression.*--run"):
+    with pytest.raises(UsageError, match=rf"{day(8)}.*regression.*--run"):
         accepted_baseline(LevelEvidence("S", points, (worse, doubt)), "ann", "why", NOW)
-    named = LevelEvidence("S", points, (worse, doubt), runs=("run008",))
-    assert accepted_baseline(named, "ann", "why", NOW).runs == ("run008",), "named, it is meant"
+    by_name = LevelEvidence("S", points, (worse, doubt), runs=("run008",))
+    assert accepted_baseline(by_name, "ann", "why", NOW).runs == ("run008",), "named, it is meant"
     better = worse.model_copy(update={"word": "improvement"})
     assert accepted_baseline(LevelEvidence("S", points, (better, doubt)), "ann", "why", NOW).runs == ("run008",)
 
 
 def test_at_most_the_nights_of_a_level_are_accepted() -> None:
-    found = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
-    assert found.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
+    accepted = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
+    assert accepted.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
 
 
 def test_nights_before_the_baseline_that_holds_are_no_evidence() -> None:
     points = (*nights(10), *(point(i, 900.0) for i in range(10, 16)))
     old = accepted_baseline(LevelEvidence("S", points, runs=("run010", "run011", "run012")), "ann", "why", at(12, 9))
-    found = accepted_baseline(LevelEvidence("S", points, baseline=old), "ann", "why", NOW)
-    assert found.runs == tuple(f"run{i:03d}" for i in range(10, 16)) and found.level[TOKENS] == pytest.approx(900.0)
+    accepted = accepted_baseline(LevelEvidence("S", points, baseline=old), "ann", "why", NOW)
+    assert accepted.runs == tuple(f"run{i:03d}" for i in range(10, 16)) and accepted.level[TOKENS] == pytest.approx(
+        900.0
+    )
 
 
 def test_nights_that_were_found_changed_are_no_evidence_for_the_level_after_them() -> None:
     slow = tuple(point(i, 900.0) for i in (7, 8))
     points = (*nights(7, deviation=0.0), *slow, *nights(3, deviation=0.0, first=9))
     past = tuple(Finding(series="S", label="S", figure=TOKENS, word="regression", run_id=p.run_id) for p in slow)
-    found = accepted_baseline(LevelEvidence("S", points, past), "ann", "why", NOW)
-    assert len(found.runs) == 10 and not {p.run_id for p in slow} & set(found.runs)
+    accepted = accepted_baseline(LevelEvidence("S", points, past), "ann", "why", NOW)
+    assert len(accepted.runs) == 10 and not {p.run_id for p in slow} & set(accepted.runs)
     quiet = tuple(finding.model_copy(update={"word": "no change"}) for finding in past)
     taken_back = accepted_baseline(LevelEvidence("S", points, (*past, *quiet)), "ann", "why", NOW)
     assert len(taken_back.runs) == 12, "the last finding counts"
@@ -85,8 +87,8 @@ def test_nights_that_were_found_changed_are_no_evidence_for_the_level_after_them
 
 def test_after_a_change_of_conditions_its_own_nights_suffice() -> None:
     points = (*nights(6), *nights(3, first=6, conditions="c2"))
-    found = accepted_baseline(LevelEvidence("S", points), "ann", "why", NOW)
-    assert found.runs == ("run006", "run007", "run008")
+    accepted = accepted_baseline(LevelEvidence("S", points), "ann", "why", NOW)
+    assert accepted.runs == ("run006", "run007", "run008")
 
 
 def test_named_runs_are_the_evidence() -> None:
@@ -95,29 +97,29 @@ def test_named_runs_are_the_evidence() -> None:
 
 
 def test_two_nights_are_too_few_and_three_runs_of_a_night_are_one() -> None:
-    with pytest.raises(UsageError, match="found 2 valid nights, expected at least 3"):
+    with pytest.raises(UsageError, match="found 2"):
         accepted_baseline(LevelEvidence("S", tuple(nights(2))), "ann", "why", NOW)
     same = tuple(point(1, 1000.0, run_id=f"r{i}", began=at(1, i)) for i in range(3))
-    with pytest.raises(UsageError, match="found 1 valid nights"):
+    with pytest.raises(UsageError, match="found 1"):
         accepted_baseline(LevelEvidence("S", same), "ann", "why", NOW)
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "no change"])
 def test_one_night_suffices_where_pairs_decided(word: str) -> None:
-    judged = Finding(series="S", label="S", figure=TOKENS, word=word, run_id="run000", pairs=5)
-    found = accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (judged,)), "ann", "why", NOW)
-    assert found.level[TOKENS] == pytest.approx(900.0)
-    open_one = judged.model_copy(update={"word": "inconclusive"})
-    with pytest.raises(UsageError, match="found 0 valid nights"):
+    decided = Finding(series="S", label="S", figure=TOKENS, word=word, run_id="run000", pairs=5)
+    accepted = accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (decided,)), "ann", "why", NOW)
+    assert accepted.level[TOKENS] == pytest.approx(900.0)
+    open_one = decided.model_copy(update={"word": "inconclusive"})
+    with pytest.raises(UsageError, match="found 0"):
         accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
 
 
 def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> None:
     points = (*nights(10), point(10, 900.0))
-    judged = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
-    found = accepted_baseline(LevelEvidence("S", points, (judged,)), "ann", "why", NOW)
-    assert found.runs == ("run010",) and found.level[TOKENS] == pytest.approx(900.0)
-    later = accepted_baseline(LevelEvidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
+    decided = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
+    accepted = accepted_baseline(LevelEvidence("S", points, (decided,)), "ann", "why", NOW)
+    assert accepted.runs == ("run010",) and accepted.level[TOKENS] == pytest.approx(900.0)
+    later = accepted_baseline(LevelEvidence("S", (*points, point(11, 1000.0)), (decided,)), "ann", "why", NOW)
     assert "run010" not in later.runs and len(later.runs) == 11, "the newest night is not changed"
 
 
@@ -133,9 +135,9 @@ def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> N
 )
 def test_evidence_that_fails_is_refused(change: dict[str, str]) -> None:
     bad = tuple(point(i, 1000.0, **change) for i in range(5))
-    with pytest.raises(UsageError, match="found 0 valid nights"):
+    with pytest.raises(UsageError, match="found 0"):
         accepted_baseline(LevelEvidence("S", bad), "ann", "why", NOW)
-    with pytest.raises(UsageError, match="--run run001: found no evidence"):
+    with pytest.raises(UsageError, match=r"run001:.*evidence"):
         accepted_baseline(LevelEvidence("S", bad, runs=("run001",)), "ann", "why", NOW)
 
 
@@ -153,7 +155,7 @@ def test_bad_nights_are_no_evidence() -> None:
 
 
 def test_a_run_of_another_series_is_refused() -> None:
-    with pytest.raises(UsageError, match="--run other: found no such run"):
+    with pytest.raises(UsageError, match="--run other"):
         accepted_baseline(LevelEvidence("S", tuple(nights(6)), runs=("other",)), "ann", "why", NOW)
 
 
@@ -164,25 +166,25 @@ def test_evidence_across_a_change_of_conditions_is_refused() -> None:
 
 
 def test_a_reason_is_needed() -> None:
-    with pytest.raises(UsageError, match="--why: found an empty text"):
+    with pytest.raises(UsageError, match="--why: "):
         accepted_baseline(LevelEvidence("S", tuple(nights(6))), "ann", "  ", NOW)
 
 
 def test_every_known_node_gets_the_accepted_level_with_its_offset() -> None:
     points = [point(i, 1000.0 if i % 2 else 900.0, node=f"n{i % 2}") for i in range(20)]
     evidence = [point(20 + i, 800.0, node="n1") for i in range(3)]
-    named = tuple(each.run_id for each in evidence)
-    found = accepted_baseline(LevelEvidence("S", (*points, *evidence), runs=named), "ann", "why", NOW)
-    nodes = found.data["nodes"][TOKENS]  # type: ignore[index,call-overload]
+    by_name = tuple(entry.run_id for entry in evidence)
+    accepted = accepted_baseline(LevelEvidence("S", (*points, *evidence), runs=by_name), "ann", "why", NOW)
+    nodes = accepted.data["nodes"][TOKENS]  # type: ignore[index,call-overload]
     assert nodes["n1"] == pytest.approx(800.0) and nodes["n0"] == pytest.approx(720.0)  # type: ignore[index,call-overload]
 
 
 def test_a_step_names_the_conditions_on_both_sides() -> None:
     points = [*nights(5), *(point(i, conditions="c2") for i in (5, 6)), *(point(i, conditions="c3") for i in (7, 8))]
-    found = accepted_step("S", points, "ann", "driver", NOW)
-    assert found.kind == "environment-step" and found.data == {"before": "c2", "after": "c3"}
-    assert found.runs == ("run007", "run008")
-    with pytest.raises(UsageError, match="found no change of conditions"):
+    accepted = accepted_step("S", points, "ann", "driver", NOW)
+    assert accepted.kind == "environment-step" and accepted.data == {"before": "c2", "after": "c3"}
+    assert accepted.runs == ("run007", "run008")
+    with pytest.raises(UsageError, match="series S: "):
         accepted_step("S", nights(5), "ann", "driver", NOW)
 
 
@@ -197,7 +199,7 @@ def test_the_same_step_is_accepted_in_every_series_that_has_it_and_in_no_other()
 
 
 def test_the_same_step_of_a_series_with_other_variables_is_accepted_by_its_own_digests() -> None:
-    def known(digest: str) -> Conditions:
+    def on_nodes(digest: str) -> Conditions:
         drivers = {"c1": "550", "c2": "560", "d1": "550", "d2": "560", "e2": "570"}
         return conditions(software={"driver": drivers[digest]}, variables={"OMP_X": digest[0]})
 
@@ -205,10 +207,10 @@ def test_the_same_step_of_a_series_with_other_variables_is_accepted_by_its_own_d
         return [*nights(5, conditions=before), *(point(i, conditions=after) for i in (5, 6))]
 
     points = {"S": stepped("c1", "c2"), "T": stepped("d1", "d2"), "U": stepped("c1", "e2")}
-    (other,) = same_steps(accepted_step("S", points["S"], "ann", "driver", NOW), points, known)
+    (other,) = same_steps(accepted_step("S", points["S"], "ann", "driver", NOW), points, on_nodes)
     assert (other.series, other.data) == ("T", {"before": "d1", "after": "d2"})
 
 
 def test_a_note_accepts_nothing() -> None:
-    found = note("S", "ann", "moved the rack", NOW)
-    assert (found.kind, found.level, found.runs, found.at[:10]) == ("note", {}, (), day(60))
+    accepted = note("S", "ann", "moved the rack", NOW)
+    assert (accepted.kind, accepted.level, accepted.runs, accepted.at[:10]) == ("note", {}, (), day(60))

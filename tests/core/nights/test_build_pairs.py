@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compared_records import record, with_result
@@ -12,7 +14,6 @@ from levelfield.nights.build_pairs import Arm, ArmFailed, case_arguments, paired
 from levelfield.run.builds import CommitBuild
 from levelfield.run.turns import PairProgress, abba
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import RunRecord
 from plans import make_plan
 
 
@@ -23,8 +24,10 @@ def test_the_arms_take_the_image_that_the_user_names_and_no_other(image: str | N
     assert plan.container
     if image is None:
         recipe = plan.container.image
-        own = recipe.model_copy(update={"base": recipe.base.model_copy(update={"source": "the vendor's file"})})
-        plan = plan.model_copy(update={"container": plan.container.model_copy(update={"image": own})})
+        vendors_image = recipe.model_copy(
+            update={"base": recipe.base.model_copy(update={"source": "the vendor's file"})}
+        )
+        plan = plan.model_copy(update={"container": plan.container.model_copy(update={"image": vendors_image})})
     words = case_arguments(plan)
     assert ("--base-image" in words) == (image is not None)
     assert words[words.index("--runtime") + 1] == "docker"
@@ -44,7 +47,7 @@ def test_arms_name_a_graph_only_where_there_is_one() -> None:
     assert not any("graph" in word for word in case_arguments(plain))
 
 
-def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]:
+def lines_of(rates: dict[str, float], done: int = 0, **more: Any) -> list[str]:
     """The lines of four pairs of these rates, each run of 30 s; `done` runs were made by an earlier start."""
     lines: list[str] = []
     now = iter(range(0, 10**6, 30))
@@ -54,27 +57,29 @@ def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]
     progress = PairProgress("tokens_per_second_per_device", lines.append, clock=lambda: float(next(now)))
     keep = progress.keeping(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
     for arm in arms[done:]:
-        found: RunRecord = keep(arm, RunPaths(Path("x")))
-        assert found is records[arm]
+        assert keep(arm, RunPaths(Path("x"))) is records[arm]
     return lines
 
 
+def times(line: str) -> list[str]:
+    return re.findall(r"\d+:\d\d", line)
+
+
 def test_each_run_of_a_pair_is_said_with_the_difference_so_far_and_the_time_left() -> None:
-    lines = said_of({"a": 1000.0, "b": 800.0})
-    assert lines[0] == "run 1 of 6 to 14, accepted build: 1,000.0 tokens/s/device; 2:30 to 6:30 left"
-    assert lines[1].startswith("run 2 of 6 to 14, tonight's build: 800.0 tokens/s/device; tonight's build -20.0 % in ")
-    assert lines[5].endswith("; tonight's build -20.0 % in 3 pairs; at most 4:00 left") and len(lines) == 8
-    assert lines[5].startswith("run 6 of at most 14, ")
+    lines = lines_of({"a": 1000.0, "b": 800.0})
+    assert "1,000.0 tokens/s/device;" in lines[0] and times(lines[0]) == ["2:30", "6:30"]
+    assert lines[1].startswith("run 2 ") and "-20.0 %" in lines[1] and len(lines) == 8
+    assert lines[5].startswith("run 6 ") and "3 pairs;" in lines[5] and times(lines[5]) == ["4:00"]
 
 
 def test_the_runs_of_an_earlier_start_count_and_take_no_time() -> None:
-    lines = said_of({"a": 1000.0, "b": 800.0}, done=3)
-    assert lines[0].startswith("run 4 of 6 to 14, accepted build") and "in 2 pairs; 1:00 to 5:00 left" in lines[0]
+    lines = lines_of({"a": 1000.0, "b": 800.0}, done=3)
+    assert lines[0].startswith("run 4 ") and "2 pairs;" in lines[0] and times(lines[0]) == ["1:00", "5:00"]
 
 
 def test_a_run_without_a_figure_is_said_by_its_word_and_is_in_no_mean() -> None:
-    (first, *_), last = said_of({"a": 0.0, "b": 800.0}, word="failed")[:2], said_of({"a": 0.0, "b": 800.0})[-1]
-    assert "accepted build: failed; " in first and " % in " not in last
+    (first, *_), last = lines_of({"a": 0.0, "b": 800.0}, word="failed")[:2], lines_of({"a": 0.0, "b": 800.0})[-1]
+    assert " failed; " in first and " % in " not in last
 
 
 @pytest.mark.parametrize(("commit", "fails"), [("a" * 40, False), ("b" * 40, True), (None, False)])
@@ -84,7 +89,7 @@ def test_a_run_of_another_commit_than_its_arm_ends_the_pairs(commit: str | None,
     done = [record(1, commit="a" * 40), record(2, commit=commit)]
     pairs = paired_records(arms, 1, tmp_path, done[0].series, lambda arm, paths: pytest.fail("ran"), done)
     if fails:
-        with pytest.raises(ArmFailed, match="is of commit bbbbbbbbbbbb, expected aaaaaaaaaaaa: the checkout has moved"):
+        with pytest.raises(ArmFailed, match=r"b{12},.* a{12}:"):
             next(pairs)
     else:
         assert next(pairs) == tuple(done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,20 +14,20 @@ from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspec
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.examination import era_of, nights_before
 from levelfield.series.findings import FAILURES, WORDS, Finding, exit_code
-from levelfield.series.segments import observations, segments_of
-from levelfield.specs.record import Point
+from levelfield.series.segments import condition_changes, differences, observations, segments_of
+from levelfield.specs.record import Conditions, Point
 
 TOKENS = "tokens_per_second_per_device"
 NIGHT = 40
 
 
-def given(points: Sequence[Point], night: int = NIGHT, **more: Any) -> GateInput:
+def gate_night(points: Sequence[Point], night: int = NIGHT, **more: Any) -> GateInput:
     return GateInput(day(night), {"S": points}, {"S": series()}, **more)
 
 
 def word(report: GateReport, figure: str | None = TOKENS, name: str = "S") -> str:
-    (found,) = [f for f in report.findings if f.figure == figure and f.series == name]
-    return found.word
+    (finding,) = [f for f in report.findings if f.figure == figure and f.series == name]
+    return finding.word
 
 
 def pairs(change: float, night: float = 1.0) -> ConfirmingPairs:
@@ -45,9 +46,9 @@ def shifted(change: float, **changes: Any) -> list[Point]:
 
 
 def test_quiet_nights_are_no_change_with_what_they_could_have_seen() -> None:
-    found = compared(given(nights(NIGHT + 1)))
-    assert word(found) == "no change" and exit_code(found.findings) == 0
-    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    outcome = compared(gate_night(nights(NIGHT + 1)))
+    assert word(outcome) == "no change" and exit_code(outcome.findings) == 0
+    (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert 0.02 < (finding.detectable or 0) < 0.06 and finding.nights == 30 and finding.level_since == day(10)
     assert finding.level == pytest.approx(1000, rel=0.01)
 
@@ -56,12 +57,12 @@ def test_quiet_nights_are_no_change_with_what_they_could_have_seen() -> None:
 def test_a_fall_of_one_percent_is_never_called_and_ten_percent_is(seed: int) -> None:
     quiet = nights(NIGHT, 0.01, seed)
     for change, allowed in ((-0.01, {"no change", "inconclusive"}), (-0.10, {"regression"})):
-        night = given([*quiet, point(NIGHT, 1000 * (1 + change) * math.exp(noise(99, 0.01, seed)[50]))])
+        night = gate_night([*quiet, point(NIGHT, 1000 * (1 + change) * math.exp(noise(99, 0.01, seed)[50]))])
         assert word(compared(night, pairs(change))) in allowed
 
 
 def test_a_suspicion_that_pairs_confirm_is_a_regression_with_the_pairs_interval() -> None:
-    (finding,) = [f for f in compared(given(shifted(-0.06)), pairs(-0.05)).findings if f.figure == TOKENS]
+    (finding,) = [f for f in compared(gate_night(shifted(-0.06)), pairs(-0.05)).findings if f.figure == TOKENS]
     assert finding.word == "regression" and finding.pairs >= 3 and finding.run_id == f"run{NIGHT:03d}"
     assert finding.low is not None and finding.high is not None and finding.change is not None
     assert finding.low < finding.change < finding.high < 0 and finding.change == pytest.approx(-0.05, abs=0.01)
@@ -69,34 +70,34 @@ def test_a_suspicion_that_pairs_confirm_is_a_regression_with_the_pairs_interval(
 
 
 def test_a_suspicion_that_pairs_do_not_confirm_is_no_change() -> None:
-    assert word(compared(given(shifted(-0.06)), pairs(0.0))) == "no change"
+    assert word(compared(gate_night(shifted(-0.06)), pairs(0.0))) == "no change"
 
 
 def test_a_bad_night_is_never_a_regression() -> None:
     for size in (0.05, 0.1, 0.2, 0.5):
-        found = compared(given(shifted(-size)), pairs(0.0, night=1 - size))
-        assert word(found) == "bad night" and exit_code(found.findings) == 0
-        assert exit_code(found.findings, strict=True) == 4
+        outcome = compared(gate_night(shifted(-size)), pairs(0.0, night=1 - size))
+        assert word(outcome) == "bad night" and exit_code(outcome.findings) == 0
+        assert exit_code(outcome.findings, strict=True) == 4
 
 
 def test_pairs_are_only_run_for_a_suspicion_to_the_worse() -> None:
-    asked: list[str] = []
+    called: list[str] = []
 
     def source(name: str, figure: str) -> None:
-        asked.append(figure)
+        called.append(figure)
 
-    compared(given(nights(NIGHT + 1)), source)
-    compared(given(shifted(0.10)), source)
-    assert asked == []
-    compared(given(shifted(-0.10)), source)
-    assert asked == [TOKENS]
-    assert [(s.series, s.figure) for s in suspects(given(shifted(-0.10)))] == [("S", TOKENS)]
-    assert suspects(given(shifted(0.10))) == []
+    compared(gate_night(nights(NIGHT + 1)), source)
+    compared(gate_night(shifted(0.10)), source)
+    assert called == []
+    compared(gate_night(shifted(-0.10)), source)
+    assert called == [TOKENS]
+    assert [(s.series, s.figure) for s in suspects(gate_night(shifted(-0.10)))] == [("S", TOKENS)]
+    assert suspects(gate_night(shifted(0.10))) == []
 
 
 def test_the_largest_suspicion_is_confirmed_first() -> None:
-    found = GateInput(day(NIGHT), {"S": shifted(-0.06), "T": shifted(-0.2)}, {})
-    assert [suspect.series for suspect in suspects(found)] == ["T", "S"]
+    outcome = GateInput(day(NIGHT), {"S": shifted(-0.06), "T": shifted(-0.2)}, {})
+    assert [suspect.series for suspect in suspects(outcome)] == ["T", "S"]
 
 
 @pytest.mark.parametrize(
@@ -111,61 +112,61 @@ def test_the_largest_suspicion_is_confirmed_first() -> None:
 def test_more_memory_and_more_energy_are_worse(figure: str, values: tuple[float, float], expected: str) -> None:
     before, after = values
     points = [point(i, **{figure: before if i < NIGHT - 1 else after}) for i in range(NIGHT + 1)]
-    assert word(compared(given(points)), figure) == expected
+    assert word(compared(gate_night(points)), figure) == expected
 
 
 # -- without pairs: two nights running
 
 
 def test_one_night_is_inconclusive_and_the_second_decides() -> None:
-    first = compared(given(shifted(-0.10)))
+    first = compared(gate_night(shifted(-0.10)))
     assert word(first) == "inconclusive" and exit_code(first.findings) == 0
     again = [*shifted(-0.10), point(NIGHT + 1, 905.0)]
-    assert word(compared(given(again, NIGHT + 1, past=first.findings))) == "regression"
+    assert word(compared(gate_night(again, NIGHT + 1, past=first.findings))) == "regression"
     back = [*shifted(-0.10), point(NIGHT + 1, 1000.0)]
-    assert word(compared(given(back, NIGHT + 1, past=first.findings))) == "no change"
+    assert word(compared(gate_night(back, NIGHT + 1, past=first.findings))) == "no change"
 
 
 def test_one_bad_node_does_not_decide_where_there_is_another() -> None:
     quiet = [point(i, 1000 * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
     same = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n1")]
-    assert word(compared(given(same, NIGHT + 1))) == "inconclusive"
+    assert word(compared(gate_night(same, NIGHT + 1))) == "inconclusive"
     other = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n0")]
-    assert word(compared(given(other, NIGHT + 1))) == "regression"
+    assert word(compared(gate_night(other, NIGHT + 1))) == "regression"
 
 
 def test_a_slow_fall_is_a_regression_without_pairs_too() -> None:
-    points, past, words = nights(NIGHT), [], []
+    points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night, z in zip(range(NIGHT, NIGHT + 25), noise(25, 0.01, 8), strict=True):
         points = [*points, point(night, 1000 * math.exp(z - 0.003 * (night - NIGHT)))]
-        found = compared(given(points, night, past=past))
-        past = [*past, *found.findings]
-        words.append(word(found))
+        outcome = compared(gate_night(points, night, past=past))
+        past = [*past, *outcome.findings]
+        words.append(word(outcome))
     assert "regression" in words and words[-1] == "regression"
 
 
 def test_a_regression_stays_until_it_is_accepted() -> None:
-    points, past, words = nights(NIGHT), [], []
+    points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night in range(NIGHT, NIGHT + 40):
         points = [*points, point(night, 900.0 + night % 3)]
-        found = compared(given(points, night, past=past))
-        past = [*past, *found.findings]
-        words.append(word(found))
+        outcome = compared(gate_night(points, night, past=past))
+        past = [*past, *outcome.findings]
+        words.append(word(outcome))
     assert words == ["inconclusive"] + ["regression"] * 39
 
 
 def test_a_gain_is_an_improvement_until_it_is_accepted_and_then_a_fall_back_is_seen() -> None:
-    points, past = nights(NIGHT), []
+    points, past = nights(NIGHT), list[Finding]()
     for night in range(NIGHT, NIGHT + 4):
         points = [*points, point(night, 1100.0 + night % 3)]
-        found = compared(given(points, night, past=past))
-        past = [*past, *found.findings]
-    assert word(found) == "improvement" and exit_code(found.findings) == 0
+        outcome = compared(gate_night(points, night, past=past))
+        past = [*past, *outcome.findings]
+    assert word(outcome) == "improvement" and exit_code(outcome.findings) == 0
     fallen = [*points, point(NIGHT + 4, 1000.0), point(NIGHT + 5, 1001.0)]
-    assert word(compared(given(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
+    assert word(compared(gate_night(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
     runs = [p.run_id for p in points[-3:]]
     accepted = event("baseline", NIGHT + 3, runs=runs, level={TOKENS: 1100.0})
-    assert word(compared(given(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
+    assert word(compared(gate_night(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
 
 
 def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tuple[list[Point], list[Finding]]:
@@ -173,31 +174,33 @@ def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tupl
     points, past = nights(NIGHT), list[Finding]()
     for night, z in zip(range(NIGHT, NIGHT + count), noise(count, 0.005, 3), strict=True):
         points = [*points, point(night, 1000 * (1 + change) * math.exp(z))]
-        past += compared(given(points, night, past=past)).findings
+        past += compared(gate_night(points, night, past=past)).findings
     return [*points, *(point(NIGHT + count + i, value) for i, value in enumerate(after))], past
 
 
 def test_a_fall_from_a_lasting_gain_that_nobody_accepted_is_a_regression_against_a_provisional_level() -> None:
     points, past = gained(10, [1000.0, 1001.0])
-    first = compared(given(points[:-1], NIGHT + 10, past=past))
+    first = compared(gate_night(points[:-1], NIGHT + 10, past=past))
     assert word(first) == "inconclusive", "one night, without pairs"
     (finding,) = [
-        f for f in compared(given(points, NIGHT + 11, past=[*past, *first.findings])).findings if f.figure == TOKENS
+        f
+        for f in compared(gate_night(points, NIGHT + 11, past=[*past, *first.findings])).findings
+        if f.figure == TOKENS
     ]
     assert finding.word == "regression" and finding.level == pytest.approx(1100, rel=0.01)
     assert finding.level_since == day(NIGHT) and finding.change == pytest.approx(-0.09, abs=0.01)
-    assert f"the level is provisional, of a gain since {day(NIGHT)} that nobody accepted" in finding.detail
+    assert "provisional" in finding.detail and f"since {day(NIGHT)} " in finding.detail
 
 
 def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> None:
     points, past = gained(10, [1000.0])
-    night = given(points, NIGHT + 10, past=past)
+    night = gate_night(points, NIGHT + 10, past=past)
     (suspect,) = suspects(night)
     assert suspect.examination.against == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
-    found = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
-    (finding,) = [f for f in found.findings if f.figure == TOKENS]
-    assert finding.word == "regression" and finding.detail.startswith("against the gain's build, by 3 pairs; ")
-    assert exit_code(found.findings) == 4
+    outcome = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
+    (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
+    assert finding.word == "regression" and finding.pairs == 3 and "gain's build" in finding.detail
+    assert exit_code(outcome.findings) == 4
     assert word(compared(night, lambda series, figure: [(1100.0 + i, 1101.0 + i) for i in range(7)])) == "no change"
     slow = compared(night, lambda series, figure: [(1000.0 + i, 1000.0 + i) for i in range(7)])
     assert word(slow) == "bad night", "the gain's build is slow tonight as well"
@@ -205,28 +208,30 @@ def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> No
 
 def test_a_gain_that_stays_or_falls_in_part_is_judged_by_the_level_that_it_left() -> None:
     points, past = gained(10, [1100.0])
-    (finding,) = [f for f in compared(given(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
+    (finding,) = [f for f in compared(gate_night(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
     assert finding.word == "improvement" and finding.level == pytest.approx(1000, rel=0.01)
     assert "provisional" not in finding.detail
     points, past = gained(10, [1045.0])
-    assert word(compared(given(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", "still above the old one"
+    assert word(compared(gate_night(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", (
+        "still above the old one"
+    )
 
 
 def test_an_accepted_gain_and_a_gain_that_was_accepted_away_have_no_provisional_level() -> None:
     points, past = gained(10, [1000.0, 1001.0, 1002.0, 1003.0])
     for level, runs, expected in ((1100.0, range(7, 10), "regression"), (1001.0, range(10, 13), "no change")):
         accepted = event("baseline", NIGHT + 12, runs=[f"run{NIGHT + i:03d}" for i in runs], level={TOKENS: level})
-        found = compared(given(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
-        assert word(found) == expected and not any("provisional" in f.detail for f in found.findings)
+        outcome = compared(gate_night(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
+        assert word(outcome) == expected and not any("provisional" in f.detail for f in outcome.findings)
 
 
 def test_nights_that_were_better_now_and_then_make_no_level() -> None:
-    own = observations(nights(20), TOKENS)
-    runs = [night.run_id for night in own]
+    history = observations(nights(20), TOKENS)
+    runs = [night.run_id for night in history]
 
     def gain(better: Sequence[str]) -> int:
         era = era_of(segments_of(nights(20)), 0, [], at(30))
-        tonight = own[-1]._replace(night="tonight", began=at(25))
+        tonight = history[-1]._replace(night="tonight", began=at(25))
         return len(nights_before(era, TOKENS, tonight, [], better, (), better).gained)
 
     assert gain(runs[8:15]) == 7 and gain(runs[8:14]) == 0, "seven nights, not six"
@@ -241,13 +246,13 @@ def accepted_fall(until: str | None = None) -> GateInput:
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0}, until=until)
     past = [bare("regression").model_copy(update={"figure": TOKENS, "run_id": run}) for run in runs]
-    return given(quiet, NIGHT + 11, events=[accepted], past=past)
+    return gate_night(quiet, NIGHT + 11, events=[accepted], past=past)
 
 
 def test_an_accepted_level_is_the_reference() -> None:
-    found = compared(accepted_fall())
-    assert word(found) == "no change"
-    assert [f.level_since for f in found.findings if f.figure == TOKENS] == [day(NIGHT)]
+    outcome = compared(accepted_fall())
+    assert word(outcome) == "no change"
+    assert [f.level_since for f in outcome.findings if f.figure == TOKENS] == [day(NIGHT)]
 
 
 def test_an_acceptance_that_has_expired_opens_the_verdict_again() -> None:
@@ -260,9 +265,9 @@ def test_an_acceptance_holds_from_its_own_time_and_for_its_own_evidence() -> Non
     points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3))]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
-    assert word(compared(given(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
+    assert word(compared(gate_night(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
     other = event("baseline", NIGHT + 2, runs=["run010"], level={TOKENS: 901.0})
-    assert word(compared(given(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
+    assert word(compared(gate_night(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
 
 
 def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
@@ -270,14 +275,14 @@ def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 940.0})
     for after in (3, 11):
-        assert word(compared(given(points, NIGHT + after, events=[accepted]))) == "no change"
+        assert word(compared(gate_night(points, NIGHT + after, events=[accepted]))) == "no change"
 
 
 def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
     points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
-    for found in ("bad night", "regression", "improvement"):
-        past = [bare(found).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
-        (finding,) = [f for f in compared(given(points, 35, past=past)).findings if f.figure == TOKENS]
+    for outcome in ("bad night", "regression", "improvement"):
+        past = [bare(outcome).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
+        (finding,) = [f for f in compared(gate_night(points, 35, past=past)).findings if f.figure == TOKENS]
         assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
         assert (finding.detectable or 1.0) < 0.06
 
@@ -286,20 +291,20 @@ def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None
     points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3)), point(NIGHT + 3, 800.0)]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
-    assert word(compared(given(points, NIGHT + 3, events=[accepted]), pairs(-0.11))) == "regression"
+    assert word(compared(gate_night(points, NIGHT + 3, events=[accepted]), pairs(-0.11))) == "regression"
     steady = [*points[:-1], point(NIGHT + 3, 903.0)]
-    assert word(compared(given(steady, NIGHT + 3, events=[accepted]))) == "no change"
+    assert word(compared(gate_night(steady, NIGHT + 3, events=[accepted]))) == "no change"
 
 
 def test_a_new_series_says_how_many_nights_it_has() -> None:
-    found = compared(given(nights(5), 4))
-    (finding,) = [f for f in found.findings if f.figure == TOKENS]
-    assert (finding.word, finding.detail) == ("new series", "4 of 7 nights before this one") and found.compared == 0
-    assert word(compared(given(nights(8), 7))) == "no change"
+    outcome = compared(gate_night(nights(5), 4))
+    (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
+    assert (finding.word, re.findall(r"\d+", finding.detail)) == ("new series", ["4", "7"]) and outcome.compared == 0
+    assert word(compared(gate_night(nights(8), 7))) == "no change"
 
 
 def test_a_level_without_recent_nights_is_stale() -> None:
-    assert word(compared(given([*nights(20), point(50, 1000.0)], 50))) == "stale"
+    assert word(compared(gate_night([*nights(20), point(50, 1000.0)], 50))) == "stale"
 
 
 # -- conditions
@@ -313,8 +318,11 @@ def changed_driver(change: float, after: int = 1) -> list[Point]:
     return [*nights(NIGHT), *later]
 
 
-def named(digest: str) -> Any:
+def document_of(digest: str) -> Conditions:
     return conditions(software={"driver": "550" if digest == "c1" else "560"})
+
+
+CHANGE = condition_changes(document_of("c1"), document_of("c2"))
 
 
 def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_accepted() -> None:
@@ -322,75 +330,75 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
     for after in range(1, 12):
         night = NIGHT + after - 1
         source = pairs(0.0, night=0.94)
-        found = compared(given(changed_driver(-0.06, after), night, past=past, conditions=named), source)
-        (finding,) = [f for f in found.findings if f.figure == TOKENS]
+        outcome = compared(gate_night(changed_driver(-0.06, after), night, past=past, conditions=document_of), source)
+        (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
         assert finding.word == ("environment step" if after > 1 else "inconclusive"), after
-        assert "driver 550 -> 560" in finding.detail and finding.fields == ("driver 550 -> 560",)
-        assert exit_code(found.findings) == (4 if after > 1 else 0), "a bad night looks like the first one"
-        past += found.findings
+        assert CHANGE[0] in finding.detail and finding.fields == CHANGE
+        assert exit_code(outcome.findings) == (4 if after > 1 else 0), "a bad night looks like the first one"
+        past += outcome.findings
     step = event("environment-step", NIGHT + 11, data={"before": "c1", "after": "c2"})
-    later = given(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=named)
+    later = gate_night(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=document_of)
     assert word(compared(later)) == "no change"
 
 
 def test_a_step_is_no_silent_new_level_after_seven_nights_either() -> None:
-    found = compared(given(changed_driver(-0.06, 30), NIGHT + 29, conditions=named))
-    assert word(found) == "environment step"
+    outcome = compared(gate_night(changed_driver(-0.06, 30), NIGHT + 29, conditions=document_of))
+    assert word(outcome) == "environment step"
 
 
 def test_pairs_are_spent_once_on_a_step() -> None:
-    asked: list[str] = []
+    called: list[str] = []
 
     def source(name: str, figure: str) -> list[tuple[float, float]]:
-        asked.append(figure)
+        called.append(figure)
         return [(940.0 + i, 940.0 - i) for i in range(7)]
 
-    first = compared(given(changed_driver(-0.06), NIGHT), source)
-    compared(given(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
-    found = compared(given(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
-    assert asked == [TOKENS, "memory_bytes"] and word(found) == "environment step"
+    first = compared(gate_night(changed_driver(-0.06), NIGHT), source)
+    compared(gate_night(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
+    outcome = compared(gate_night(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    assert called == [TOKENS, "memory_bytes"] and word(outcome) == "environment step"
 
 
 def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
-    assert word(compared(given(changed_driver(-0.06), NIGHT), pairs(-0.06))) == "regression"
+    assert word(compared(gate_night(changed_driver(-0.06), NIGHT), pairs(-0.06))) == "regression"
 
 
 def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() -> None:
     for after in (1, 3, 8, 12):
-        assert word(compared(given(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
+        assert word(compared(gate_night(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
     drifted = [*changed_driver(0.0, 10), point(NIGHT + 10, 900.0, conditions="c2")]
-    assert word(compared(given(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
+    assert word(compared(gate_night(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
 
 
 def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
-    found = compared(given(changed_driver(-0.022), conditions=named), pairs(0.0, night=0.97))
-    (finding,) = [f for f in found.findings if f.figure == TOKENS]
-    assert (finding.word, finding.fields) == ("inconclusive", ("driver 550 -> 560",))
+    outcome = compared(gate_night(changed_driver(-0.022), conditions=document_of), pairs(0.0, night=0.97))
+    (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("inconclusive", CHANGE)
 
 
 def test_later_nights_of_another_node_are_not_known_yet() -> None:
     both = [point(i, 1000 * math.exp(z), node=f"n{i % 2}", conditions=f"c{i % 2}") for i, z in enumerate(noise(NIGHT))]
     tonight = point(NIGHT, 1000.0, node="n1", conditions="c1")
     later = [point(NIGHT + 1 + i, 500.0, node="n0", conditions="c0") for i in range(30)]
-    assert compared(given([*both, tonight, *later])) == compared(given([*both, tonight]))
+    assert compared(gate_night([*both, tonight, *later])) == compared(gate_night([*both, tonight]))
 
 
 def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:
-    found = compared(given(changed_driver(0.08, 2), NIGHT + 1, conditions=named))
-    (finding,) = [f for f in found.findings if f.figure == TOKENS]
-    assert (finding.word, finding.fields) == ("improvement", ("driver 550 -> 560",))
+    outcome = compared(gate_night(changed_driver(0.08, 2), NIGHT + 1, conditions=document_of))
+    (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("improvement", CHANGE)
 
 
 def test_a_regression_within_the_new_segment_is_not_hidden_by_the_step() -> None:
     points = [*changed_driver(-0.06, 12), point(NIGHT + 12, 800.0, conditions="c2")]
-    assert word(compared(given(points, NIGHT + 12), pairs(-0.15))) == "regression"
+    assert word(compared(gate_night(points, NIGHT + 12), pairs(-0.15))) == "regression"
 
 
 def test_a_node_with_an_offset_is_no_finding_once_it_is_known() -> None:
     quiet = [point(i, (1000 if i % 2 else 960) * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
     for tonight in (point(NIGHT, 960.0, node="n0"), point(NIGHT, 1000.0, node="n1")):
-        assert word(compared(given([*quiet, tonight]))) == "no change"
-    assert word(compared(given([*quiet, point(NIGHT, 920.0, node="n1")]), pairs(-0.08))) == "regression"
+        assert word(compared(gate_night([*quiet, tonight]))) == "no change"
+    assert word(compared(gate_night([*quiet, point(NIGHT, 920.0, node="n1")]), pairs(-0.08))) == "regression"
 
 
 # -- what the nights are made of
@@ -400,17 +408,17 @@ def test_order_and_duplicates_change_nothing() -> None:
     points = shifted(-0.10)
     mixed = [*points, *points[::3]]
     random.Random(2).shuffle(mixed)
-    assert compared(given(mixed), pairs(-0.1)) == compared(given(points), pairs(-0.1))
+    assert compared(gate_night(mixed), pairs(-0.1)) == compared(gate_night(points), pairs(-0.1))
 
 
 def test_tonight_never_enters_its_own_level_nor_does_a_later_night() -> None:
-    alone = compared(given(shifted(-0.10)), pairs(-0.1))
+    alone = compared(gate_night(shifted(-0.10)), pairs(-0.1))
     later = [*shifted(-0.10), *(point(NIGHT + 1 + i, 900.0) for i in range(20))]
-    assert compared(given(later), pairs(-0.1)).findings == alone.findings
+    assert compared(gate_night(later), pairs(-0.1)).findings == alone.findings
 
 
 def test_confirmations_and_invalid_runs_change_no_level() -> None:
-    quiet = compared(given(shifted(-0.02)))
+    quiet = compared(gate_night(shifted(-0.02)))
     noisy = [
         *shifted(-0.02),
         *(point(i, 500.0, run_id=f"a{i}", purpose="confirm-a") for i in range(20)),
@@ -420,7 +428,7 @@ def test_confirmations_and_invalid_runs_change_no_level() -> None:
         *(point(i, None, run_id=f"f{i}", word="failed") for i in range(20)),
         point(NIGHT, 400.0, run_id="b", purpose="confirm-b"),
     ]
-    assert compared(given(noisy)).findings == quiet.findings
+    assert compared(gate_night(noisy)).findings == quiet.findings
 
 
 def test_a_pair_with_a_run_that_is_no_evidence_is_none() -> None:
@@ -435,7 +443,7 @@ def test_a_pair_with_a_run_that_is_no_evidence_is_none() -> None:
     for bad in ({"evidence": "tampered"}, {"word": "failed"}, {"verdict": "diverged"}):
         first, second = arms[1]
         runs = [*arms[0], first, second.model_copy(update=bad), *arms[2]]
-        assert given([*nights(NIGHT), *runs]).stored_pairs("S", TOKENS) == [(1000.0, 900.0), (1002.0, 902.0)]
+        assert gate_night([*nights(NIGHT), *runs]).stored_pairs("S", TOKENS) == [(1000.0, 900.0), (1002.0, 902.0)]
 
 
 def test_what_a_later_night_measures_is_not_missing_in_an_earlier_one() -> None:
@@ -444,22 +452,22 @@ def test_what_a_later_night_measures_is_not_missing_in_an_earlier_one() -> None:
 
     runs = [night_with(i, None if i < 12 else 0.5) for i in range(20)]
     late = [night_with(i, 0.5 if i < 12 else None) for i in range(13)]
-    assert "missing" not in [f.word for f in compared(given(runs, 11)).findings]
-    assert "missing" in [f.word for f in compared(given(late, 12)).findings]
+    assert "missing" not in [f.word for f in compared(gate_night(runs, 11)).findings]
+    assert "missing" in [f.word for f in compared(gate_night(late, 12)).findings]
 
 
 def test_a_unit_mix_up_is_no_number_to_average() -> None:
-    found = compared(given(shifted(999.0)))
-    assert word(found) == "inconclusive"
+    outcome = compared(gate_night(shifted(999.0)))
+    assert word(outcome) == "inconclusive"
     twice = [*shifted(999.0), point(NIGHT + 1, 1e6)]
-    assert word(compared(given(twice, NIGHT + 1))) == "improvement"
+    assert word(compared(gate_night(twice, NIGHT + 1))) == "improvement"
 
 
 def test_a_figure_that_disappears_is_missing() -> None:
     points = [*nights(NIGHT, joules_per_token=0.1), point(NIGHT, 1000.0)]
-    found = compared(given(points))
-    assert word(found, "joules_per_token") == "missing" and exit_code(found.findings) == 3
-    assert not [f for f in compared(given(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
+    outcome = compared(gate_night(points))
+    assert word(outcome, "joules_per_token") == "missing" and exit_code(outcome.findings) == 3
+    assert not [f for f in compared(gate_night(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
 
 
 # -- runs and entries
@@ -476,29 +484,29 @@ def test_a_figure_that_disappears_is_missing() -> None:
     ],
 )
 def test_a_run_that_is_no_evidence_is_a_finding(change: dict[str, str], expected: str, code: int) -> None:
-    found = compared(given([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
-    assert [f.word for f in found.findings] == [expected] and exit_code(found.findings) == code
-    assert found.compared == 0 and found.expected == 1
+    outcome = compared(gate_night([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
+    assert [f.word for f in outcome.findings] == [expected] and exit_code(outcome.findings) == code
+    assert outcome.compared == 0 and outcome.expected == 1
 
 
 def test_missing_is_not_green_and_the_first_line_counts() -> None:
     both = {"S": nights(NIGHT + 1), "T": nights(NIGHT)}
     expected = {"suite/s": "S", "suite/t": "T", "suite/new": None}
-    found = compared(GateInput(day(NIGHT), both, {}, expected=expected))
-    assert sorted(f.label for f in found.findings if f.word == "missing") == ["suite/new", "suite/t"]
-    assert exit_code(found.findings) == 3
-    assert found.first_line == f"compared 1 of 3 series of night {day(NIGHT)} with levels since {day(10)}"
+    outcome = compared(GateInput(day(NIGHT), both, {}, expected=expected))
+    assert sorted(f.label for f in outcome.findings if f.word == "missing") == ["suite/new", "suite/t"]
+    assert exit_code(outcome.findings) == 3
+    assert (outcome.compared, outcome.expected) == (1, 3) and outcome.first_line.endswith(f"since {day(10)}")
 
 
 def test_a_night_of_nothing_compares_nothing() -> None:
-    found = compared(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
-    assert found.first_line == f"compared 0 of 1 series of night {day(NIGHT)} with no level"
-    assert exit_code(found.findings) == 3
+    outcome = compared(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
+    assert (outcome.compared, outcome.expected) == (0, 1) and outcome.first_line.endswith("no level")
+    assert exit_code(outcome.findings) == 3
 
 
 def test_without_a_list_what_ran_lately_is_expected() -> None:
-    found = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(NIGHT)}, {}))
-    assert [(f.series, f.word) for f in found.findings if f.word == "missing"] == [("T", "missing")]
+    outcome = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(NIGHT)}, {}))
+    assert [(f.series, f.word) for f in outcome.findings if f.word == "missing"] == [("T", "missing")]
     old = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(10)}, {}))
     assert not [f for f in old.findings if f.word == "missing"]
 
@@ -506,21 +514,22 @@ def test_without_a_list_what_ran_lately_is_expected() -> None:
 @pytest.mark.parametrize(("days", "is_expected"), [(14, True), (15, False)])
 def test_a_series_of_the_last_two_weeks_is_expected(days: int, is_expected: bool) -> None:
     points = {"S": nights(NIGHT + 1), "T": nights(NIGHT - days + 1)}
-    found = compared(GateInput(day(NIGHT), points, {}))
-    assert [f.series for f in found.findings if f.word == "missing"] == (["T"] if is_expected else [])
+    outcome = compared(GateInput(day(NIGHT), points, {}))
+    assert [f.series for f in outcome.findings if f.word == "missing"] == (["T"] if is_expected else [])
 
 
 def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
     points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
     documents = {"S": series(), "T": series(micro_batch=4, work="w2")}
-    found = compared(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
-    (finding,) = [f for f in found.findings if f.word == "incomparable"]
-    assert set(finding.fields) == {"work w -> w2", "micro_batch 8 -> 4"} and exit_code(found.findings) == 3
+    outcome = compared(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
+    (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
+    assert set(finding.fields) == set(differences(dict(documents["S"]), dict(documents["T"])))
+    assert len(finding.fields) == 2 and exit_code(outcome.findings) == 3
 
 
 def test_a_new_entry_is_found_by_its_name() -> None:
-    found = compared(given([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
-    assert {f.word for f in found.findings} == {"new series"} and found.expected == 1
+    outcome = compared(gate_night([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
+    assert {f.word for f in outcome.findings} == {"new series"} and outcome.expected == 1
 
 
 def slow_machine(night: int) -> Finding:
@@ -531,17 +540,17 @@ def slow_machine(night: int) -> Finding:
 
 
 def test_a_machine_that_the_control_finds_slow_is_named_and_its_runs_are_judged() -> None:
-    found = compared(given(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
-    (machine,) = [f for f in found.findings if f.word == "bad night"]
+    outcome = compared(gate_night(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
+    (machine,) = [f for f in outcome.findings if f.word == "bad night"]
     assert (machine.label, machine.detail, machine.runs) == ("node n1", "the fan", (f"run{NIGHT:03d}",))
-    assert word(found) == "regression" and exit_code(found.findings) == 4 and exit_code([machine]) == 0
-    assert not [f for f in compared(given(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series]
+    assert word(outcome) == "regression" and exit_code(outcome.findings) == 4 and exit_code([machine]) == 0
+    assert not [f for f in compared(gate_night(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series]
 
 
 def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
-    named = compared(given(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
-    assert f"run{NIGHT - 1:03d}" in histories(given(shifted(0.0)))["S"]
-    assert f"run{NIGHT - 1:03d}" not in histories(given(shifted(0.0), past=named))["S"]
+    findings = compared(gate_night(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
+    assert f"run{NIGHT - 1:03d}" in histories(gate_night(shifted(0.0)))["S"]
+    assert f"run{NIGHT - 1:03d}" not in histories(gate_night(shifted(0.0), past=findings))["S"]
 
 
 # -- many series
@@ -549,8 +558,8 @@ def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
 
 def histories(night: GateInput) -> dict[str, set[str]]:
     """The runs that the level of each series may rest on."""
-    found = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
-    return {around.series: {night.run_id for night in examined.history} for around, examined in found}
+    outcome = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
+    return {around.series: {night.run_id for night in examined.history} for around, examined in outcome}
 
 
 def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[str, list[Point]]:
@@ -562,9 +571,9 @@ def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[st
 
 def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
-    found = compared(GateInput(day(NIGHT), points, {}))
-    assert [f.label for f in found.findings if f.word == "bad night"] == ["node n1"]
-    assert exit_code(found.findings) == 0 and found.compared == 12
+    outcome = compared(GateInput(day(NIGHT), points, {}))
+    assert [f.label for f in outcome.findings if f.word == "bad night"] == ["node n1"]
+    assert exit_code(outcome.findings) == 0 and outcome.compared == 12
 
 
 @pytest.mark.parametrize(
@@ -574,8 +583,8 @@ def test_a_node_is_slow_alone_where_most_others_and_three_at_least_did_not_move(
     still: int, moved: int, is_the_node: bool
 ) -> None:
     points = {**many(6, -0.10), **many(still, 0.0, "n2", 6), **many(moved, -0.10, "n2", 6 + still)}
-    found = compared(GateInput(day(NIGHT), points, {}))
-    assert ("node n1" in [f.label for f in found.findings if f.word == "bad night"]) is is_the_node
+    outcome = compared(GateInput(day(NIGHT), points, {}))
+    assert ("node n1" in [f.label for f in outcome.findings if f.word == "bad night"]) is is_the_node
 
 
 def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
@@ -591,8 +600,8 @@ def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
 
 
 def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:
-    found = compared(GateInput(day(NIGHT), many(6, -0.10), {}))
-    assert {f.word for f in found.findings if f.figure == TOKENS} == {"inconclusive"}
+    outcome = compared(GateInput(day(NIGHT), many(6, -0.10), {}))
+    assert {f.word for f in outcome.findings if f.figure == TOKENS} == {"inconclusive"}
     bad = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(0.0, night=0.9))
     assert [f.label for f in bad.findings if f.word == "bad night"] == ["node n1"]
     slow = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(-0.1))

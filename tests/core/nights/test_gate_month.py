@@ -89,7 +89,7 @@ class Month:
         return [(self.memory(name, night, False), self.memory(name, night, True)) for _ in range(7)]
 
     def judge(self, night: int) -> None:
-        given = GateInput(
+        inputs = GateInput(
             day(HISTORY + night),
             self.points,
             {name: series(case=name) for name in SERIES},
@@ -98,30 +98,30 @@ class Month:
             self.past,
             lambda digest: conditions(software={"driver": "550" if digest == "c1" else "560"}),
         )
-        report = compared(given, lambda name, figure: self.pairs(night, name, figure))
+        report = compared(inputs, lambda name, figure: self.pairs(night, name, figure))
         self.past += report.findings
         self.reports[night] = report
 
     def words(self, name: str, figure: Gated | None = TOKENS) -> list[str]:
         """The series' word of each night; of a node's finding where that stands for it."""
-        found = []
+        seen: list[str] = []
         for night in range(NIGHTS):
             mine = [f for f in self.reports[night].findings if f.series == name and f.figure == figure]
-            found.append(mine[0].word if mine else "")
-        return found
+            seen.append(mine[0].word if mine else "")
+        return seen
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def month(request: pytest.FixtureRequest) -> Month:
-    found = Month(request.param)
+    seen = Month(request.param)
     for night in range(-HISTORY, NIGHTS):
-        found.run(night)
+        seen.run(night)
         if night >= 0:
-            found.judge(night)
+            seen.judge(night)
         if night == ACCEPTED:
-            runs = [p.run_id for p in found.points["s0"][-4:]]
-            found.events.append(event("baseline", HISTORY + night, series="s0", runs=runs, level={TOKENS: 900.0}))
-    return found
+            runs = [p.run_id for p in seen.points["s0"][-4:]]
+            seen.events.append(event("baseline", HISTORY + night, series="s0", runs=runs, level={TOKENS: 900.0}))
+    return seen
 
 
 def first(words: Sequence[str], word: str) -> int:
@@ -154,19 +154,19 @@ def test_a_training_that_differs_fails_that_night_and_enters_no_level(month: Mon
 def test_a_broken_run_and_a_missing_entry_are_named_and_counted(month: Month) -> None:
     assert month.words("s5", None)[BROKE[1]] == "invalid run"
     assert [f.label for f in month.reports[MISSED[1]].findings if f.word == "missing"] == ["suite/s7"]
-    assert month.reports[MISSED[1]].first_line.startswith("compared 11 of 12 series")
+    assert (month.reports[MISSED[1]].compared, month.reports[MISSED[1]].expected) == (11, 12)
 
 
 def test_a_slow_node_is_one_finding_about_it(month: Month) -> None:
-    found = [f for f in month.reports[SLOW_NODE].findings if f.word == "bad night" and f.figure == TOKENS]
-    assert [f.label for f in found] == ["node n1"] and found[0].change == pytest.approx(-0.12, abs=0.02)
+    seen = [f for f in month.reports[SLOW_NODE].findings if f.word == "bad night" and f.figure == TOKENS]
+    assert [f.label for f in seen] == ["node n1"] and seen[0].change == pytest.approx(-0.12, abs=0.02)
     assert sum(f.word == "regression" and f.figure == TOKENS for f in month.reports[SLOW_NODE].findings) <= 2  # s1, s2
 
 
 def test_a_driver_that_costs_is_a_step_of_that_series_alone(month: Month) -> None:
     assert set(month.words("s6")[DRIVER + 1 :]) == {"environment step"}
     (finding,) = [f for f in month.reports[DRIVER + 1].findings if f.series == "s6" and f.figure == TOKENS]
-    assert finding.fields == ("driver 550 -> 560",)
+    assert [field.split()[0] for field in finding.fields] == ["driver"]
     steps = Counter(f.series for r in month.reports.values() for f in r.findings if f.word == "environment step")
     assert set(steps) == {"s6"}
 
@@ -182,4 +182,4 @@ def test_nothing_else_raises_an_alarm(month: Month) -> None:
             words = set(month.words(name, figure))
             assert words <= {"", "no change", "inconclusive", "bad night"}, (name, figure, words)
     quiet = month.reports[3]
-    assert exit_code(quiet.findings) == 0 and quiet.first_line.startswith("compared 12 of 12 series")
+    assert exit_code(quiet.findings) == 0 and quiet.compared == quiet.expected == 12

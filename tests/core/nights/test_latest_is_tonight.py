@@ -176,10 +176,10 @@ def places(
     return Places(machine, command)
 
 
-@pytest.mark.parametrize("what", [after_pairs, after_a_bisection, after_a_killed_night])
-def test_the_latest_is_tonights_run_in_each_place(what: Callable[[Machine], str], places: Places) -> None:
-    tonight = what(places.machine)
+@pytest.mark.parametrize("subject", [after_pairs, after_a_bisection, after_a_killed_night])
+def test_the_latest_is_tonights_run_in_each_place(subject: Callable[[Machine], str], places: Places) -> None:
+    tonight = subject(places.machine)
     with places.machine.stored() as store:
         rate = store.record(tonight).tokens_per_second_per_device
-    for place, shown in places.all().items():
-        assert shown in (tonight, rate), (place, shown, tonight, rate)
+    for place, output in places.all().items():
+        assert output in (tonight, rate), (place, output, tonight, rate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,16 @@ NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -
         (QUIET[: FEWEST - 1], 10.0, False),
     ],
 )
-def test_only_a_rate_below_its_own_band_is_out_of_line(earlier: list[dict[str, float]], now: float, is_out: bool):
+def test_only_a_rate_below_its_own_band_is_out_of_line(
+    earlier: list[dict[str, float]], now: float, is_out: bool
+) -> None:
     assert (out_of_line(earlier, {"copy": now}) is not None) == is_out
 
 
 def test_the_sentence_names_rate_and_band() -> None:
-    said = out_of_line(QUIET, {"copy": 80.0})
-    assert said == "the control copy is 20.0% below the median of 7 nights; at most 5.0% is in line"
+    sentence = out_of_line(QUIET, {"copy": 80.0})
+    assert sentence is not None and "copy" in sentence
+    assert re.findall(r"[\d.]+%?", sentence) == ["20.0%", "7", "5.0%"]
 
 
 def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -> None:
@@ -62,17 +66,17 @@ def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("rates", "kept", "is_out"), [([100.0], 100.0, False), ([50.0, 50.0, 99.0], 99.0, False), ([50.0] * 4, 50.0, True)]
+    ("rates", "rate", "is_out"), [([100.0], 100.0, False), ([50.0, 50.0, 99.0], 99.0, False), ([50.0] * 4, 50.0, True)]
 )
 def test_only_what_stays_low_is_the_machine(
-    rates: list[float], kept: float, is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rates: list[float], rate: float, is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     left = iter(rates)
     monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
-    monkeypatch.setattr(machine_control.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("levelfield.nights.machine_control.time.sleep", lambda seconds: None)
     path = control_file(platform.node())
     for _ in range(FEWEST):
         keep_control(path, {"copy": 100.0})
     assert (slow_machine() is not None) == is_out
-    assert read_controls(path)[-1] == {"copy": kept} and len(rates) <= CONTROLS
+    assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= CONTROLS

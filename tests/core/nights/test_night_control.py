@@ -15,30 +15,35 @@ from levelfield.nights.night_session import NightSession
 
 def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(night_session, "record_of", lambda *given: SimpleNamespace(node="sha256:ab"))
-    store = SimpleNamespace(add=lambda records: None, add_finding=lambda *given: stored.append(given))
+    monkeypatch.setattr(night_session, "record_of", lambda *arguments: SimpleNamespace(node="sha256:ab"))
+    store = SimpleNamespace(add=lambda records: None, add_finding=lambda *arguments: stored.append(arguments))
     session: Any = SimpleNamespace(store=store, request=SimpleNamespace(night="2026-01-02"))
     NightSession._record(session, None, None)  # type: ignore[arg-type]
     assert stored == []
-    NightSession._record(session, None, "the control copy is 9 % below")  # type: ignore[arg-type]
-    ((night, found),) = stored
-    assert (night, found["night"], found["word"], found["figure"]) == ("2026-01-02", "2026-01-02", "bad night", None)
-    assert (found["label"], found["node"], found["detail"]) == ("node ab", "sha256:ab", "the control copy is 9 % below")
+    NightSession._record(session, None, "copy slow")  # type: ignore[arg-type]
+    ((night, outcome),) = stored
+    assert (night, outcome["night"], outcome["word"], outcome["figure"]) == (
+        "2026-01-02",
+        "2026-01-02",
+        "bad night",
+        None,
+    )
+    assert (outcome["label"], outcome["node"], outcome["detail"]) == ("node ab", "sha256:ab", "copy slow")
 
 
 def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[Any] = []
+    arguments: list[Any] = []
     progress: list[tuple[int, int]] = []
     arms, after = SimpleNamespace(), SimpleNamespace(name="with the pairs of the week")
 
-    def pairs(own: Any, count: int, *rest: Any) -> Any:
-        assert own is arms
+    def pairs(arms_of_pairs: Any, count: int, *rest: Any) -> Any:
+        assert arms_of_pairs is arms
         return ((i, i) for i in range(count))
 
-    def judged(found: Any, confirmation: Any, nulls: Any, most: int) -> list[Any]:
-        given.append(found)
+    def compared_nights(outcome: Any, confirmation: Any, nulls: Any, most: int) -> list[Any]:
+        arguments.append(outcome)
         return list(nulls("S", "real"))
 
     def progress_of(figure: str, say: Any, fewest: int, most: int, words: Any) -> Any:
@@ -46,8 +51,9 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
         return SimpleNamespace(keeping=lambda keep: keep)
 
     replaced: dict[str, Any] = {
-        "weekly_series": lambda given, seconds: "S", "gate_input": lambda *given: after, "suspects": lambda given: [],
-        "null_arms": lambda *given: arms, "series_of": str, "paired_records": pairs, "compared": judged,
+        "weekly_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,
+        "suspects": lambda inputs: [],
+        "null_arms": lambda *arguments: arms, "series_of": str, "paired_records": pairs, "compared": compared_nights,
         "PairProgress": progress_of,
     }  # fmt: skip
     for name, value in replaced.items():
@@ -60,27 +66,27 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
     session.request = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
     session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
     session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
-    session.output = SimpleNamespace(say=str, note=str)  # type: ignore[assignment]
+    session.output = SimpleNamespace(say=str, note=str)
     further: Any = session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
-    assert given == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14
+    assert arguments == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14
 
 
 @pytest.mark.parametrize(
-    ("night", "commit", "why"),
+    ("night", "commit", "reason"),
     [("n", "a" * 40, None), ("n", None, None), ("m", "a" * 40, "no run"),
      ("n", "b" * 40, "the checkout has moved since the night ran, from b")],
 )  # fmt: skip
 def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
-    night: str, commit: str | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+    night: str, commit: str | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(night_session, "source", lambda folder: {"commit": "a" * 40})
-    build = SimpleNamespace(commit=commit)
+    build: Any = SimpleNamespace(commit=commit)
     point = SimpleNamespace(is_of_trend=True, subject="s", night=night)
     session = object.__new__(NightSession)
     session.request = SimpleNamespace(night="n")  # type: ignore[assignment]
     session.store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)  # type: ignore[assignment]
-    found = session._build_here("S")
-    assert found is build if why is None else isinstance(found, str) and why in found
+    outcome = session._build_here("S")
+    assert outcome is build if reason is None else isinstance(outcome, str) and reason in outcome
 
 
 def test_an_interrupt_between_pairs_says_how_to_go_on(
@@ -90,7 +96,7 @@ def test_an_interrupt_between_pairs_says_how_to_go_on(
         raise KeyboardInterrupt
 
     session = SimpleNamespace(run_entries=lambda: True, judge=interrupted)
-    monkeypatch.setattr(NightSession, "opened", lambda *given: contextlib.nullcontext(session))
+    monkeypatch.setattr(NightSession, "opened", lambda *arguments: contextlib.nullcontext(session))
     words = ("nightly", "run", "--suite", "smoke", "--night", "2026-01-02", "--runs", str(tmp_path))
     assert main([*words]) == 130
-    assert "interrupted; start it again with --night 2026-01-02: it goes on" in capsys.readouterr().err
+    assert "--night 2026-01-02:" in capsys.readouterr().err

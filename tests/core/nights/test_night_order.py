@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from gate_points import point as gate_point
 from levelfield.nights import night_session
 from levelfield.nights.nightly import (
     UNKNOWN_SECONDS,
@@ -42,13 +43,13 @@ def test_equal_entries_keep_the_order_of_the_suite() -> None:
 
 
 def test_a_budget_keeps_a_part_for_confirmations_and_a_short_entry_still_fits_behind_a_long_one() -> None:
-    kept, out = within([candidate("a", 40), candidate("b", 50), candidate("c", 25)], 100)
-    assert ([c.name for c in kept], [c.name for c in out]) == (["a", "c"], ["b"])
+    chosen, out = within([candidate("a", 40), candidate("b", 50), candidate("c", 25)], 100)
+    assert ([c.name for c in chosen], [c.name for c in out]) == (["a", "c"], ["b"])
 
 
 def test_the_first_entry_runs_even_when_the_budget_is_too_small() -> None:
-    kept, out = within([candidate("a", 40), candidate("b", 40)], 1)
-    assert ([c.name for c in kept], [c.name for c in out]) == (["a"], ["b"])
+    chosen, out = within([candidate("a", 40), candidate("b", 40)], 1)
+    assert ([c.name for c in chosen], [c.name for c in out]) == (["a"], ["b"])
     assert within([candidate("a")], None) == ([candidate("a")], [])
 
 
@@ -60,7 +61,7 @@ def test_an_entry_is_expected_to_last_as_before_else_as_the_others() -> None:
 
 
 def point(night: str | None) -> Point:
-    return Point.model_construct(night=night)
+    return gate_point(0, night=night)
 
 
 def test_nights_since_an_entry_ran() -> None:
@@ -77,7 +78,7 @@ def test_tonights_build_is_held_against_the_last_night_and_not_against_a_pairs_o
     seen: list[object] = []
     monkeypatch.setattr(night_session, "is_other_build", lambda before, now: seen.append(before))
     monkeypatch.setattr(night_session, "Subject", SimpleNamespace)
-    points = [Point.model_construct(purpose=p, subject=s) for p, s in (("nightly", "a"), (purpose, "b"))]
+    points = [gate_point(0, purpose=p, subject=s) for p, s in (("nightly", "a"), (purpose, "b"))]
     plan = SimpleNamespace(
         implementation=SimpleNamespace(version="1", digest="d"),
         environment=SimpleNamespace(digest=""),
@@ -88,7 +89,7 @@ def test_tonights_build_is_held_against_the_last_night_and_not_against_a_pairs_o
 
 
 def subject(**change: object) -> Subject:
-    known = {
+    unseen = {
         "framework_version": "1",
         "environment": "e",
         "packages": None,
@@ -99,7 +100,7 @@ def subject(**change: object) -> Subject:
         "platform_version": "0",
         "formulas": (),
     }
-    return Subject.model_validate({**known, **change})
+    return Subject.model_validate({**unseen, **change})
 
 
 @pytest.mark.parametrize(

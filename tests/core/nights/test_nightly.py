@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 def status(word: str = "valid", interrupted: bool = False, failure: str | None = None) -> Any:
-    return SimpleNamespace(word=word, evidence="a line", is_interrupted=interrupted, failure=failure)
+    return SimpleNamespace(word=word, evidence="line", is_interrupted=interrupted, failure=failure)
 
 
 @dataclass
@@ -71,14 +71,9 @@ class Machine:
 
 
 def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
+    jobs: dict[str, Any] = {name: SimpleNamespace(plan=SimpleNamespace(run_id=name)) for name in names}
     return [
-        NightRun(
-            name,
-            f"series of {name}",
-            SimpleNamespace(plan=SimpleNamespace(run_id=name)),
-            Candidate(name, seconds, False, 0.01, 0),
-        )  # type: ignore[arg-type]
-        for name in names
+        NightRun(name, f"series of {name}", job, Candidate(name, seconds, False, 0.01, 0)) for name, job in jobs.items()
     ]
 
 
@@ -134,23 +129,24 @@ def test_an_interrupted_entry_waits_and_nothing_follows_it(tmp_path: Path) -> No
 def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("oom")}), work("a")
     state = run_entries(begun(runs), runs, None, machine.tools())
-    assert state.entries[0].reason == "oom: a line" and machine.recorded == ["a"]
+    assert state.entries[0].reason == "oom: line" and machine.recorded == ["a"]
 
 
 def test_an_entry_without_an_environment_runs_in_the_next_start_and_other_failures_do_not(tmp_path: Path) -> None:
     words = {"b": status("failed", failure="environment"), "c": status("failed", failure="error")}
     first = Machine(tmp_path, words=words)
     state = run_entries(fresh_state("n", "s", "now", work("a", "b", "c")), work("a", "b", "c"), None, first.tools())
-    assert state.entries[1].reason == "failed (environment): a line" and first.ran == first.recorded == ["a", "b", "c"]
+    assert (state.entries[1].reason or "").split(": ") == ["failed (environment)", "line"]
+    assert first.ran == first.recorded == ["a", "b", "c"]
     second = Machine(tmp_path)
     state = run_entries(state, work("a", "b", "c"), None, second.tools())
-    assert second.ran == ["b"] and state.entries[1].reason is None and state.entries[2].reason == "failed: a line"
+    assert second.ran == ["b"] and state.entries[1].reason is None and state.entries[2].reason == "failed: line"
 
 
 def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = state_path(tmp_path, "n", "s")
     path.write_text('{"schema": "levelfield.night/1", "night": 3}')
-    with pytest.raises(UsageError, match="begin this night again; its finished runs are kept"):
+    with pytest.raises(UsageError, match=f"remove {path}"):
         read_state(path)
     assert read_state(tmp_path / "none.json") is None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
+from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput
@@ -18,11 +19,11 @@ from levelfield.specs.record import Gated, Point
 TOKENS: Gated = "tokens_per_second_per_device"
 
 
-def given(points: Sequence[Point], night: int, **more: Any) -> GateInput:
-    def known(digest: str) -> Any:
+def inputs_of(points: Sequence[Point], night: int, **more: Any) -> GateInput:
+    def regression(digest: str) -> Any:
         return conditions(software={"driver": digest})
 
-    return GateInput(day(night), {"S": points}, {"S": series()}, conditions=known, **more)
+    return GateInput(day(night), {"S": points}, {"S": series()}, conditions=regression, **more)
 
 
 def pairs_of(change: float, deviation: float = 0.002, around: float = 1.0) -> ConfirmingPairs:
@@ -36,8 +37,8 @@ def pairs_of(change: float, deviation: float = 0.002, around: float = 1.0) -> Co
 
 
 def of(report: GateReport) -> Finding:
-    (found,) = [f for f in report.findings if f.series == "S" and f.figure == TOKENS]
-    return found
+    (finding,) = [f for f in report.findings if f.series == "S" and f.figure == TOKENS]
+    return finding
 
 
 def slow_from(first: int, count: int, change: float = -0.05) -> list[Point]:
@@ -50,15 +51,15 @@ def replaced(of_night: Point, factor: float) -> Point:
 
 
 def named_at(night: int, points: Sequence[Point], **more: Any) -> list[Finding]:
-    report = compared(given(points, night, **more), pairs_of(-0.05))
+    report = compared(inputs_of(points, night, **more), pairs_of(-0.05))
     assert of(report).word == "regression"
     return list(report.findings)
 
 
 def first_build(points: Sequence[Point], night: int, **more: Any) -> str:
     """Return the run whose build a suspicious night is held against."""
-    found = suspects(given([*points[:night], replaced(points[night], 0.9)], night, **more))
-    (suspect,) = [each for each in found if each.figure == TOKENS]
+    finding = suspects(inputs_of([*points[:night], replaced(points[night], 0.9)], night, **more))
+    (suspect,) = [entry for entry in finding if entry.figure == TOKENS]
     return suspect.examination.against
 
 
@@ -74,18 +75,20 @@ def test_no_undecided_night_moves_the_first_build() -> None:
     """A fall that one night does not show is in the nights after it: none of them is the build to compare with."""
     points, past = slow_from(12, 30, -0.03), list[Finding]()
     for night in range(7, 30):
-        assert {s.examination.against for s in suspects(given(points, night, past=past))} <= {"run000"}
-        past += compared(given(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
+        assert {s.examination.against for s in suspects(inputs_of(points, night, past=past))} <= {"run000"}
+        past += compared(inputs_of(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
     assert not any(f.word == "regression" for f in past), "so noisy pairs never decide"
 
 
 def test_a_fall_that_its_first_nights_do_not_show_is_found_when_pairs_can() -> None:
     points, past, words = slow_from(12, 30, -0.03), list[Finding](), []
     for night in range(7, 30):
-        builds = {s.examination.against for s in suspects(given(points, night, past=past))}
+        builds = {s.examination.against for s in suspects(inputs_of(points, night, past=past))}
         has_fall = [int(run.removeprefix("run")) >= 12 for run in builds]
         change = 0.0 if night < 12 or any(has_fall) else -0.03
-        report = compared(given(points, night, past=past), pairs_of(change, deviation=0.05 if night < 16 else 0.002))
+        report = compared(
+            inputs_of(points, night, past=past), pairs_of(change, deviation=0.05 if night < 16 else 0.002)
+        )
         past += report.findings
         words.append(of(report).word)
     assert "regression" not in words[:9] and set(words[-10:]) == {"regression"}, words
@@ -134,18 +137,18 @@ def test_a_first_build_that_no_commit_holds_is_passed_over_within_the_first_seve
 def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided: ConfirmingPairs) -> None:
     points = [replaced(p, 1.03 if i > 15 else 1.0) for i, p in enumerate(slow_from(15, 40))]
     past = named_at(15, points)
-    report = compared(given(points, 16, past=past), undecided)
-    found = of(report)
-    assert (found.word, found.named, found.run_id) == ("regression", day(15), "run016")
+    report = compared(inputs_of(points, 16, past=past), undecided)
+    finding = of(report)
+    assert (finding.word, finding.named, finding.run_id) == ("regression", day(15), "run016")
     assert exit_code(report.findings) == 4
-    assert found.change == pytest.approx(-0.05, abs=0.01) and found.against == "run000"
-    assert found.detail.startswith(f"found in night {day(15)}, by 5 pairs, and not gone since; tonight: ")
+    assert finding.change == pytest.approx(-0.05, abs=0.01) and finding.against == "run000"
+    assert finding.named == day(15) and all(part in finding.detail for part in (day(15), "5 pairs", "tonight: "))
     past += report.findings
     for night in range(17, 20):
-        again = compared(given(points, night, past=past), undecided)
+        again = compared(inputs_of(points, night, past=past), undecided)
         assert (of(again).word, of(again).named) == ("regression", day(15))
         past += again.findings
-    decided = compared(given(points, 20, past=past), pairs_of(-0.05))
+    decided = compared(inputs_of(points, 20, past=past), pairs_of(-0.05))
     assert (of(decided).word, of(decided).named, of(decided).against) == ("regression", None, "run000")
 
 
@@ -153,26 +156,26 @@ def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it()
     points = [replaced(p, 1.05 if i == 16 else 1.0) for i, p in enumerate(slow_from(15, 30))]
     past = named_at(15, points)
     mended = [*points[:16], *nights(30)[16:]]
-    assert [s.figure for s in suspects(given(mended, 16, past=past))] == [TOKENS]
-    assert of(compared(given(mended, 16, past=past), lambda *_: None)).word == "regression"
-    gone = compared(given(mended, 16, past=past), pairs_of(0.0))
+    assert [s.figure for s in suspects(inputs_of(mended, 16, past=past))] == [TOKENS]
+    assert of(compared(inputs_of(mended, 16, past=past), lambda *_: None)).word == "regression"
+    gone = compared(inputs_of(mended, 16, past=past), pairs_of(0.0))
     assert of(gone).word == "no change" and exit_code(gone.findings) == 0
-    later = given(mended, 17, past=[*past, *gone.findings])
+    later = inputs_of(mended, 17, past=[*past, *gone.findings])
     assert of(compared(later)).word == "no change" and suspects(later) == []
 
 
 def test_pairs_on_a_slow_machine_end_it_too() -> None:
     points = slow_from(15, 17)
-    gone = compared(given(points, 16, past=named_at(15, points)), pairs_of(0.0, around=0.8))
+    gone = compared(inputs_of(points, 16, past=named_at(15, points)), pairs_of(0.0, around=0.8))
     assert of(gone).word == "bad night" and of(gone).against == "run000"
-    later = given([*points, *nights(1, first=17)], 17, past=[*named_at(15, points), *gone.findings])
+    later = inputs_of([*points, *nights(1, first=17)], 17, past=[*named_at(15, points), *gone.findings])
     assert of(compared(later)).word != "regression"
 
 
 def test_pairs_look_for_it_where_the_night_seems_better_than_the_level() -> None:
     points = [*slow_from(15, 16), point(16, 1100.0)]
-    found = of(compared(given(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
-    assert (found.word, found.named) == ("regression", None)
+    finding = of(compared(inputs_of(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
+    assert (finding.word, finding.named) == ("regression", None)
 
 
 def test_an_older_bad_night_does_not_end_it_and_an_older_no_change_does() -> None:
@@ -180,10 +183,10 @@ def test_an_older_bad_night_does_not_end_it_and_an_older_no_change_does() -> Non
     points = slow_from(15, 30)
     past = [f.model_copy(update={"against": None}) for f in named_at(15, points)]
     changes: dict[str, Any] = {"against": None, "build_change": 0.0, "pairs": 4, "night": day(16), "run_id": "run016"}
-    (named,) = [f for f in past if f.figure == TOKENS]
+    (opened,) = [f for f in past if f.figure == TOKENS]
     for word, expected in (("bad night", "regression"), ("no change", "inconclusive")):
-        older = named.model_copy(update={**changes, "word": word})
-        assert of(compared(given(points, 17, past=[*past, older]))).word == expected, word
+        older = opened.model_copy(update={**changes, "word": word})
+        assert of(compared(inputs_of(points, 17, past=[*past, older]))).word == expected, word
 
 
 def test_an_accepted_regression_is_none() -> None:
@@ -192,13 +195,15 @@ def test_an_accepted_regression_is_none() -> None:
     accepted = accepted_baseline(LevelEvidence("S", tuple(points[:16]), tuple(past)), "ann", "known", at(15, 9))
     assert accepted.runs == ("run015",)
     events = [accepted]
-    later = given(points, 16, past=past, events=events)
+    later = inputs_of(points, 16, past=past, events=events)
     assert of(compared(later)).word in ("no change", "inconclusive")
     earlier = event("baseline", 15, runs=["run012", "run013", "run014"], level={TOKENS: 1000.0})
-    kept = compared(given(points, 16, past=past, events=[earlier]))
-    assert of(kept).word == "regression", "a level of the nights before it accepts nothing of it"
+    open_findings = compared(inputs_of(points, 16, past=past, events=[earlier]))
+    assert of(open_findings).word == "regression", "a level of the nights before it accepts nothing of it"
     over = accepted.model_copy(update={"until": day(20)})
-    assert of(compared(given(points, 21, past=past, events=[over]))).word == "regression", "it was accepted until then"
+    assert of(compared(inputs_of(points, 21, past=past, events=[over]))).word == "regression", (
+        "it was accepted until then"
+    )
 
 
 def test_a_second_fall_after_an_accepted_one_is_named_against_the_accepted_build() -> None:
@@ -208,7 +213,7 @@ def test_a_second_fall_after_an_accepted_one_is_named_against_the_accepted_build
     accepted = accepted_baseline(LevelEvidence("S", tuple(points[:18]), tuple(past)), "ann", "known", at(17, 9))
     past += (second := named_at(25, points, past=past, events=[accepted]))
     assert "run017" in [f.against for f in second]
-    undecided = compared(given(points, 26, past=past, events=[accepted]), pairs_of(-0.05, deviation=0.06))
+    undecided = compared(inputs_of(points, 26, past=past, events=[accepted]), pairs_of(-0.05, deviation=0.06))
     assert (of(undecided).word, of(undecided).named) == ("regression", day(25))
 
 
@@ -218,7 +223,7 @@ def test_nights_end_what_nights_named() -> None:
     points = [replaced(p, factor) for p, factor in zip(nights(len(values), 0.002), values, strict=True)]
     past, words = list[Finding](), []
     for night in range(20, len(values)):
-        report = compared(given(points, night, past=past))
+        report = compared(inputs_of(points, night, past=past))
         past += report.findings
         words.append(of(report).word)
     assert words[:9] == ["inconclusive"] + ["regression"] * 8 and "regression" not in words[9:], words
@@ -230,13 +235,13 @@ def test_a_night_without_a_judged_run_keeps_it() -> None:
     past = named_at(15, points)
     failed = point(16, None, word="failed", memory_bytes=None)
     for last in ([failed], []):
-        report = compared(given([*points, *last], 16, past=past))
-        found = of(report)
-        assert (found.word, found.named, exit_code(report.findings)) == ("regression", day(15), 4)
+        report = compared(inputs_of([*points, *last], 16, past=past))
+        finding = of(report)
+        assert (finding.word, finding.named, exit_code(report.findings)) == ("regression", day(15), 4)
         assert report.compared == 0, "the night itself compared nothing"
-    missed = compared(given(points, 16, past=past, expected={"suite/entry": "S"}))
+    missed = compared(inputs_of(points, 16, past=past, expected={"suite/entry": "S"}))
     assert sorted(f.word for f in missed.findings) == ["missing", "regression"] and exit_code(missed.findings) == 4
-    left_out = compared(given(points, 16, past=past, expected={"suite/other": None}))
+    left_out = compared(inputs_of(points, 16, past=past, expected={"suite/other": None}))
     assert not [f for f in left_out.findings if f.word == "regression"], "the suite has no such entry any more"
 
 
@@ -258,19 +263,19 @@ def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
     points = [p.model_copy(update={"conditions": "c2"}) if i >= 17 else p for i, p in enumerate(slow_from(15, 40))]
     past = named_at(15, points)
     step = event("environment-step", 17, data={"before": "c1", "after": "c2"})
-    night = given(points, 18, past=past, events=[step])
+    night = inputs_of(points, 18, past=past, events=[step])
     (suspect,) = suspects(night)
     assert suspect.examination.against == "run000"
     for change, word in ((-0.05, "regression"), (0.0, "no change")):
-        found = of(compared(night, pairs_of(change)))
-        assert (found.word, found.pairs > 2, found.named) == (word, True, None)
+        finding = of(compared(night, pairs_of(change)))
+        assert (finding.word, finding.pairs > 2, finding.named) == (word, True, None)
     assert of(compared(night)).named == day(15)
 
 
 def test_a_regression_of_three_months_still_has_a_level_and_its_word() -> None:
     points, past = slow_from(15, 130), list[Finding]()
     for night in range(15, 130):
-        report = compared(given(points, night, past=past), pairs_of(-0.05, 0.06 if night % 3 == 1 else 0.002))
+        report = compared(inputs_of(points, night, past=past), pairs_of(-0.05, 0.06 if night % 3 == 1 else 0.002))
         past += report.findings
         assert of(report).word == "regression" and exit_code(report.findings) == 4, night
 
@@ -279,14 +284,14 @@ def test_a_night_that_was_judged_again_counts_once() -> None:
     points = slow_from(15, 30)
     past = named_at(15, points)
     again = [f.model_copy(update={"word": "no change", "build_change": 0.0}) for f in past if f.figure == TOKENS]
-    assert of(compared(given(points, 16, past=[*past, *again]))).word == "inconclusive"
-    assert of(compared(given(points, 15, past=past))).word == "inconclusive", "a night is not its own past"
-    assert of(compared(given(points, 14, past=past))).word == "no change", "nor is a later one"
+    assert of(compared(inputs_of(points, 16, past=[*past, *again]))).word == "inconclusive"
+    assert of(compared(inputs_of(points, 15, past=past))).word == "inconclusive", "a night is not its own past"
+    assert of(compared(inputs_of(points, 14, past=past))).word == "no change", "nor is a later one"
 
 
 def test_an_undecided_night_is_no_evidence_that_pairs_judged() -> None:
     points = slow_from(15, 18)
     past = named_at(15, points)
-    past += compared(given(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
-    with pytest.raises(Exception, match="found 2 valid nights"):
+    past += compared(inputs_of(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
+    with pytest.raises(UsageError, match="found 2"):
         accepted_baseline(LevelEvidence("S", tuple(points[:17]), tuple(past)), "ann", "why", at(16, 9))

