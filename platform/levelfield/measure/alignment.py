@@ -330,36 +330,27 @@ def window_gap(run: TrainingCurve, reference: TrainingCurve) -> str | None:
 
 def window_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return for each third of the window and each group the size of the interquartile mean of its norm's signed
-    differences. Place: (third, group).
+    differences, over the norm or NORM_FLOOR x the whole gradient's. Place: (third, group); a third is `11-20`.
 
     Trainings part with the number of steps, to either side. The mean keeps what stays on one side, and leaves out the
     steps in which the loss is steep. The noise of the thirds differs. Both have the same steps and groups: `window_gap`
     says whether they do.
     """
-    return [
-        PlacedDifference(_interquartile_size(differences), (third, group), f"{group} in steps {third}")
-        for third, steps in _thirds(sorted(reference.window)).items()
-        for group, differences in _signed_differences(run, reference, steps).items()
-    ]
-
-
-def _thirds(steps: Sequence[int]) -> dict[str, Sequence[int]]:
-    """Return the steps in up to three parts of nearly equal size, by their first and last step: `11-20`."""
+    steps, differences = sorted(reference.window), list[PlacedDifference]()
     ends = [round(len(steps) * part / 3) for part in range(4)]
-    parts = [steps[start:stop] for start, stop in pairwise(ends) if start < stop]
-    return {f"{part[0]}-{part[-1]}": part for part in parts}
-
-
-def _signed_differences(run: TrainingCurve, reference: TrainingCurve, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Return (norm - expected) / max(expected, NORM_FLOOR x the whole gradient's norm) of the steps, by group."""
-    differences: dict[str, list[float]] = {}
-    for step in steps:
-        if step not in run.skipped:
-            expected = reference.window[step]
-            floor = NORM_FLOOR * expected[WHOLE_GRADIENT]
-            for group, norm in expected.items():
-                difference = (run.window[step][group] - norm) / max(norm, floor, 1e-300)
-                differences.setdefault(group, []).append(difference)
+    for third in (steps[start:stop] for start, stop in pairwise(ends) if start < stop):
+        signed: dict[str, list[float]] = {}
+        for step in third:
+            if step not in run.skipped:
+                expected = reference.window[step]
+                floor = NORM_FLOOR * expected[WHOLE_GRADIENT]
+                for group, norm in expected.items():
+                    signed.setdefault(group, []).append((run.window[step][group] - norm) / max(norm, floor, 1e-300))
+        name = f"{third[0]}-{third[-1]}"
+        differences += [
+            PlacedDifference(_interquartile_size(values), (name, group), f"{group} in steps {name}")
+            for group, values in signed.items()
+        ]
     return differences
 
 

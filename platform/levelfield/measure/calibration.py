@@ -115,7 +115,12 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
     rows, least = merged(noise), LEAST[precision]._asdict()
-    parts = {name: [(row.kind, part) for row in rows if (part := _part(row, name)) is not None] for name in least}
+    parts: dict[str, list[tuple[str, Places]]] = {name: [] for name in least}
+    for row in rows:
+        for name in least:
+            part: Places | float | None = getattr(row, name)
+            if part is not None:
+                parts[name].append((row.kind, {None: part} if isinstance(part, (int, float)) else part))
     # without rows these have no place: the limits of references of before they were recorded stay as they were
     layers = [layer for name, layer in parts.items() if layer or name not in ("norms", "window")]
     quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in layers))
@@ -129,11 +134,6 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
         norms=limits["norms"] or _NORMS_WITHOUT_ROWS.get(precision),
         window=limits["window"],
     )
-
-
-def _part(row: Noise, layer: str) -> Places | None:
-    value: Places | float | None = getattr(row, layer)
-    return {None: value} if isinstance(value, (int, float)) else value
 
 
 def basis(rows: Sequence[Noise]) -> str:
@@ -158,12 +158,12 @@ def merged(noise: Iterable[Noise]) -> list[Noise]:
     for row in settings.values():
         if not any(row[:_VALUES] == other[:_VALUES] for other in rows):
             rows.append(row)
-    return list(filter(_differs, rows)) or rows
-
-
-def _differs(row: Noise) -> bool:
-    parts = (row.gradient, row.curve, row.weights, row.norms, row.window)
-    return bool(row.first_step) or any(any(part.values()) for part in parts if part)
+    different = []
+    for row in rows:
+        parts = (row.gradient, row.curve, row.weights, row.norms, row.window)
+        if row.first_step or any(any(part.values()) for part in parts if part):
+            different.append(row)
+    return different or rows
 
 
 def tolerance_factor(rows: int, quantile: float) -> float:

@@ -142,7 +142,14 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
         return reason
     joules = (counted_joules if is_counted else integral)(points, begin_ns, end_ns)
     watts = joules / ((end_ns - begin_ns) / NANOSECONDS)
-    return _implausible([value for _, value in points], is_counted, watts, least_watts) or joules
+    values = [value for _, value in points]
+    if not all(math.isfinite(v) and v >= 0 for v in values):
+        return f"the {'counter' if is_counted else 'trapezoid'} has a value that is negative or not finite"
+    if is_counted and any(b < a for a, b in pairwise(values)):
+        return "the energy counter went backward"
+    if not least_watts < watts <= IMPLAUSIBLE_WATTS:
+        return f"{watts:.6g} W on average is no chip's power: units differ"
+    return joules
 
 
 def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
@@ -172,13 +179,3 @@ def _columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column
         np.array([(time - begin_ns) / NANOSECONDS for time, _ in points]),
         np.array([value for _, value in points], dtype=np.float64),
     )
-
-
-def _implausible(values: Sequence[float], is_counted: bool, mean_watts: float, least_watts: float) -> str | None:
-    if not all(math.isfinite(v) and v >= 0 for v in values):
-        return f"the {'counter' if is_counted else 'trapezoid'} has a value that is negative or not finite"
-    if is_counted and any(b < a for a, b in pairwise(values)):
-        return "the energy counter went backward"
-    if not least_watts < mean_watts <= IMPLAUSIBLE_WATTS:
-        return f"{mean_watts:.6g} W on average is no chip's power: units differ"
-    return None

@@ -95,17 +95,14 @@ def _repeated_parameters(
     if recompute in FULL:
         exact = parameters(model, sequence_length)
         outside = exact.total - exact.in_layers
-        share = 1.0 if len(layers) == model.layers else _share(model, layers)
+        share = 1.0  # of the parameters that a token uses, in the repeated layers
+        if len(layers) != model.layers:
+            whole = sum(active_parameters(model, layer) for layer in range(model.layers))
+            share = sum(active_parameters(model, layer) for layer in layers) / whole
         return 2.0 * (count - outside) * share + core - _unrepeated(model, recompute, len(layers))
     if recompute == "selective-attention" and formula == "6n":
         raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
     return core if recompute == "selective-attention" else 0.0
-
-
-def _share(model: Model, layers: Collection[int]) -> float:
-    """Return the parameters of these layers that a token uses, over those of all layers."""
-    whole = sum(active_parameters(model, layer) for layer in range(model.layers))
-    return sum(active_parameters(model, layer) for layer in layers) / whole
 
 
 def _unrepeated(model: Model, recompute: Recomputation, layers: int) -> float:

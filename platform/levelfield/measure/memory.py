@@ -60,7 +60,8 @@ def memory(
         _worst({str(rank): _rank_peak(steps, kind) for rank, steps in ranks.items()}, "rank", "the framework")
         for kind in _KINDS
     )
-    largest = _worst(_used(ordered, capacity_bytes), "device", "the vendor's tool")
+    peaks = dict(zip(capacity_bytes, used_peaks(ordered, capacity_bytes), strict=True))
+    largest = _worst(peaks, "device", "the vendor's tool")
     used = _plausible(_covered(largest, ordered, capacity_bytes, window_ns), capacity_bytes, allocated)
     return MemoryPeaks(used, allocated, reserved, process)
 
@@ -70,13 +71,22 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
 
     A figure that one node lacks is unknown: the largest may be there. The reason names the node.
     """
-    names = (field.name for field in fields(MemoryPeaks))
-    return MemoryPeaks(*(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in names))
+    fullest = []
+    for field in fields(MemoryPeaks):
+        figures: dict[str, MemoryPeak] = {name: getattr(peaks, field.name) for name, peaks in nodes.items()}
+        unknown = [f"{name}: {peak.reason}" for name, peak in figures.items() if peak.peak_bytes is None]
+        largest = max(figures.values(), key=lambda peak: peak.peak_bytes or 0)
+        fullest.append(MemoryPeak(reason=unknown[0]) if unknown else largest)
+    return MemoryPeaks(*fullest)
 
 
 def used_peaks(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int | None, ...]:
     """Return the largest reading of each device in bytes, in the devices' order; None where there is none."""
-    return tuple(_used(readings, devices).values())
+    peaks: dict[str, int | None] = dict.fromkeys(devices)
+    for r in readings:
+        if r.device in peaks and r.memory_used_bytes is not None:
+            peaks[r.device] = max(peaks[r.device] or 0, r.memory_used_bytes)
+    return tuple(peaks.values())
 
 
 def process_peaks(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
@@ -95,21 +105,6 @@ def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[i
         return None
     width = ranks // stages
     return tuple(max(sizes[first : first + width]) for first in range(0, ranks, width))
-
-
-def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
-    unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
-    if unknown:
-        return MemoryPeak(reason=unknown)
-    return max(peaks.values(), key=lambda peak: peak.peak_bytes or 0)
-
-
-def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int | None]:
-    peaks: dict[str, int | None] = dict.fromkeys(devices)
-    for r in readings:
-        if r.device in peaks and r.memory_used_bytes is not None:
-            peaks[r.device] = max(peaks[r.device] or 0, r.memory_used_bytes)
-    return peaks
 
 
 def _rank_peak(records: Iterable[StepRecord], kind: str) -> int | None:
@@ -171,20 +166,16 @@ def against_expected(
         reason = reason or f"the plan expects {expected_bytes} bytes"
     value = None if reason else peak.peak_bytes
     ratio = None if value is None else value / expected_bytes
+    remark = None
+    if ratio is not None and not abs(ratio - 1) <= TOLERANCE:
+        factor = math.exp(abs(math.log(ratio)))
+        mixed = [unit for unit, size in _STEPS.items() if abs(factor / size - 1) <= TOLERANCE]
+        lack = "lacks something" if ratio > 1 else "counts what is not there"
+        cause = f"as if {mixed[0]} and bytes were mixed up" if mixed else f"the model of memory {lack}"
+        remark = f"the {figure} is {ratio:.3g} times what was expected: {cause}"
     return MemoryExpectation(
         figure=figure,
         measured=Figure(value=value, unit="B", reason=reason),
         ratio=ratio,
-        remark=None if ratio is None else _remark(figure, ratio),
+        remark=remark,
     )
-
-
-def _remark(figure: str, ratio: float) -> str | None:
-    if abs(ratio - 1) <= TOLERANCE:
-        return None
-    comparison = f"the {figure} is {ratio:.3g} times what was expected"
-    factor = math.exp(abs(math.log(ratio)))
-    for unit, size in _STEPS.items():
-        if abs(factor / size - 1) <= TOLERANCE:
-            return f"{comparison}: as if {unit} and bytes were mixed up"
-    return f"{comparison}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"

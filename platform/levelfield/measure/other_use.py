@@ -60,22 +60,16 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
 def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> tuple[float, str]:
     """Return the processor seconds between two times, by counters that readings interpolate, and who used them.
 
-    The run; where a reading does not tell its processes apart, all programs, which used no less.
+    The run; where a reading does not tell its processes apart, all programs, which used no less. A reading during which
+    a process ends may find it neither alive nor among its parent's ended children. The seconds of that process come
+    back with the next reading, so the run's counter is taken as one that never falls.
     """
     ordered, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
     if any(r.own_seconds is None for r in ordered):
         return _cores(ordered, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
-    return _cores(_without_dips(ordered), lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
-
-
-def _without_dips(readings: Sequence[HostReading]) -> list[HostReading]:
-    """Return the readings with a counter of the run's own seconds that never falls.
-
-    A reading during which a process ends may find it neither alive nor among its parent's ended children. The seconds
-    of that process come back with the next reading.
-    """
-    peaks = accumulate((r.own_seconds or 0.0 for r in readings), max)
-    return [replace(r, own_seconds=peak) for r, peak in zip(readings, peaks, strict=True)]
+    peaks = accumulate((r.own_seconds or 0.0 for r in ordered), max)
+    rising = [replace(r, own_seconds=peak) for r, peak in zip(ordered, peaks, strict=True)]
+    return _cores(rising, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
 
 
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:

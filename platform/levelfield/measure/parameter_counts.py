@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from levelfield.specs.architecture import LatentAttention, Model
+from levelfield.specs.architecture import Model
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -34,7 +33,12 @@ def parameters(model: Model, sequence_length: int) -> ParameterCount:
     """
     shapes = outer_shapes(model, sequence_length)
     size = {part: sum(math.prod(s) for n, s in shapes.items() if n.startswith(part)) for part in _PARTS}
-    in_layers = sum(count * sum(map(math.prod, shapes.values())) for shapes, count in layer_kinds(model))
+    mixtures, in_layers = model.mixture_layers, 0  # a layer has an MLP or experts: one of each kind is counted
+    if mixtures < model.layers:
+        dense = next(layer for layer in range(model.layers) if not model.is_mixture(layer))
+        in_layers += (model.layers - mixtures) * sum(map(math.prod, layer_shapes(model, dense).values()))
+    if mixtures and model.experts is not None:
+        in_layers += mixtures * sum(map(math.prod, layer_shapes(model, model.experts.first_layer).values()))
     total = sum(size.values()) + in_layers
     active = total - model.mixture_layers * _unchosen(model)
     return ParameterCount(total=total, active=active, in_layers=in_layers, layers=model.layers, **size)
@@ -70,16 +74,6 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
     if not model.tied_embeddings:
         shapes["head.weight"] = (model.vocab_size, model.hidden_size)
     return shapes
-
-
-def layer_kinds(model: Model) -> Iterator[tuple[Shapes, int]]:
-    """Return the parameters of a layer with an MLP and of one with experts, each with the number of such layers."""
-    mixtures = model.mixture_layers
-    if mixtures < model.layers:
-        dense = next(layer for layer in range(model.layers) if not model.is_mixture(layer))
-        yield layer_shapes(model, dense), model.layers - mixtures
-    if mixtures and model.experts is not None:
-        yield layer_shapes(model, model.experts.first_layer), mixtures
 
 
 def layer_shapes(model: Model, layer: int = 0) -> Shapes:
@@ -132,24 +126,21 @@ _PARTS = ("embedding", "position", "head", "final_norm")
 
 
 def _attention_matrices(model: Model) -> Shapes:
-    if model.latent_attention is not None:
-        return _latent_matrices(model, model.latent_attention)
-    hidden, queries, keys = model.hidden_size, model.heads * model.head_size, model.kv_heads * model.head_size
+    hidden, latent = model.hidden_size, model.latent_attention
+    if latent is not None:
+        queries, rank = model.heads * (latent.plain_size + latent.rotary_size), latent.query_rank
+        through_latent: Shapes = {"attention.query_down": (rank or 0, hidden)}
+        through_latent["attention.query_up"] = (queries, rank or 0)
+        return {
+            **(through_latent if rank else {"attention.query": (queries, hidden)}),
+            "attention.latent_down": (latent.key_value_rank + latent.rotary_size, hidden),
+            "attention.latent_up": (model.heads * (latent.plain_size + latent.value_size), latent.key_value_rank),
+            "attention.output": (hidden, model.heads * latent.value_size),
+        }
+    queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
     shapes: Shapes = {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (queries, keys, keys), strict=True)}
     shapes["attention.output"] = (hidden, queries)
     return shapes
-
-
-def _latent_matrices(model: Model, latent: LatentAttention) -> Shapes:
-    hidden, queries = model.hidden_size, model.heads * (latent.plain_size + latent.rotary_size)
-    rank = latent.query_rank
-    through_latent: Shapes = {"attention.query_down": (rank or 0, hidden), "attention.query_up": (queries, rank or 0)}
-    return {
-        **(through_latent if rank else {"attention.query": (queries, hidden)}),
-        "attention.latent_down": (latent.key_value_rank + latent.rotary_size, hidden),
-        "attention.latent_up": (model.heads * (latent.plain_size + latent.value_size), latent.key_value_rank),
-        "attention.output": (hidden, model.heads * latent.value_size),
-    }
 
 
 def _mlp(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:

@@ -60,7 +60,17 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
     reasons = [reason for share in shares if (reason := _share_reason(share, work.model, experts))]
     times = Counter((share.step, share.layer, share.rank) for share in shares)
     reasons += [f"step {s}, layer {y}, rank {r}: recorded {n} times" for (s, y, r), n in times.items() if n > 1]
-    return shortened(reasons or _whole_reasons(routing_of(shares), work, experts))
+    if reasons:
+        return shortened(reasons)
+    expected, routing = recorded_steps(work), routing_of(shares)
+    reasons = [f"step {step}: its routing was not to be recorded" for step in routing if step not in expected]
+    choices = work.training.tokens_per_step * experts.chosen
+    for step in expected:
+        layers = routing.get(step, {})
+        for layer in mixture_layers(work.model):
+            if (total := sum(layers.get(layer, ()))) != choices:
+                reasons.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
+    return shortened(reasons)
 
 
 def _share_reason(share: ExpertShare, model: Model, experts: Experts) -> str | None:
@@ -73,18 +83,6 @@ def _share_reason(share: ExpertShare, model: Model, experts: Experts) -> str | N
     return f"{where}: a count of {negative}, expected 0 or more" if negative is not None else None
 
 
-def _whole_reasons(routing: Routing, work: Work, experts: Experts) -> list[str]:
-    expected = recorded_steps(work)
-    reasons = [f"step {step}: its routing was not to be recorded" for step in routing if step not in expected]
-    choices = work.training.tokens_per_step * experts.chosen
-    for step in expected:
-        layers = routing.get(step, {})
-        for layer in mixture_layers(work.model):
-            if (total := sum(layers.get(layer, ()))) != choices:
-                reasons.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
-    return reasons
-
-
 def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
     """Check that the routers' loss is there, finite and the same on all ranks, where the case has one."""
     router = model.experts.router if model.experts else None
@@ -95,19 +93,16 @@ def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
     for record in records:
         if record.auxiliary_loss is not None:
             by_step[record.step].append(record.auxiliary_loss)
-    return shortened(
-        [f"step {step}: {reason}" for step, values in sorted(by_step.items()) if (reason := _wrong(values))]
-    )
-
-
-def _wrong(values: Sequence[float]) -> str | None:
-    if not values:
-        return "no rank reports it"
-    bad = next((value for value in values if not (math.isfinite(value) and value >= 0)), None)
-    if bad is not None:
-        return f"it is {bad}"
-    apart = max(values) - min(values)
-    return None if apart <= _AGREEMENT * max(values) else f"ranks disagree: {min(values)!r} and {max(values)!r}"
+    reasons = []
+    for step, values in sorted(by_step.items()):
+        bad = [value for value in values if not (math.isfinite(value) and value >= 0)]
+        if not values:
+            reasons.append(f"step {step}: no rank reports it")
+        elif bad:
+            reasons.append(f"step {step}: it is {bad[0]}")
+        elif not max(values) - min(values) <= _AGREEMENT * max(values):
+            reasons.append(f"step {step}: ranks disagree: {min(values)!r} and {max(values)!r}")
+    return shortened(reasons)
 
 
 def changed_choices(counts: Counts, others: Counts) -> int:
@@ -272,31 +267,30 @@ def expert_load(routing: Routing, auxiliary: Mapping[int, float], window: Window
         return None
     inside = [step for step in routing if window.first_step <= step <= window.last_step]
     over, last = inside or sorted(routing), max(routing)
-    layers = tuple(_layer_load(layer, routing, over, last) for layer in sorted(routing[last]))
+    layers = []
+    for layer in sorted(routing[last]):
+        counts = _added(routing[step][layer] for step in over)
+        total = sum(counts)
+        layers.append(
+            LayerLoad(
+                layer=layer,
+                least=min(counts) / total,
+                mean=1 / len(counts),
+                largest=max(counts) / total,
+                imbalance=_imbalance(counts),
+                imbalance_last=_imbalance(routing[last][layer]),
+                never_chosen=_added(routing[step][layer] for step in routing).count(0),
+            )
+        )
     return ExpertLoad(
         over="window" if inside else "warm-up",
         steps=len(over),
         imbalance=max(layer.imbalance for layer in layers),
         imbalance_last=max(layer.imbalance_last for layer in layers),
         never_chosen=sum(layer.never_chosen for layer in layers),
-        layers=layers,
+        layers=tuple(layers),
         auxiliary_first=auxiliary[min(auxiliary)] if auxiliary else None,
         auxiliary_last=auxiliary[max(auxiliary)] if auxiliary else None,
-    )
-
-
-def _layer_load(layer: int, routing: Routing, over: Sequence[int], last: int) -> LayerLoad:
-    counts = _added(routing[step][layer] for step in over)
-    ever = _added(routing[step][layer] for step in routing)
-    total = sum(counts)
-    return LayerLoad(
-        layer=layer,
-        least=min(counts) / total,
-        mean=1 / len(counts),
-        largest=max(counts) / total,
-        imbalance=_imbalance(counts),
-        imbalance_last=_imbalance(routing[last][layer]),
-        never_chosen=ever.count(0),
     )
 
 

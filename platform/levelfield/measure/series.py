@@ -108,8 +108,11 @@ def over_repeats(values: Sequence[float], most: float | None = None) -> Interval
         return Interval(
             n, median, low, high if most is None else min(high, most), 0.95, f"student-t about the mean{of}"
         )
-    rank, coverage = _order_statistic(n)
-    return Interval(n, median, float(data[rank - 1]), float(data[n - rank]), coverage, "order statistics")
+    outside, rank = 0.0, 0  # the largest rank whose interval still covers the median with at least 95 %
+    while outside + 2 * math.comb(n, rank) / 2**n <= 0.05:
+        outside += 2 * math.comb(n, rank) / 2**n
+        rank += 1
+    return Interval(n, median, float(data[rank - 1]), float(data[n - rank]), 1 - outside, "order statistics")
 
 
 def relative_iqr(series: Sequence[float]) -> float:
@@ -117,15 +120,6 @@ def relative_iqr(series: Sequence[float]) -> float:
     values = _checked(series, fewest=1)
     low, high = np.quantile(values, [0.25, 0.75])
     return _over(float(high - low), values)
-
-
-def _order_statistic(n: int) -> tuple[int, float]:
-    """Return the largest r whose interval [r-th smallest, r-th largest] covers the median with at least 95 %."""
-    outside, rank = 0.0, 0
-    while outside + 2 * math.comb(n, rank) / 2**n <= 0.05:
-        outside += 2 * math.comb(n, rank) / 2**n
-        rank += 1
-    return rank, 1 - outside
 
 
 def _mann_kendall_p(score: float, values: Series) -> float:

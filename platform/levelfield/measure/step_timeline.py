@@ -245,7 +245,14 @@ class _Walk:
 
     def _context(self, event: _Host, outer: Context) -> Context:
         if event.name.startswith(MARK):
-            return _marked(event.name[len(MARK) :], outer)
+            # a span of the framework's, `PART/NAME`, or of the host's, such as `input`
+            part, slash, where = event.name[len(MARK) :].partition("/")
+            phase = "recompute" if outer.is_backward and slash else outer.phase
+            if part in PARTS and slash:
+                return Context(part, where, phase, is_backward=outer.is_backward)
+            if part in (INPUT, COLLECTION):
+                return Context(INPUT if part == INPUT else HOST, part, outer.phase, operation=part)
+            return outer._replace(operation="")
         if event.name.startswith(_BACKWARD):
             context = _stated_context(event.args)
             context = context or self._forward.get(event.args.get("Sequence number", -1), self._last)
@@ -273,17 +280,6 @@ class _Walk:
         elif sequence is not None and context.phase == "recompute":
             self._forward[sequence] = context._replace(is_backward=False)
         return context
-
-
-def _marked(text: str, outer: Context) -> Context:
-    """Return the context of a span of the framework's, `PART/NAME`, or of the host's, such as `input`."""
-    part, slash, where = text.partition("/")
-    phase = "recompute" if outer.is_backward and slash else outer.phase
-    if part in PARTS and slash:
-        return Context(part, where, phase, is_backward=outer.is_backward)
-    if part in (INPUT, COLLECTION):
-        return Context(INPUT if part == INPUT else HOST, part, outer.phase, operation=part)
-    return outer._replace(operation="")
 
 
 def kind_of(name: str) -> str:
@@ -348,7 +344,9 @@ def _messages(
                 str(args.get("Collective name") or launched.get(args.get("correlation"), Context()).kind or name)
             )
             size = str(args.get("message", args.get("In msg nelems", "")))
-            yield Message(kind, start, end, size, ranks=_ranks(args))
+            group = str(args.get("Process Group Ranks", ""))
+            ranks = tuple(map(int, re.findall(r"\d+", group))) if "..." not in group else ()  # else it is shortened
+            yield Message(kind, start, end, size, ranks=ranks)
         elif name.startswith(_THREADED):
             # of a kind, gloo sends in the order in which the messages were handed over
             queue = waiting[name[len(_THREADED) :]]
@@ -367,12 +365,6 @@ def _gloo_name(operation: str) -> str:
     if kind == "send/receive":
         return "send" if "send" in operation else "recv"
     return names.get(kind) or ("all_to_all" if kind == "all-to-all" else operation[len("c10d::") :].rstrip("_"))
-
-
-def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ranks of a message's group; nothing where the trace has shortened them."""
-    text = str(args.get("Process Group Ranks", ""))
-    return tuple(map(int, re.findall(r"\d+", text))) if "..." not in text else ()
 
 
 def _processor_slices(host: Sequence[_Piece], messages: Sequence[Message], begin: float, end: float) -> list[Slice]:

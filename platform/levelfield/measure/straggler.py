@@ -56,7 +56,9 @@ def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, 
     for name in names:
         chance = min(1.0, len(names) * at_least(counts[name], steps, 1 / len(names)))
         if chance <= FALSE_ALARMS / 2:  # ranks and nodes are two looks
-            excess, waited = _beyond(series, name)
+            others = [median(row) for row in zip(*(v for n, v in series.items() if n != name), strict=True)]
+            pairs = list(zip(series[name], others, strict=True))
+            excess, waited = median(x / other - 1 for x, other in pairs), median(x - other for x, other in pairs)
             if excess >= NOTICEABLE:
                 slow.append(
                     Straggler(
@@ -69,13 +71,6 @@ def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, 
                     )
                 )
     return sorted(slow, key=lambda straggler: -straggler.excess)
-
-
-def _beyond(series: Mapping[str, Sequence[float]], name: str) -> tuple[float, float]:
-    """Return by what part, and by how many seconds, one is beyond the others' median, in the median step."""
-    others = [median(values) for values in zip(*(v for n, v in series.items() if n != name), strict=True)]
-    pairs = list(zip(series[name], others, strict=True))
-    return median(x / other - 1 for x, other in pairs), median(x - other for x, other in pairs)
 
 
 def at_least(count: int, trials: int, probability: float) -> float:

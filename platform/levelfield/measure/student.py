@@ -19,7 +19,14 @@ def tail_probability(t: float, degrees: int) -> float:
         raise ValueError(f"found {degrees} degrees of freedom, expected at least 1")
     if degrees > _MOST_DEGREES:
         return 1 - NormalDist().cdf(t)
-    return (1 - math.copysign(_within(abs(t), degrees), t)) / 2
+    angle = math.atan(abs(t) / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if degrees % 2:
+        rest = _sum(cosine, cosine**2, range(2, degrees - 1, 2)) if degrees > 1 else 0.0
+        within = 2 / math.pi * (angle + sine * rest)  # between -t and t
+    else:
+        within = sine * _sum(1.0, cosine**2, range(1, degrees - 2, 2))
+    return (1 - math.copysign(within, t)) / 2
 
 
 @lru_cache(maxsize=4096)
@@ -44,16 +51,6 @@ def bisected(is_below: Callable[[float], bool], low: float, high: float, halving
 def normal_tail(z: float) -> float:
     """Return the probability that a standard normal variable exceeds z."""
     return math.erfc(z / math.sqrt(2)) / 2
-
-
-def _within(t: float, degrees: int) -> float:
-    """Return the probability of a value between -t and t."""
-    angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    if degrees % 2:
-        rest = _sum(cosine, cosine**2, range(2, degrees - 1, 2)) if degrees > 1 else 0.0
-        return 2 / math.pi * (angle + sine * rest)
-    return sine * _sum(1.0, cosine**2, range(1, degrees - 2, 2))
 
 
 def _sum(first: float, square: float, numerators: range) -> float:

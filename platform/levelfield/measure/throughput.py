@@ -126,11 +126,23 @@ def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last
     measured = spans(steps, begin_ns, first_step, last_step, devices)
     wall = (measured[-1].end_ns - measured[0].begin_ns) / NANOSECONDS
     rate = sum(span.tokens for span in measured) / wall
+    seconds = [span.seconds for span in measured]
+    values, few = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS
     return Throughput(
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / devices,
         wall_seconds=wall,
-        step_seconds=_step_seconds([span.seconds for span in measured], first_step),
+        step_seconds=StepTimes(
+            steps=len(seconds),
+            median=float(np.median(values)),
+            mean=float(values.mean()),
+            p90=float(np.quantile(values, 0.9)),
+            minimum=float(values.min()),
+            maximum=float(values.max()),
+            spread=relative_iqr(seconds),
+            flags=() if few else tuple(_flags(seconds, first_step)),
+            unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
+        ),
     )
 
 
@@ -141,24 +153,20 @@ def spans(
 
     begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
     """
+    if not 1 <= first_step <= last_step or devices < 1:
+        raise WindowError((f"window {first_step}..{last_step} on {devices} devices is none",))
     begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
     ends = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
-    if reasons := _reasons(ends, first_step, last_step, devices):
-        raise WindowError(reasons)
-    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(ends))
-
-
-def _reasons(ends: Sequence[StepEnd], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
-    if not 1 <= first_step <= last_step or devices < 1:
-        return (f"window {first_step}..{last_step} on {devices} devices is none",)
-    expected = range(first_step - 1, last_step + 1)
     measured = [s for s in ends if s.step >= first_step]
     timeless = [b.step for a, b in pairwise(ends) if b.step > a.step and not b.end_ns > a.end_ns]
-    return (
-        *sequence_reasons([s.step for s in ends], expected),
+    reasons = (
+        *sequence_reasons([s.step for s in ends], range(first_step - 1, last_step + 1)),
         *([f"{_steps(timeless, len(timeless))} took no time or less"] if timeless else []),
         *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
     )
+    if reasons:
+        raise WindowError(reasons)
+    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(ends))
 
 
 def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]:
@@ -180,22 +188,6 @@ def _steps(numbers: Sequence[int], count: int) -> str:
     """Return the first of so many steps in words."""
     more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
     return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
-
-
-def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
-    values = np.asarray(seconds)
-    few = len(seconds) < FEWEST_FOR_FLAGS
-    return StepTimes(
-        steps=len(seconds),
-        median=float(np.median(values)),
-        mean=float(values.mean()),
-        p90=float(np.quantile(values, 0.9)),
-        minimum=float(values.min()),
-        maximum=float(values.max()),
-        spread=relative_iqr(seconds),
-        flags=() if few else tuple(_flags(seconds, first_step)),
-        unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
-    )
 
 
 def _flags(seconds: Sequence[float], first_step: int) -> Iterator[str]:
