@@ -20,16 +20,17 @@ def of(seconds: list[float]) -> StepOutliers:
 
 
 def test_a_pause_halves_the_rate_and_its_cost_is_known() -> None:
-    found = of([0.5] * 20 + [20.5] + [0.5] * 19)
-    assert (found.slowest.step, found.over_median(found.slowest)) == (31, pytest.approx(41))
-    assert found.lost_part(found.outliers) == pytest.approx(20 / 40)
-    assert found.mean_seconds / found.median_seconds == pytest.approx(2)
+    outlying = of([0.5] * 20 + [20.5] + [0.5] * 19)
+    assert outlying.slowest.step == 31
+    assert outlying.over_median(outlying.slowest) == pytest.approx(41)
+    assert outlying.lost_part(outlying.outliers) == pytest.approx(20 / 40)
+    assert outlying.mean_seconds / outlying.median_seconds == pytest.approx(2)
 
 
 @pytest.mark.parametrize(("factor", "outliers"), [(1.99, 0), (2.01, 1), (3.0, 1)])
 def test_an_outlier_lasts_more_than_twice_the_median(factor: float, outliers: int) -> None:
-    found = of([1.0] * 9 + [factor])
-    assert len(found.outliers) == outliers and found.slowest.step == 20
+    outlying = of([1.0] * 9 + [factor])
+    assert len(outlying.outliers) == outliers and outlying.slowest.step == 20
 
 
 def test_a_slow_half_has_no_outlier() -> None:
@@ -56,8 +57,8 @@ def test_a_slow_half_has_no_outlier() -> None:
 def test_others_explain_a_step_by_their_part_of_the_cores(
     others: float | None, cores: int | None, factor: float, explained: bool
 ) -> None:
-    found = of([1.0] * 9 + [factor])
-    assert found.is_explained(found.slowest, HostUse(others, cores)) is explained
+    outlying = of([1.0] * 9 + [factor])
+    assert outlying.is_explained(outlying.slowest, HostUse(others, cores)) is explained
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,8 @@ def test_a_clock_within_two_percent_agrees(worker: float) -> None:
 @pytest.mark.parametrize("worker", [95.0, 97.0, 103.0, 105.0, 1e5, 1e-4])
 def test_a_clock_beyond_two_percent_does_not(worker: float) -> None:
     (reason,) = reasons(worker)
-    assert reason.startswith(
-        f"rank 0 counted {worker:.2f} s for the window; on the platform's clock it lasted 100.00 to"
-    )
+    assert reason.startswith("rank 0 ")
+    assert [text for text in (f"{worker:.2f} s", "100.00 to", "100.30 s") if text not in reason] == [], reason
 
 
 def test_a_platform_that_looked_late_accuses_nobody() -> None:

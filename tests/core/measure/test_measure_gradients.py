@@ -74,7 +74,7 @@ def test_norms_are_the_root_of_all_ranks_squares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "found"),
+    ("zero", "share"),
     [
         ((), None),
         (("layers.0.attention.key.bias", "layers.1.attention.key.bias"), None),
@@ -82,13 +82,13 @@ def test_norms_are_the_root_of_all_ranks_squares() -> None:
         (NAMES, "64 of 68 parameters are exactly 0, as that of embedding.weight"),
     ],
 )
-def test_a_gradient_of_exactly_0_was_lost(zero: tuple[str, ...], found: str | None) -> None:
+def test_a_gradient_of_exactly_0_was_lost(zero: tuple[str, ...], share: str | None) -> None:
     """As an H200 lost those of all blocks in fp8 (docs/verified/chip.md). Only a key's bias may have none."""
-    kept = len(set(NAMES) - set(zero))
-    some = [GradientShare(0, 1, name, 0.0 if name in zero else 1 / kept) for name in NAMES]
-    reasons = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=1.0 if kept else 0.0)], WORK)
+    left = len(set(NAMES) - set(zero))
+    some = [GradientShare(0, 1, name, 0.0 if name in zero else 1 / left) for name in NAMES]
+    reasons = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=1.0 if left else 0.0)], WORK)
     lost = [reason for reason in reasons if "exactly 0" in reason]
-    assert len(lost) == (found is not None) and all(str(found) in reason for reason in lost)
+    assert len(lost) == (share is not None) and all(str(share) in reason for reason in lost)
 
 
 def test_an_expert_that_no_token_chose_has_no_gradient() -> None:
@@ -97,5 +97,5 @@ def test_an_expert_that_no_token_chose_has_no_gradient() -> None:
     names = tuple(gradient_names(work))
     some = [GradientShare(0, 1, name, float("[3]" not in name)) for name in names]
     norm = sum(share.square for share in some) ** 0.5
-    found = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=norm)], work)
-    assert len([name for name in names if "[3]" in name]) > 3 and not any("exactly 0" in reason for reason in found)
+    reasons = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=norm)], work)
+    assert len([name for name in names if "[3]" in name]) > 3 and not any("exactly 0" in reason for reason in reasons)

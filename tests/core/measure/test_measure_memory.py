@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory, stage_peaks
 from levelfield.measure.raw_facts import Reading, StepRecord
@@ -26,57 +28,57 @@ HELD = steps({0: [50 * GIB, 60 * GIB], 1: [55 * GIB, 55 * GIB]})
 SEEN = readings({"0/0": [10 * GIB, 64 * GIB, 63 * GIB], "0/1": [9 * GIB, None, 62 * GIB]})
 
 
-def found(seen: list[Reading] = SEEN, held: list[StepRecord] = HELD) -> MemoryPeaks:
-    return memory(seen, held, CAPACITY)
+def peaks(seen: list[Reading] = SEEN, records: list[StepRecord] = HELD) -> MemoryPeaks:
+    return memory(seen, records, CAPACITY)
 
 
 def test_the_headline_is_the_fullest_device() -> None:
-    m = found()
+    m = peaks()
     assert (m.used.peak_bytes, m.used.where) == (64 * GIB, "0/0")
     assert (m.allocated.peak_bytes, m.allocated.where) == (60 * GIB, "0")
     assert m.reserved.peak_bytes == 61 * GIB and m.process.peak_bytes == 2 * GIB
 
 
 def test_an_unread_device_may_be_the_worst() -> None:
-    m = found(readings({"0/0": [64 * GIB], "0/1": [None]}))
+    m = peaks(readings({"0/0": [64 * GIB], "0/1": [None]}))
     assert m.used.peak_bytes is None
-    assert m.used.reason == "the vendor's tool gave no figure for device 0/1"
+    assert (m.used.reason or "").endswith(" device 0/1")
 
 
 def test_a_step_that_says_nothing_may_have_held_the_peak() -> None:
-    m = found(held=steps({0: [50 * GIB, None]}))
+    m = peaks(records=steps({0: [50 * GIB, None]}))
     assert m.allocated.peak_bytes is None and "rank 0" in str(m.allocated.reason)
     assert m.used.peak_bytes == 64 * GIB
 
 
 def test_mebibytes_for_bytes_are_no_figure() -> None:
-    m = found(readings({"0/0": [64 * 1024], "0/1": [62 * 1024]}))
-    assert m.used.peak_bytes is None and "units or device differ" in str(m.used.reason)
+    m = peaks(readings({"0/0": [64 * 1024], "0/1": [62 * 1024]}))
+    assert m.used.peak_bytes is None and "units" in str(m.used.reason)
 
 
 def test_more_than_there_is_is_no_figure() -> None:
-    m = found(readings({"0/0": [64 * GIB * 1024], "0/1": [62 * GIB]}))
+    m = peaks(readings({"0/0": [64 * GIB * 1024], "0/1": [62 * GIB]}))
     assert m.used.peak_bytes is None and "of 85899345920" in str(m.used.reason)
 
 
 @pytest.mark.parametrize(("share", "is_figure"), [(1.0, True), (0.52, True), (0.48, False)])
 def test_less_than_half_of_what_a_rank_held_is_another_device(share: float, is_figure: bool) -> None:
     """Each rank holds its own part: the fullest device may show less than the sum of both, never half of one."""
-    m = found(readings({"0/0": [int(share * 60 * GIB)], "0/1": [9 * GIB]}))
+    m = peaks(readings({"0/0": [int(share * 60 * GIB)], "0/1": [9 * GIB]}))
     assert (m.used.peak_bytes is not None) is is_figure
-    assert is_figure or "units or device differ" in str(m.used.reason)
+    assert is_figure or "rank 0" in str(m.used.reason)
 
 
 def test_zero_and_negative_are_no_figures() -> None:
     for wrong in (0, -1):
-        peak = found(readings({"0/0": [wrong], "0/1": [wrong]})).used
-        assert peak.peak_bytes is None and str(peak.reason).endswith("bytes for device 0/0")
+        peak = peaks(readings({"0/0": [wrong], "0/1": [wrong]})).used
+        assert peak.peak_bytes is None and str(peak.reason).endswith(" device 0/0")
 
 
 SECOND = 10**9
 
 
-def spread(used: list[int | None], device: str = "0/0") -> list[Reading]:
+def spread(used: Sequence[int | None], device: str = "0/0") -> list[Reading]:
     """One reading a second from the first second on."""
     return [Reading(device, k * SECOND, memory_used_bytes=v) for k, v in enumerate(used)]
 
@@ -89,18 +91,20 @@ def test_a_peak_needs_readings_over_the_window() -> None:
     assert over(spread([64 * GIB] * 11)).used.peak_bytes == 64 * GIB
     died = over(spread([64 * GIB] + [None] * 10))
     assert died.used.peak_bytes is None
-    assert died.used.reason == "device 0/0: readings cover 0% of the window, at least 95% is needed"
+    assert (died.used.reason or "").startswith("device 0/0: ")
+    assert "cover 0%" in (died.used.reason or "")
 
 
 def test_a_tool_that_died_within_the_window_leaves_no_peak() -> None:
-    found = over(spread([10 * GIB] * 4 + [64 * GIB] + [None] * 6))
-    assert found.used.peak_bytes is None and "cover 38% of the window" in str(found.used.reason)
+    peaks = over(spread([10 * GIB] * 4 + [64 * GIB] + [None] * 6))
+    assert peaks.used.peak_bytes is None and "cover 38%" in str(peaks.used.reason)
 
 
 def test_one_silent_device_of_two_voids_the_peak() -> None:
     seen = spread([64 * GIB] * 11) + spread([60 * GIB] * 3 + [None] * 8, "0/1")
-    found = memory(seen, HELD, CAPACITY, (SECOND, 9 * SECOND))
-    assert found.used.peak_bytes is None and "device 0/1: readings cover 12%" in str(found.used.reason)
+    peaks = memory(seen, HELD, CAPACITY, (SECOND, 9 * SECOND))
+    assert peaks.used.peak_bytes is None and str(peaks.used.reason).startswith("device 0/1: ")
+    assert "cover 12%" in str(peaks.used.reason)
 
 
 def test_a_peak_before_the_window_counts_and_one_outside_of_readings_needs_the_window() -> None:
@@ -114,7 +118,7 @@ def test_unknown_capacity_leaves_the_peak() -> None:
 
 
 def test_devices_outside_the_run_do_not_count() -> None:
-    assert found([*SEEN, Reading("0/7", 0, memory_used_bytes=79 * GIB)]).used.where == "0/0"
+    assert peaks([*SEEN, Reading("0/7", 0, memory_used_bytes=79 * GIB)]).used.where == "0/0"
 
 
 def test_without_any_fact_every_figure_has_a_reason() -> None:

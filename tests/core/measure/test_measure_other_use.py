@@ -38,10 +38,11 @@ def test_a_device_is_in_use_above_a_tenth(
     assert in_use(used, memory, load) is expected
 
 
-def counted(busy: float, own: float | None, seconds: int = 11, cores: int = 2) -> list[HostReading]:
+def counted(busy: float, own_cores: float | None, seconds: int = 11, cores: int = 2) -> list[HostReading]:
     """One reading a second of cores that are kept busy evenly."""
     return [
-        HostReading(k * SECOND, 500 + busy * k, None if own is None else 7 + own * k, cores) for k in range(seconds)
+        HostReading(k * SECOND, 500 + busy * k, None if own_cores is None else 7 + own_cores * k, cores)
+        for k in range(seconds)
     ]
 
 
@@ -50,9 +51,9 @@ def over(readings: list[HostReading], first: float = 1, last: float = 9) -> Host
 
 
 def test_the_use_of_others_is_all_use_without_ones_own() -> None:
-    found = over(counted(1.9, 1.5))
-    assert found.other_cores == pytest.approx(0.4) and (found.cores, found.reason) == (2, None)
-    assert found.is_noticeable and found.limit == pytest.approx(0.2)
+    use = over(counted(1.9, 1.5))
+    assert use.other_cores == pytest.approx(0.4) and (use.cores, use.reason) == (2, None)
+    assert use.is_noticeable and use.limit == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("others", "noticeable"), [(0.0, False), (0.19, False), (0.21, True), (2.0, True)])
@@ -77,19 +78,21 @@ def test_clocks_that_differ_slightly_give_no_negative_use() -> None:
 def test_a_reading_that_misses_an_ending_process_takes_nothing_back() -> None:
     whole = counted(2.0, 1.5)
     missed = [replace(r, own_seconds=0.0) if r.time_ns == 9 * SECOND else r for r in whole]
-    assert used_seconds(missed, SECOND, 9 * SECOND) == (pytest.approx(7 * 1.5), "the run"), "what was read at 8 s"
+    seconds, user = used_seconds(missed, SECOND, 9 * SECOND)
+    assert seconds == pytest.approx(7 * 1.5), "what was read at 8 s"
+    assert user == "the run"
     assert used_seconds(missed, SECOND, 8 * SECOND) == used_seconds(whole, SECOND, 8 * SECOND)
 
 
 def test_without_counters_over_the_window_the_use_is_unknown() -> None:
-    assert over([]).reason == "the operating system gave no processor times"
-    assert "cover 25% of the window" in str(over(counted(1.0, 1.0, seconds=4)).reason)
+    assert "processor times" in str(over([]).reason)
+    assert "cover 25%" in str(over(counted(1.0, 1.0, seconds=4)).reason)
     assert not over(counted(2.0, 0.0, seconds=4)).is_noticeable
 
 
 def test_processes_of_a_container_engine_are_not_counted_as_others() -> None:
-    found = over(counted(2.0, None))
-    assert found.other_cores is None and "container engine" in str(found.reason) and found.cores == 2
+    use = over(counted(2.0, None))
+    assert use.other_cores is None and "container engine" in str(use.reason) and use.cores == 2
 
 
 # ---- the devices' mean utilisation: of every device, and only of the window
@@ -117,7 +120,7 @@ def test_the_mean_of_the_devices_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "devices", "why"),
+    ("more", "devices", "reason"),
     [
         ([], ["0", "3"], "device 3: no reading in the window"),
         ([reading("1", 15, math.nan)], ["1"], "device 1: a reading outside of 0 to 1"),
@@ -126,18 +129,18 @@ def test_the_mean_of_the_devices_means() -> None:
         ([], [], "no device"),
     ],
 )
-def test_no_mean_has_a_reason(more: list[Reading], devices: list[str], why: str) -> None:
-    assert mean_load([*READINGS, *more], devices, 10, 30) == why
+def test_no_mean_has_a_reason(more: list[Reading], devices: list[str], reason: str) -> None:
+    assert mean_load([*READINGS, *more], devices, 10, 30) == reason
 
 
 def test_a_run_s_result_has_it(run: RunPaths) -> None:
-    found = collect(run).load
-    assert found and found.value is None and found.reason == "device 0: no reading in the window"
+    load = collect(run).load
+    assert load and load.value is None and (load.reason or "").startswith("device 0: ")
 
     def use(line: Event) -> None:
         for sample in line["samples"]:
             sample["utilisation"] = 0.5 + 0.25 * int(sample["index"])
 
     change_lines(run.telemetry, use)
-    found = collect(run).load
-    assert found and found.value == pytest.approx(0.625)
+    load = collect(run).load
+    assert load and load.value == pytest.approx(0.625)

@@ -49,10 +49,10 @@ def noisy(n: int, seed: int = 1, spread: float = 0.02) -> list[float]:
 
 
 def test_tokens_over_wall_time_over_devices() -> None:
-    found = measured([10.0, 10.0, 1.0, 1.0, 2.0, 1.0])
-    assert found.wall_seconds == 5.0
-    assert found.tokens_per_second == 800.0 and found.tokens_per_second_per_device == 400.0
-    seconds = found.step_seconds
+    result = measured([10.0, 10.0, 1.0, 1.0, 2.0, 1.0])
+    assert result.wall_seconds == 5.0
+    assert result.tokens_per_second == 800.0 and result.tokens_per_second_per_device == 400.0
+    seconds = result.step_seconds
     assert (seconds.steps, seconds.median, seconds.mean, seconds.minimum, seconds.maximum) == (4, 1.0, 1.25, 1.0, 2.0)
     assert seconds.p90 == pytest.approx(1.7) and seconds.spread == pytest.approx(0.25)
 
@@ -86,7 +86,7 @@ def planted(fault: str) -> list[StepEnd]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "words"),
     [
         ("missing", "step 5 missing"),
         ("lost its start", "step 2 missing"),
@@ -99,8 +99,8 @@ def planted(fault: str) -> list[StepEnd]:
         ("empty", "and 2 more missing"),
     ],
 )
-def test_a_planted_fault_is_refused_by_its_name(fault: str, says: str) -> None:
-    with pytest.raises(WindowError, match=says):
+def test_a_planted_fault_is_refused_by_its_name(fault: str, words: str) -> None:
+    with pytest.raises(WindowError, match=words):
         window(planted(fault), 5 * SECOND, 3, 8, 1)
 
 
@@ -113,9 +113,9 @@ def test_a_window_that_is_none_is_refused(first: int, last: int, devices: int) -
 def test_ranks_are_timed_by_their_own_clock_and_the_slowest_counts() -> None:
     here = [StepRecord(0, k, k * SECOND, tokens=10) for k in range(1, 5)]
     elsewhere = [StepRecord(1, k, 10**15 + round(k * 1.1 * SECOND), tokens=20) for k in range(1, 5)]
-    found = step_times(here + elsewhere, 2, 4)
-    assert [s.tokens for s in found] == [30] * 4
-    assert window(found, None, 2, 4, 2).wall_seconds == pytest.approx(3.3)
+    result = step_times(here + elsewhere, 2, 4)
+    assert [s.tokens for s in result] == [30] * 4
+    assert window(result, None, 2, 4, 2).wall_seconds == pytest.approx(3.3)
 
 
 def test_a_rank_that_stopped_early_does_not_time_the_window() -> None:
@@ -159,8 +159,8 @@ def test_a_drift_too_small_to_matter_is_not_flagged() -> None:
 
 
 def test_few_steps_are_not_judged_and_say_so() -> None:
-    found = measured([1.0] * 2 + [1.0, 2.0, 3.0, 4.0]).step_seconds
-    assert found.flags == () and "need 10" in str(found.unchecked)
+    result = measured([1.0] * 2 + [1.0, 2.0, 3.0, 4.0]).step_seconds
+    assert result.flags == () and "need 10" in str(result.unchecked)
 
 
 def test_one_outlier_moves_neither_slope_nor_change_point() -> None:
@@ -171,17 +171,17 @@ def test_one_outlier_moves_neither_slope_nor_change_point() -> None:
 
 def test_mann_kendall_against_the_formula_by_hand() -> None:
     """1..10 in order: S = 45, variance 10 * 9 * 25 / 18 = 125, z = 44 / sqrt(125)."""
-    found = trend([float(v) for v in range(1, 11)])
-    assert found.slope == 1.0
-    assert found.p == pytest.approx(math.erfc(44 / math.sqrt(125) / math.sqrt(2)))
+    result = trend([float(v) for v in range(1, 11)])
+    assert result.slope == 1.0
+    assert result.p == pytest.approx(math.erfc(44 / math.sqrt(125) / math.sqrt(2)))
     assert trend([2.0] * 10).p == 1.0
 
 
 def test_pettitt_against_the_formula_by_hand() -> None:
     """Five low, five high: K = 25 at the sixth value, p = 2 exp(-6 * 625 / 1100)."""
-    found = change_point([1.0] * 5 + [3.0] * 5)
-    assert found.index == 5 and found.shift == 1.0
-    assert found.p == pytest.approx(2 * math.exp(-6 * 625 / 1100))
+    result = change_point([1.0] * 5 + [3.0] * 5)
+    assert result.index == 5 and result.shift == 1.0
+    assert result.p == pytest.approx(2 * math.exp(-6 * 625 / 1100))
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=30))
@@ -232,12 +232,12 @@ def test_repeats_that_are_no_numbers_are_refused(values: list[float]) -> None:
 
 @given(st.integers(6, 60))
 def test_order_statistics_cover_at_least_what_they_say(n: int) -> None:
-    found = over_repeats([float(v) for v in range(n)])
-    assert found.low is not None and found.high is not None and found.coverage is not None
-    rank = round(found.low)
+    result = over_repeats([float(v) for v in range(n)])
+    assert result.low is not None and result.high is not None and result.coverage is not None
+    rank = round(result.low)
     outside = 2 * sum(math.comb(n, k) for k in range(rank + 1)) / 2**n
-    assert found.coverage == pytest.approx(1 - outside) and found.coverage >= 0.95
-    assert found.high == n - 1 - rank
+    assert result.coverage == pytest.approx(1 - outside) and result.coverage >= 0.95
+    assert result.high == n - 1 - rank
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -246,20 +246,20 @@ def test_the_change_point_is_that_of_all_pairs(ties: bool) -> None:
     values = np.round(values, 0 if ties else 9)
     signs = np.sign(values[None, :] - values[:, None])
     scores = np.abs([signs[:t, t:].sum() for t in range(1, 61)])
-    found = change_point(values)
-    best = scores[found.index - 1]
+    result = change_point(values)
+    best = scores[result.index - 1]
     assert best == scores.max()
-    assert found.p == pytest.approx(min(1.0, 2 * math.exp(-6 * best**2 / (61**3 + 61**2))))
+    assert result.p == pytest.approx(min(1.0, 2 * math.exp(-6 * best**2 / (61**3 + 61**2))))
 
 
 def test_a_run_of_a_hundred_thousand_steps_has_a_trend_and_a_change_point() -> None:
     """By all pairs both would take 40 GB."""
     noise = np.random.default_rng(6).normal(scale=0.01, size=100_000)
-    steady, drifting = 1 + noise, 1 + noise + np.linspace(0, 0.1, 100_000)
+    steady, drifting = list(1 + noise), list(1 + noise + np.linspace(0, 0.1, 100_000))
     assert abs(trend(steady).drift) < 0.01 and change_point(steady).p > 1e-6
-    found = trend(drifting)
-    assert found.drift == pytest.approx(0.1 / 1.05, rel=0.05) and found.slope == pytest.approx(1e-6, rel=0.05)
-    assert change_point(drifting).p < 1e-6 and found.p < 1e-6
+    result = trend(drifting)
+    assert result.drift == pytest.approx(0.1 / 1.05, rel=0.05) and result.slope == pytest.approx(1e-6, rel=0.05)
+    assert change_point(drifting).p < 1e-6 and result.p < 1e-6
 
 
 # ---- time to a level of the loss
@@ -301,7 +301,7 @@ def test_the_time_begins_with_the_window_where_the_average_needs_more_steps_than
 
 
 @pytest.mark.parametrize(
-    ("losses", "level", "said"),
+    ("losses", "level", "words"),
     [
         (LOSSES, 1.9, "does not reach 1.9 by step 8"),
         (LOSSES, 8.0, "is at 8 in step 2 already, before the window"),
@@ -312,9 +312,9 @@ def test_the_time_begins_with_the_window_where_the_average_needs_more_steps_than
         (LOSSES, math.nan, "does not reach nan"),
     ],
 )
-def test_no_place_has_a_reason(losses: dict[int, float], level: float, said: str) -> None:
+def test_no_place_has_a_reason(losses: dict[int, float], level: float, words: str) -> None:
     place = crossing(losses, WINDOW, level, 1)
-    assert isinstance(place, str) and said in place
+    assert isinstance(place, str) and words in place
 
 
 def test_a_fault_behind_the_place_does_not_matter() -> None:

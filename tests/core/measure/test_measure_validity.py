@@ -52,7 +52,7 @@ def records(layout: Layout = LAYOUT) -> Records:
 
 def weights(layout: Layout = LAYOUT) -> list[WeightSlice]:
     """Every rank's part: pipeline stages share nothing but replicas, tensor ranks halve rows, data ranks repeat."""
-    found = []
+    pieces = []
     for rank in range(layout.world_size):
         place = coordinates(rank, layout)
         for index, (name, shape) in enumerate(parameter_shapes(WORK.model, WORK.training.sequence_length).items()):
@@ -60,26 +60,28 @@ def weights(layout: Layout = LAYOUT) -> list[WeightSlice]:
                 part = shape[0] // layout.tensor
                 rows = (place.tensor * part, place.tensor * part + part)
                 box = (rows, *((0, size) for size in shape[1:]))
-                found.append(WeightSlice(rank, name, shape, box, hash((name, rows)) % CHECKSUM_MODULUS))
-    return found
+                pieces.append(WeightSlice(rank, name, shape, box, hash((name, rows)) % CHECKSUM_MODULUS))
+    return pieces
 
 
-def reasons(kept: Records, slices: list[WeightSlice] | None = None, layout: Layout = LAYOUT) -> list[str]:
-    return [str(r) for r in check(kept, weights(layout) if slices is None else slices, WORK, layout)]
+def reasons(facts: Records, slices: list[WeightSlice] | None = None, layout: Layout = LAYOUT) -> list[str]:
+    return [str(r) for r in check(facts, weights(layout) if slices is None else slices, WORK, layout)]
 
 
-def with_rates(kept: Records, **changes: float | None) -> Records:
+def with_rates(facts: Records, **changes: float | None) -> Records:
     """Give every step the schedule's rate, as each framework reports it; changes: of rank 1's step of that number."""
     schedule = parse(WorkerSchedule, WORK.training.schedule.model_dump(), "schedule")
-    own = [replace(r, learning_rate=learning_rate(schedule, r.step)) for r in kept]
-    return [replace(r, learning_rate=changes.get(f"step{r.step}", r.learning_rate)) if r.rank == 1 else r for r in own]
+    rated = [replace(r, learning_rate=learning_rate(schedule, r.step)) for r in facts]
+    return [
+        replace(r, learning_rate=changes.get(f"step{r.step}", r.learning_rate)) if r.rank == 1 else r for r in rated
+    ]
 
 
 def at(step: int, rank: int, **changes: object) -> Callable[[Records], Records]:
     """Change one record."""
 
-    def plant(kept: Records) -> Records:
-        return [replace(r, **changes) if (r.step, r.rank) == (step, rank) else r for r in kept]  # type: ignore[arg-type]
+    def plant(facts: Records) -> Records:
+        return [replace(r, **changes) if (r.step, r.rank) == (step, rank) else r for r in facts]  # type: ignore[arg-type]
 
     return plant
 
@@ -112,17 +114,17 @@ def test_coordinates_undo_the_rank_order(data: int, tensor: int, pipeline: int, 
 def test_windows_of_ranks_may_differ_by_two_of_the_longest_steps(late: float, is_told: bool) -> None:
     """Those of the middle rank: the one that is late does not widen its own bound."""
     window = WORK.window
-    kept = [
+    facts = [
         replace(record(rank, step), end_ns=step * 10**9) for rank in range(3) for step in range(window.last_step + 1)
     ]
-    last = next(i for i, each in enumerate(kept) if (each.rank, each.step) == (2, window.last_step))
-    kept[last] = replace(kept[last], end_ns=kept[last].end_ns + int(late * 10**9))
-    assert bool(clock_reasons(kept, window)) is is_told
+    last = next(i for i, fact in enumerate(facts) if (fact.rank, fact.step) == (2, window.last_step))
+    facts[last] = replace(facts[last], end_ns=facts[last].end_ns + int(late * 10**9))
+    assert bool(clock_reasons(facts, window)) is is_told
 
 
-def swapped(kept: Records) -> Records:
-    i = next(i for i, r in enumerate(kept) if (r.rank, r.step) == (1, 5))
-    return [*kept[:i], kept[i + 1], kept[i], *kept[i + 2 :]]
+def swapped(facts: Records) -> Records:
+    i = next(i for i, r in enumerate(facts) if (r.rank, r.step) == (1, 5))
+    return [*facts[:i], facts[i + 1], facts[i], *facts[i + 2 :]]
 
 
 FAULTS: dict[str, tuple[Callable[[Records], Records], str]] = {
@@ -175,9 +177,9 @@ FAULTS: dict[str, tuple[Callable[[Records], Records], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_gives_its_reason(name: str) -> None:
-    plant, says = FAULTS[name]
-    found = reasons(plant(records()))
-    assert any(reason.startswith(says) for reason in found), found
+    plant, words = FAULTS[name]
+    texts = reasons(plant(records()))
+    assert any(reason.startswith(words) for reason in texts), texts
 
 
 def test_last_bits_of_float32_are_no_disagreement() -> None:
@@ -186,8 +188,8 @@ def test_last_bits_of_float32_are_no_disagreement() -> None:
 
 
 def test_many_faults_of_a_kind_are_counted_not_listed() -> None:
-    found = reasons([replace(r, grad_norm=math.inf) for r in records()])
-    assert len(found) == 6 and found[-1] == f"finite: and {8 * STEPS - 5} more"
+    texts = reasons([replace(r, grad_norm=math.inf) for r in records()])
+    assert len(texts) == 6 and texts[-1] == f"finite: and {8 * STEPS - 5} more"
 
 
 def test_fp16_may_skip_a_step_on_all_ranks_only() -> None:
@@ -196,7 +198,9 @@ def test_fp16_may_skip_a_step_on_all_ranks_only() -> None:
     everywhere = [replace(r, skipped=True, grad_norm=math.inf) if r.step == 2 else r for r in records()]
     assert check(everywhere, weights(), work, LAYOUT) == ()
     one = at(2, 3, skipped=True, grad_norm=math.inf)(records())
-    assert [r.detail for r in check(one, weights(), work, LAYOUT)] == ["step 2: only some ranks skipped it"]
+    (reason,) = check(one, weights(), work, LAYOUT)
+    assert reason.detail.startswith("step 2: ")
+    assert "some ranks" in reason.detail
 
 
 def test_the_curve_takes_one_loss_a_step() -> None:
@@ -225,7 +229,7 @@ EMBEDDING = "embedding.weight"
 
 
 @pytest.mark.parametrize(
-    ("slices", "says"),
+    ("slices", "words"),
     [
         (altered(EMBEDDING, 2, checksum=1), "ranks 0 and 2 hold different values"),
         (altered(EMBEDDING, 0, slices=((0, HALF + 1), (0, H))), "overlap"),
@@ -239,9 +243,9 @@ EMBEDDING = "embedding.weight"
         ([], "rank 0 reports no weights"),
     ],
 )
-def test_planted_faults_in_weights(slices: list[WeightSlice], says: str) -> None:
-    found = reasons(records(), slices)
-    assert any(r.startswith("weights: ") and says in r for r in found), found
+def test_planted_faults_in_weights(slices: list[WeightSlice], words: str) -> None:
+    texts = reasons(records(), slices)
+    assert any(r.startswith("weights: ") and words in r for r in texts), texts
 
 
 def test_empty_slices_are_allowed() -> None:
@@ -287,6 +291,6 @@ RATES: dict[str, tuple[dict[str, float | None], str]] = {
 
 @pytest.mark.parametrize("name", RATES)
 def test_another_learning_rate_is_named_by_step_found_and_expected(name: str) -> None:
-    changes, says = RATES[name]
-    (found,) = reasons(with_rates(records(), **changes))
-    assert found.startswith(f"schedule: {says}")
+    changes, words = RATES[name]
+    (texts,) = reasons(with_rates(records(), **changes))
+    assert texts.startswith(f"schedule: {words}")

@@ -31,10 +31,10 @@ def made(model: Model, length: int = 4096) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_count_is_the_published_one_to_the_last_parameter(name: str) -> None:
-    found = parameters(MODELS[name].model(), 4096)
-    assert (found.total, found.active) == (MODELS[name].total, MODELS[name].active)
-    parts = found.embedding + found.position + found.head + found.final_norm + found.in_layers
-    assert parts == found.total == sum(map(math.prod, parameter_shapes(MODELS[name].model(), 4096).values()))
+    count = parameters(MODELS[name].model(), 4096)
+    assert (count.total, count.active) == (MODELS[name].total, MODELS[name].active)
+    parts = count.embedding + count.position + count.head + count.final_norm + count.in_layers
+    assert parts == count.total == sum(map(math.prod, parameter_shapes(MODELS[name].model(), 4096).values()))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -58,8 +58,8 @@ def test_the_worker_makes_the_parameters_that_are_counted(name: str) -> None:
 )
 def test_another_shape_has_another_count_that_the_worker_agrees_with(changes: dict[str, Any]) -> None:
     changed = MODELS["mixtral_8x7b"].model(**changes)
-    found = parameters(changed, 4096)
-    assert found.total != MODELS["mixtral_8x7b"].total and found.active != MODELS["mixtral_8x7b"].active
+    count = parameters(changed, 4096)
+    assert count.total != MODELS["mixtral_8x7b"].total and count.active != MODELS["mixtral_8x7b"].active
     assert made(changed) == parameter_shapes(changed, 4096)
 
 
@@ -68,15 +68,15 @@ def test_biases_of_experts_are_made_counted_and_inactive_with_them() -> None:
     model = MODELS["mixtral_8x7b"].model(layers=4, hidden_size=32, heads=4, kv_heads=2, bias=True, experts=experts)
     assert made(model, 8) == parameter_shapes(model, 8)
     assert "layers.1.mlp.experts.up.bias" in made(model, 8) and "layers.1.mlp.router.bias" not in made(model, 8)
-    found, of_one_expert = parameters(model, 8), 3 * 32 * 10 + 10 + 10 + 32
-    assert found.total - found.active == 2 * 3 * of_one_expert  # two mixtures, three experts that are not chosen
+    count, of_one_expert = parameters(model, 8), 3 * 32 * 10 + 10 + 10 + 32
+    assert count.total - count.active == 2 * 3 * of_one_expert  # two mixtures, three experts that are not chosen
 
 
 def test_more_chosen_experts_are_active_and_no_more_in_all() -> None:
     experts = dict(count=8, chosen=3, ffn_hidden_size=14336)
-    found = parameters(MODELS["mixtral_8x7b"].model(experts=experts), 4096)
-    assert found.total == MODELS["mixtral_8x7b"].total
-    assert found.active - MODELS["mixtral_8x7b"].active == 32 * 3 * 4096 * 14336
+    count = parameters(MODELS["mixtral_8x7b"].model(experts=experts), 4096)
+    assert count.total == MODELS["mixtral_8x7b"].total
+    assert count.active - MODELS["mixtral_8x7b"].active == 32 * 3 * 4096 * 14336
 
 
 # ---- FLOPs
@@ -84,10 +84,10 @@ def test_more_chosen_experts_are_active_and_no_more_in_all() -> None:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_flops_are_what_published_rows_imply(name: str) -> None:
-    found = flops_per_token("megatron", MODELS[name].model(), 4096) / 1e9
-    wanted = MODELS[name].gigaflops
-    assert wanted is not None and found == pytest.approx(wanted, abs=0.06)
-    assert found * 1.01 != pytest.approx(wanted, abs=0.06)
+    count = flops_per_token("megatron", MODELS[name].model(), 4096) / 1e9
+    expected = MODELS[name].gigaflops
+    assert expected is not None and count == pytest.approx(expected, abs=0.06)
+    assert count * 1.01 != pytest.approx(expected, abs=0.06)
 
 
 def test_a_mixture_s_flops_by_hand() -> None:

@@ -11,13 +11,14 @@ from levelfield.judge.collector import collect
 from levelfield.measure.raw_facts import ExpertShare, GradientShare, StepRecord
 from levelfield.measure.routing import auxiliary_reasons, changed_choices, recorded_steps, routing_of, routing_reasons
 from levelfield.measure.weights import gradient_names, gradient_reasons
-from levelfield.report.one_run import run_report
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.words import WIDTH
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.case import Work
 from levelfield.specs.paths import RunPaths
 from recorded_runs import Event, change_steps, edit, record_run, tamper
+from report_rows import terminal_rows
 
 MIXTURES = Path(__file__).parents[1] / "mixtures"
 
@@ -59,7 +60,7 @@ def test_a_whole_mixture_is_valid_and_shows_its_load(mixture: RunPaths) -> None:
     result = collect(mixture)
     load = result.experts
     assert result.status.word == "valid" and load is not None
-    assert (load.over, load.steps, [each.layer for each in load.layers]) == ("window", 10, [1, 2])
+    assert (load.over, load.steps, [layer.layer for layer in load.layers]) == ("window", 10, [1, 2])
     routing = routing_of(read_raw(mixture).experts)
     assert sorted(routing) == list(range(1, 13)) and all(sum(c) == 2 * 64 for s in routing.values() for c in s.values())
     window = [sum(routing[step][1][expert] for step in range(3, 13)) for expert in range(4)]
@@ -85,12 +86,12 @@ def test_a_model_without_experts_has_no_load(run: RunPaths) -> None:
 
 
 def test_the_report_shows_the_load(mixture: RunPaths) -> None:
-    from levelfield.report.one_run import result_lines
-
-    text = run_report(collect(mixture), read_plan(mixture))
-    assert "x the mean (layer" in text and "active for one token" in text and "auxiliary loss 0.0198 -> " in text
-    lines = "\n".join(result_lines(collect(mixture))).splitlines()
-    assert any(line.startswith("experts  largest load") for line in lines) and max(map(len, lines)) <= WIDTH
+    result = collect(mixture)
+    text = run_report(result, read_plan(mixture))
+    assert result.active_parameters is not None and f"{result.active_parameters:,} active" in text
+    assert "0.0198 -> " in text, "the auxiliary loss"
+    assert "auxiliary loss" in terminal_rows(result)["experts"]
+    assert max(map(len, "\n".join(result_lines(result)).splitlines())) <= WIDTH
 
 
 def move(event: Event) -> None:
@@ -134,10 +135,10 @@ FAULTS: dict[str, tuple[Callable[[Event], object], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_of_the_counts_makes_the_run_invalid_and_leaves_no_load(name: str, mixture: RunPaths) -> None:
-    change, says = FAULTS[name]
+    change, words = FAULTS[name]
     change_experts(mixture, change)
     result = collect(mixture)
-    assert result.status.word == "invalid" and says in reasons(mixture)
+    assert result.status.word == "invalid" and words in reasons(mixture)
     assert result.experts is None and result.throughput is None
 
 
@@ -149,12 +150,13 @@ def test_a_doubled_event_and_a_lost_one_are_found(mixture: RunPaths) -> None:
         return [e for e in events if e["event"] != "experts"]
 
     path = mixture.events / "rank1.jsonl"
-    edit(path, doubled)
-    assert "routing: step 1, layer 1, rank 1: recorded 2 times" in reasons(mixture)
-    edit(path, lost)
-    assert "routing: step 1, layer 1: 64 choices, expected 128" in reasons(mixture)
-    edit(mixture.events / "rank0.jsonl", lost)
-    assert "routing: step 1, layer 1: 0 choices, expected 128" in reasons(mixture)
+    for change, file, words in (
+        (doubled, path, "routing: step 1, layer 1, rank 1: recorded 2 times"),
+        (lost, path, "routing: step 1, layer 1: 64 choices, expected 128"),
+        (lost, mixture.events / "rank0.jsonl", "routing: step 1, layer 1: 0 choices, expected 128"),
+    ):
+        edit(file, change)
+        assert words in reasons(mixture)
 
 
 def test_a_choice_moved_after_the_run_breaks_the_seal(mixture: RunPaths) -> None:
@@ -169,7 +171,8 @@ def test_a_choice_moved_after_the_run_breaks_the_seal(mixture: RunPaths) -> None
 def test_experts_of_a_dense_model_are_a_fault(run: RunPaths) -> None:
     event = {"event": "experts", "step": 1, "tokens": {"0": [64]}}
     edit(run.events / "rank1.jsonl", lambda events: [*events[:3], event, *events[3:]])
-    assert "a routing was recorded, and the model has no experts" in reasons(run)
+    assert reasons(run).startswith("routing: ")
+    assert "no experts" in reasons(run)
 
 
 AUXILIARY: dict[str, tuple[object, str]] = {
@@ -183,18 +186,19 @@ AUXILIARY: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize("name", AUXILIARY)
 def test_each_fault_of_the_auxiliary_loss_makes_the_run_invalid(name: str, mixture: RunPaths) -> None:
-    value, says = AUXILIARY[name]
+    value, words = AUXILIARY[name]
     change_steps(mixture, lambda event: event.update(auxiliary_loss=value) if event["step"] == 7 else None)
-    assert collect(mixture).status.word == "invalid" and says in reasons(mixture)
+    assert collect(mixture).status.word == "invalid" and words in reasons(mixture)
 
 
 def test_an_auxiliary_loss_must_be_there_exactly_where_the_case_has_one(work: Work) -> None:
     silent = [StepRecord(rank=0, step=step, end_ns=step, loss=1.0) for step in (1, 2)]
-    assert auxiliary_reasons(silent, work.model) == [f"step {s}: no rank reports it" for s in (1, 2)]
+    assert [reason.partition(": ")[0] for reason in auxiliary_reasons(silent, work.model)] == ["step 1", "step 2"]
     dense = work.model.model_copy(update={"experts": None})
     assert auxiliary_reasons(silent, dense) == []
-    said = [StepRecord(rank=0, step=3, end_ns=3, auxiliary_loss=0.1)]
-    assert auxiliary_reasons(said, dense) == ["step 3: 0.1, and the case has none"]
+    strange = [StepRecord(rank=0, step=3, end_ns=3, auxiliary_loss=0.1)]
+    (reason,) = auxiliary_reasons(strange, dense)
+    assert reason.startswith("step 3: 0.1")
 
 
 def test_a_large_mixture_records_its_gradient_steps_only(work: Work) -> None:
@@ -219,8 +223,9 @@ def test_each_routed_expert_has_its_own_gradient_norm(work: Work) -> None:
     shares = [GradientShare(0, 1, name, 1.0) for name in names]
     whole = [StepRecord(0, 1, 1, grad_norm=len(names) ** 0.5)]
     assert gradient_reasons(shares, whole, work) == []
-    without = [share for share in shares if share.name != "layers.2.mlp.experts.down.weight[0]"]
-    assert gradient_reasons(without, whole, work) == ["step 1: no norm of layers.2.mlp.experts.down.weight[0]"]
+    lost = "layers.2.mlp.experts.down.weight[0]"
+    (reason,) = gradient_reasons([share for share in shares if share.name != lost], whole, work)
+    assert reason.startswith("step 1: ") and reason.endswith(f" {lost}")
     odd = [*shares, GradientShare(0, 1, "layers.1.mlp.experts.up.weight", 0.0)]
     assert "unknown parameter" in gradient_reasons(odd, whole, work)[0]
 

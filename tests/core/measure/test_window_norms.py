@@ -109,8 +109,8 @@ def test_a_run_without_a_step_or_a_group_is_open_and_names_it() -> None:
 
 
 def test_a_step_that_the_loss_scale_skipped_is_not_compared() -> None:
-    kept = {step: groups for step, groups in norms().items() if step != 17}
-    assert window(training(kept, skipped=(17,)), REFERENCE, LIMITS).passed is True
+    rest = {step: groups for step, groups in norms().items() if step != 17}
+    assert window(training(rest, skipped=(17,)), REFERENCE, LIMITS).passed is True
     assert window(training({}, skipped=tuple(STEPS)), REFERENCE, LIMITS).passed is None
 
 
@@ -131,9 +131,9 @@ def test_groups_are_all_parameters_of_one_name_and_only_of_the_window() -> None:
         step: {"embedding.weight": 1.0, "layers.0.mlp.up.weight": 3.0, "layers.1.mlp.up.weight": 4.0}
         for step in (1, 5, 6)
     }
-    found = window_norms(by_parameter, {step: 5.1 for step in range(1, 9)}, Window(first_step=5, last_step=7))
+    groups_by_step = window_norms(by_parameter, {step: 5.1 for step in range(1, 9)}, Window(first_step=5, last_step=7))
     groups = {"embedding.weight": 1.0, "mlp.up.weight": 5.0, WHOLE_GRADIENT: 5.1}
-    assert found == {5: groups, 6: groups, 7: {WHOLE_GRADIENT: 5.1}}
+    assert groups_by_step == {5: groups, 6: groups, 7: {WHOLE_GRADIENT: 5.1}}
 
 
 def test_a_mixture_is_compared_before_its_first_changed_choice() -> None:
@@ -168,7 +168,7 @@ def test_rows_of_one_setting_keep_the_larger_difference_of_each_place() -> None:
     rows = [noise_between(noisy(seed), REFERENCE)._replace(setting="one") for seed in (1, 2)]
     older = rows[0]._replace(window=None)
     (row,) = merged([older, *rows])
-    first, second = (each.window or {} for each in rows)
+    first, second = (row.window or {} for row in rows)
     assert row.window == {place: max(first[place], second[place]) for place in first}
 
 
