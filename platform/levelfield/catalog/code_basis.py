@@ -40,7 +40,9 @@ def training_code(file: ImplementationFile, folder: Path, kind: str, *further: P
     return f"sha256:{digest.hexdigest()}"
 
 
-def chosen(file: ImplementationFile, version: str | None, path: Path, frameworks: Iterable[str]) -> ImplementationFile:
+def select_version(
+    file: ImplementationFile, version: str | None, path: Path, frameworks: Iterable[str]
+) -> ImplementationFile:
     """Return the manifest with `version` and its requirements in the default's place. None: the default version.
 
     path: of the manifest. frameworks: all that there are. Raises UsageError for a version that it does not have, and

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from levelfield.catalog.code_basis import chosen
+from levelfield.catalog.code_basis import select_version
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter
@@ -235,7 +235,7 @@ class Registry:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
         file = self.document(ImplementationFile, "framework", name, self.frameworks, "framework")
         path = self.frameworks[name]
-        return chosen(file, version, path, self.frameworks), path.parent
+        return select_version(file, version, path, self.frameworks), path.parent
 
     def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
         """Return the same of a label such as `jax` or `jax_0.10.1`."""

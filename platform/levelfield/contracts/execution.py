@@ -129,12 +129,6 @@ class ProcessEnd:
     process: int | None = None  # the number of a process that did not end by SIGKILL
     state: str | None = None  # the kernel's letter for what that process does
 
-    def to_dict(self) -> dict[str, Any]:
-        content = asdict(self)
-        if self.process is None:
-            del content["process"], content["state"]
-        return content
-
 
 @dataclass(frozen=True)
 class NodeEnd:
@@ -185,9 +179,13 @@ class Outcome:
             "elsewhere": [{"path": path, "sha256": digest} for path, digest in (self.elsewhere or {}).items()],
             "nodes": [{**asdict(node), "missing": list(node.missing)} for node in self.nodes],
         }
+        ends = [asdict(end) for end in self.ends]
+        for end in ends:
+            if end["process"] is None:  # it ended by SIGKILL at the latest
+                del end["process"], end["state"]
         return {
             "cause": self.cause,
-            "ends": [end.to_dict() for end in self.ends],
+            "ends": ends,
             "evidence": self.evidence,
             "extra": {name: text for name, text in extra.items() if text},
             **{name: content for name, content in optional.items() if content},

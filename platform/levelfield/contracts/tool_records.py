@@ -45,13 +45,9 @@ def texts(tool: Tool, output: str) -> Iterator[Texts]:
     return formats[tool.format](tool, output.removeprefix(BYTE_ORDER_MARK))
 
 
-def _lines(output: str) -> list[str]:
-    return [line.rstrip("\r") for line in output.split("\n")[:-1]]
-
-
 def _csv(tool: Tool, output: str) -> Iterator[Texts]:
     separator = None if tool.separator == " " else tool.separator  # None: any number of spaces
-    rows = [[part.strip() for part in line.split(separator)] for line in _lines(output) if line.strip()]
+    rows = [[part.strip() for part in line.split(separator)] for line in output.split("\n")[:-1] if line.strip()]
     places: dict[str, int | str | None] = {name: where.column for name, where in tool.fields.items()}
     numbers = {name: place - 1 for name, place in places.items() if isinstance(place, int)}
     if numbers:
@@ -134,7 +130,7 @@ def _text(value: Any) -> str:
 
 
 def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
-    text = "".join(line + "\n" for line in _lines(output))
+    text = "".join(line.rstrip("\r") + "\n" for line in output.split("\n")[:-1])
     begins, *others = tool.patterns
     starts = every_match(begins, text)
     ends = [start.start() for start in starts[1:]] + [len(text)]
@@ -224,6 +220,7 @@ def parse(tool: Tool, output: str) -> Parsed:
         return Parsed({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
     records: list[Record] = []
     damage: list[str] = []
+    unreadable = f"{tool.command[0]} printed no device that vendor.yaml can read: "
     try:
         for candidate in texts(tool, output):
             try:
@@ -231,7 +228,7 @@ def parse(tool: Tool, output: str) -> Parsed:
             except ValueError as error:
                 damage.append(str(error))
     except ValueError as error:
-        return Parsed({}, (str(error),), problem=_unreadable(tool, str(error)))
+        return Parsed({}, (str(error),), problem=f"{unreadable}{error}")
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
         counts = Counter(record.word(key) for record in records)
@@ -242,12 +239,8 @@ def parse(tool: Tool, output: str) -> Parsed:
     has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
     problem = None
     if not records and (damage or not has_frame):
-        problem = _unreadable(tool, damage[0] if damage else "found no record")
+        problem = unreadable + (damage[0] if damage else "found no record")
     return Parsed({record.index: record for record in records}, tuple(damage), problem=problem, tool=tool.command[0])
-
-
-def _unreadable(tool: Tool, reason: str) -> str:
-    return f"{tool.command[0]} printed no device that vendor.yaml can read: {reason}"
 
 
 def _record(tool: Tool, candidate: Texts) -> Record:
