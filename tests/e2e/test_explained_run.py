@@ -10,13 +10,15 @@ from driving import SHORT, Benchmark
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_explains_its_step(benchmark: Benchmark) -> None:
-    done = benchmark.run("--case", "short:torch", *SHORT, "--explain-step", "1", "--no-certificate")
+def test_a_run_explains_its_step_and_saves_its_weights(benchmark: Benchmark) -> None:
+    options = ("--explain-step", "1", "--save-weights", "--no-certificate")
+    done = benchmark.run("--case", "short:torch", *SHORT, *options)
     assert done.returncode == 0, done.stderr
     run = benchmark.only_run()
     assert f"run_benchmarks.py report explain {run.name}" in " ".join(done.stderr.split())
     assert json.loads((run / "plan.json").read_text())["explain_steps"] == 1
     assert benchmark.result()["status"]["word"] == "valid" and benchmark.result()["seal"]["word"] == "sealed"
+    assert (run / "weights" / "embedding.weight.npy").stat().st_size > 0
     assert {path.name for path in (run / "profile").iterdir()} == {"rank0.step0.json.gz", "rank0.step1.json.gz"}
 
     shown = benchmark.run("report", "explain", "latest", "--json")

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         work = _work(options)
         os.umask(work.content.get("umask", 0o022))
-        for folder in ("events", "logs", "nodes", "telemetry"):
+        for folder in ("events", "logs", "nodes", "telemetry", "weights"):
             (work.root / folder).mkdir(parents=True, exist_ok=True)
         code = _run(work, options, stop)
     except AssignmentError as error:

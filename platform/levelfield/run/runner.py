@@ -72,7 +72,7 @@ def run(
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
     directory.settle(runs)
-    paths = directory.create(runs, plan.run_id)
+    paths = directory.create(runs, plan.run_id, plan.save_weights)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with directory.ending(paths), interrupted_once():

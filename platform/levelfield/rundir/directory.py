@@ -32,14 +32,19 @@ def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = No
     return f"{stamp}_{name}_{framework}_{vendor}_{os.urandom(3).hex()}"
 
 
-def create(runs: Path, run_id: str) -> RunPaths:
-    """Create the directory of a new run and write its status. Raises UsageError when it cannot be written."""
+def create(runs: Path, run_id: str, saves_weights: bool = False) -> RunPaths:
+    """Create the directory of a new run and write its status. Raises UsageError when it cannot be written.
+
+    saves_weights: with a folder for the weights after the last step.
+    """
     paths = RunPaths(runs.absolute() / run_id)
     try:
         runs.mkdir(parents=True, exist_ok=True)
         paths.root.mkdir()
         paths.events.mkdir()
         paths.logs.mkdir()
+        if saves_weights:
+            paths.weights.mkdir()
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
