@@ -130,19 +130,14 @@ def matrix(
         runs_by_place.setdefault((row, column), []).append(record)
     rows = tuple(sorted({row for row, _ in runs_by_place}))
     latest = {place: newest_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
-    columns = _columns(latest, expected)
+    headings = {column for _, column in latest}
+    headings |= {name for name in expected if not headings & {name, f"{name} base", f"{name} peak"}}
+    measured = Counter(column for (_, column), cell in latest.items() if cell.value is not None)
+    columns = most_results_first({name: measured[name] for name in headings})  # every other is compared with the first
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
     ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
     absent = tuple(case for case in cases if case not in {row.case for row in rows})
     return ResultMatrix(dimension, columns, rows, cells, ratios, absent)
-
-
-def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns, the one with most results first; every other is compared with it."""
-    names = {column for _, column in cells}
-    names |= {name for name in expected if not names & {name, f"{name} base", f"{name} peak"}}
-    measured = Counter(column for (_, column), cell in cells.items() if cell.value is not None)
-    return most_results_first({name: measured[name] for name in names})
 
 
 def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -156,7 +151,9 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     good = [run for run in ordered if _reason(run) is None]
     last = ordered[-1]
     if not good:
-        return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
+        word = last.verdict if last.verdict in DIFFERS else "contradictory"
+        word = last.evidence if last.evidence != "sealed" else last.word if last.word != "valid" else word
+        return MatrixCell(word, f"{last.run_id}: {_reason(last)}")
     newest = quiet_runs(good)[-1]
     group = newest_group(newest, ordered)
     # disturbed runs count only where none is quiet, as the newest that counts then is
@@ -174,13 +171,6 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     left_out += "".join(f"{run.run_id}: {disturbance(run)}" for run in disturbed[-1:])
     detail = "; ".join(filter(None, (newer, left_out)))
     return MatrixCell("measured", detail, side, rate, side_values(RATE, side, histories))
-
-
-def _word(run: RunRecord) -> str:
-    """Return one word for a run that does not count."""
-    if run.evidence != "sealed":
-        return run.evidence
-    return run.word if run.word != "valid" else run.verdict if run.verdict in DIFFERS else "contradictory"
 
 
 def _reason(run: RunRecord) -> str | None:

@@ -138,7 +138,13 @@ def note(series: str, who: str, text: str, at: str) -> StoreEvent:
 
 def _sufficient(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
-    points = _named_runs(evidence) if evidence.runs else _present_level(evidence)
+    stored, bad = {point.run_id: point for point in evidence.points}, _bad_nights(evidence)
+    for run in evidence.runs:
+        if run not in stored:
+            raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
+        if not is_evidence(stored[run]) or run in bad:
+            raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
+    points = level_points(stored[run] for run in evidence.runs) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
     decided = [f for f in evidence.past if f.pairs and not f.named]
     by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
@@ -155,17 +161,6 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
             "with `nightly accept-step`, or name runs after it"
         )
     return points
-
-
-def _named_runs(evidence: LevelEvidence) -> list[Point]:
-    points = {point.run_id: point for point in evidence.points}
-    bad = _bad_nights(evidence)
-    for run in evidence.runs:
-        if run not in points:
-            raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
-        if not is_evidence(points[run]) or run in bad:
-            raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
-    return level_points(points[run] for run in evidence.runs)
 
 
 def _present_level(evidence: LevelEvidence) -> list[Point]:

@@ -133,19 +133,15 @@ def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[
             yield finding
         else:
             yield open_regression.undecided(finding)
-    for name, open_regression in opened.items():
-        yield open_regression.undecided(_silent(inputs, name, examined.get(name)))
-
-
-def _silent(inputs: GateInput, name: tuple[str, Gated], examination: Examination | None) -> Finding:
-    """Return that the night says nothing about a figure itself. examination: where another finding stands for it."""
-    series, figure = name
-    tonight = examination.tonight if examination else None
-    reason = "the finding about its node or its conditions stands for it" if examination else "no valid run of it"
-    return Finding(
-        series=series, label=inputs.label(series), figure=figure, word="inconclusive", detail=reason,
-        run_id=tonight.run_id if tonight else None, node=tonight.node if tonight else None,
-    )  # fmt: skip
+    for name, open_regression in opened.items():  # the night says nothing about the figure itself
+        examination = examined.get(name)
+        tonight = examination.tonight if examination else None
+        reason = "the finding about its node or its conditions stands for it" if tonight else "no valid run of it"
+        silent = Finding(
+            series=name[0], label=inputs.label(name[0]), figure=name[1], word="inconclusive", detail=reason,
+            run_id=tonight.run_id if tonight else None, node=tonight.node if tonight else None,
+        )  # fmt: skip
+        yield open_regression.undecided(silent)
 
 
 def suspects(inputs: GateInput) -> list[Suspect]:

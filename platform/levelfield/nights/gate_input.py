@@ -313,21 +313,16 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
             if not inputs.tonight(series):
                 last = max((p.began[:10] for p in inputs.points[series]), default="never")
                 yield _about(inputs, series, "missing", f"expected, not run; last run {last}", None)
-    yield from _missing_figures(inputs)
-
-
-def _missing_figures(inputs: GateInput) -> Iterator[Finding]:
-    for series in inputs.points:
+    for series, points in inputs.points.items():
         tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
-        history = level_points(inputs.points[series]) if tonight and absent else []
+        history = level_points(points) if tonight and absent else []
         began = min((p.began for p in tonight), default="")
         earlier = [p for p in history if night_of(p) != inputs.night and p.began < began][-_OFTEN:]
         for figure in absent:
             if len(earlier) == _OFTEN and all(getattr(point, figure) is not None for point in earlier):
-                finding = _about(
-                    inputs, series, "missing", "not measured tonight, as it was in the last 7 runs", tonight[-1]
-                )
+                reason = "not measured tonight, as it was in the last 7 runs"
+                finding = _about(inputs, series, "missing", reason, tonight[-1])
                 yield finding.model_copy(update={"figure": figure})
 
 

@@ -201,7 +201,18 @@ def run_entries(
     state: NightState, work: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
 ) -> NightState:
     """Run what waits and return the state after it. An interrupted run is the last one, and waits again."""
-    state = _settled(state, tools)
+    # After an earlier start an entry whose run has a result is done. Any other one waits again, as does one whose
+    # environment could not be made: a package index may be back, or a version corrected.
+    for earlier in state.entries:
+        if earlier.state == "done" and (earlier.reason or "").startswith(NO_ENVIRONMENT):
+            state = state.with_entry(earlier.name, state="waiting", run_id=None, reason=None)
+        elif earlier.state == "started" and earlier.run_id is not None:
+            paths = tools.folder(earlier.run_id)
+            has_result = paths.result.exists()
+            if has_result:
+                tools.record(paths)
+            change = {"state": "done"} if has_result else {"state": "waiting", "run_id": None}
+            state = state.with_entry(earlier.name, **change)
     by_name = {run.name: run for run in work}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
     left = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
@@ -221,32 +232,11 @@ def run_entries(
             state = state.with_entry(run.name, state="waiting", run_id=None)
         else:
             tools.record(tools.folder(result.run_id))
-            reason = None if result.status.word == "valid" else _failure(result)
+            word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
+            reason = None if result.status.word == "valid" else f"{word}: {result.status.evidence or ''}"
             state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
         state = state.model_copy(update={"used_seconds": state.used_seconds + lasted})
         tools.save(state)
         if result.status.is_interrupted:
             break
-    return state
-
-
-def _failure(result: Result) -> str:
-    word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
-    return f"{word}: {result.status.evidence or ''}"
-
-
-def _settled(state: NightState, tools: NightTools) -> NightState:
-    """Return the state after an earlier start. An entry whose run has a result is done, any other one waits again, as
-    does one whose environment could not be made: a package index may be back, or a version corrected."""
-    for entry in state.entries:
-        if entry.state == "done" and (entry.reason or "").startswith(NO_ENVIRONMENT):
-            state = state.with_entry(entry.name, state="waiting", run_id=None, reason=None)
-        if entry.state != "started" or entry.run_id is None:
-            continue
-        paths = tools.folder(entry.run_id)
-        if paths.result.exists():
-            tools.record(paths)
-            state = state.with_entry(entry.name, state="done")
-        else:
-            state = state.with_entry(entry.name, state="waiting", run_id=None)
     return state

@@ -11,9 +11,8 @@ from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
 from levelfield.series.examination import era_of
 from levelfield.series.findings import FIGURES, figure_value, percent_change
-from levelfield.series.level import FEWEST, AcceptedLevel, Level, accepted_level, level_of
+from levelfield.series.level import FEWEST, accepted_level, level_of
 from levelfield.series.segments import (
-    Observation,
     Segment,
     change_of,
     condition_changes,
@@ -75,7 +74,13 @@ def _history(
     if not nights:
         return None
     segments = segments_of(points)
-    level, accepted = _levels(segments, events, figure, nights[-1], now)
+    # the level that the next night on the last node is compared with, and the accepted one
+    last = nights[-1]
+    era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
+    since, earlier = era.current(figure, _END), era.earlier(figure)
+    joined = sorted((*earlier, *since), key=lambda night: night.began)
+    level = level_of(since, last.node) or level_of(joined, last.node)
+    accepted = accepted_level(joined, figure, era.baseline)
     return FigureHistory(
         figure=figure,
         nights=tuple((n.began[:10], n.node, n.run_id, value_of(n.cost, figure)) for n in nights),
@@ -84,21 +89,11 @@ def _history(
         level_since=level.since if level else None,
         level_nights=level.n if level else 0,
         scatter=level.scale if level else None,
-        accepted=value_of(accepted.at(nights[-1].node), figure) if accepted else None,
+        accepted=value_of(accepted.at(last.node), figure) if accepted else None,
         accepted_since=accepted.since if accepted else None,
         shows=abs(change_of(detectable(level), figure)) if level else None,
         shows_in_three=abs(change_of(detectable_in_three(level), figure)) if level else None,
     )
-
-
-def _levels(
-    segments: Sequence[Segment], events: Sequence[StoreEvent], figure: Gated, last: Observation, now: str
-) -> tuple[Level | None, AcceptedLevel | None]:
-    """Return the level that the next night on the last node is compared with, and the accepted one."""
-    era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
-    since, earlier = era.current(figure, _END), era.earlier(figure)
-    joined = sorted((*earlier, *since), key=lambda night: night.began)
-    return level_of(since, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
 
 
 def _summary(inputs: GateInput, segments: Sequence[Segment], index: int, figure: Gated) -> SegmentSummary:

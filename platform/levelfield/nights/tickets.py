@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -74,9 +75,16 @@ class NightTickets:
         except LevelfieldError as error:
             return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
         command = self._command(ticket, series, finding.figure) if finding.word == "regression" else ()
-        bisection = self._bisection(ticket, finding)
-        more = {"bisection": bisection, "first_bad": _first_bad(ticket, bisection), "page": page}
-        return ticket.model_copy(update={"command": command, **more})
+        bisection, first_bad_commit = self._bisection(ticket, finding), None
+        if bisection and bisection.first_bad:  # with author and subject, by this checkout
+            first_bad_commit = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
+            if first_bad_commit is None:
+                values = {"commit": bisection.first_bad, "author": "", "subject": ""}
+                with suppress(RunFailed, IndexError):
+                    values = commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict()
+                first_bad_commit = TicketCommit.model_validate(values)
+        more = {"command": command, "bisection": bisection, "first_bad": first_bad_commit, "page": page}
+        return ticket.model_copy(update=more)
 
     def accepted(self, finding: Finding) -> str | None:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
@@ -132,27 +140,12 @@ class NightTickets:
         alike = [n for n in notes if (n.get("accepted"), n.get("figure")) == (ticket.accepted, finding.figure)]
         for note in reversed(alike):
             is_own, is_now = note.get("series") == finding.series, note.get("tonight") == ticket.tonight
-            bisection = _bisection(note)
-            if bisection and ((is_own and is_now) or (bisection.first_bad and (is_own or is_now))):
+            try:
+                bisection = Bisection.model_validate(note["bisection"])
+            except ValueError:
+                continue
+            if (is_own and is_now) or (bisection.first_bad and (is_own or is_now)):
                 return bisection
-        return None
-
-
-def _first_bad(ticket: Ticket, bisection: Bisection | None) -> TicketCommit | None:
-    """Return the commit that a search found, with author and subject, by this checkout."""
-    if bisection is None or bisection.first_bad is None:
-        return None
-    match = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
-    try:
-        return match or TicketCommit(**commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict())
-    except (RunFailed, IndexError):
-        return TicketCommit(commit=bisection.first_bad, author="", subject="")
-
-
-def _bisection(note: Mapping[str, Any]) -> Bisection | None:
-    try:
-        return Bisection.model_validate(note["bisection"])
-    except ValueError:
         return None
 
 

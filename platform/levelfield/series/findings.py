@@ -173,13 +173,6 @@ class OpenRegression:
             return finding.word != "regression" and (is_better or finding.against is not None)
         return is_better and not self.by_pairs and not finding.fields
 
-    def seen_again(self, finding: Finding) -> OpenRegression:
-        """Return the same with a newer finding of it. Against another build it is another regression."""
-        if self.last.against and finding.against and self.last.against != finding.against:
-            return named_by(finding)
-        is_newest = bool(finding.pairs) or not self.by_pairs
-        return replace(self, last=finding if is_newest else self.last, by_pairs=self.by_pairs or bool(finding.pairs))
-
     def undecided(self, tonight: Finding) -> Finding:
         """Return the finding of a night that does not decide. tonight: what the night itself shows."""
         how = f"by {self.last.pairs} pairs" if self.last.pairs else "by nights"
@@ -200,10 +193,6 @@ class OpenRegression:
         )
 
 
-def named_by(finding: Finding) -> OpenRegression:
-    return OpenRegression(finding, finding, bool(finding.pairs))
-
-
 def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, Gated], OpenRegression]:
     """Return by series and figure what was named before the night and has not ended since."""
     past = list(past)
@@ -216,7 +205,14 @@ def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, Gat
         name = (series, figure)
         regression = opened.get(name)
         if finding.word == "regression" and finding.named is None:
-            opened[name] = regression.seen_again(finding) if regression else named_by(finding)
+            # against another build it is another regression
+            builds = {build for build in (regression and regression.last.against, finding.against) if build}
+            if regression is None or len(builds) > 1:
+                opened[name] = OpenRegression(finding, finding, bool(finding.pairs))
+            else:
+                newest = finding if finding.pairs or not regression.by_pairs else regression.last
+                by_pairs = regression.by_pairs or bool(finding.pairs)
+                opened[name] = replace(regression, last=newest, by_pairs=by_pairs)
         elif regression is not None and finding.word != "regression" and regression.is_ended_by(finding):
             del opened[name]
     return opened
