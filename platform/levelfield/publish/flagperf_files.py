@@ -67,7 +67,13 @@ def read_strategy(path: Path) -> Strategy:
                 f"{path}: found tensor x pipeline = {split}, expected a divisor of the {world} devices in its name"
             )
         data = world // split
-    layout = f"DP{data}TP{tensor}PP{pipeline}" + (f"SH{_stage(fields)}SP{degree}" if degree > 1 else "")
+    layout = f"DP{data}TP{tensor}PP{pipeline}"
+    if degree > 1:
+        text = fields.get(("sharding",))
+        match = _SHARDING.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise UsageError(f"{path}: key 'sharding': found {text!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
+        layout += f"SH{match[1]}SP{degree}"
     try:
         parse_layout(layout)
     except LayoutError as error:
@@ -92,14 +98,6 @@ def read_hosts(path: Path) -> tuple[str, ...]:
     if len(set(hosts)) < len(hosts):
         raise UsageError(f"{path}: key 'HOSTS': found a host twice, expected each once")
     return tuple(hosts)
-
-
-def _stage(fields: _Fields) -> int:
-    text = fields.get(("sharding",))
-    match = _SHARDING.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise UsageError(f"{fields.path}: key 'sharding': found {text!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
-    return int(match[1])
 
 
 def _recompute(fields: _Fields) -> Recompute | None:
@@ -127,13 +125,14 @@ class _Fields:
             raise UsageError(
                 f"{path}: not a Python file: {type(error).__name__}; expected FlagPerf's config_*.py"
             ) from None
-        self._values = {
-            target.id: _literal(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        self._values: dict[str, Any] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Assign):
+                try:
+                    value = ast.literal_eval(node.value)
+                except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+                    value = _Computed(ast.unparse(node.value))  # which no key here accepts
+                self._values |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
 
     def get(self, names: tuple[str, ...]) -> Any:
         """Return the value of the first of `names` that the file has, else None."""
@@ -148,14 +147,6 @@ class _Fields:
             name = next(name for name in names if name in self._values)
             raise UsageError(f"{self.path}: key '{name}': found {value!r:.40}, expected a whole number above 0")
         return value
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal; for anything else its source, which no key here accepts."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-        return _Computed(ast.unparse(node))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,10 @@ def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
         gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
         llama = [run for run in runs if run not in gpt]
         tables = [(columns, part) for columns, part in ((FLAGPERF_GPT, gpt), (FLAGPERF_LLAMA, llama)) if part]
-        head += _page_head(runs)
+        # above: the environment of each kind of machine and software, and the general table of each case
+        environments = dict.fromkeys("\n".join(_environment(run)) for run in runs)
+        head += (f"#### 环境配置\n\n{text}\n" for text in environments)
+        head += (f"* 通用指标\n\n{text}\n" for text in dict.fromkeys(_general_table(run) for run in runs))
         if llama:
             remarks.insert(0, "MFU: by 6n, with the parameters that the report's own rows take, where it has some")
     elif form == "oneflow":
@@ -272,11 +275,10 @@ OSDI: Columns = {
 
 def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
     """Yield a line for each figure of each pair: the median of on over off and its interval over the repeats."""
-
-    def speed(result: Result) -> float | None:
-        return result.throughput.tokens_per_second if result.throughput else None
-
-    figures: dict[str, Callable[[Result], float | None]] = {"gpu_mem": used_bytes, "throughput": speed}
+    figures: dict[str, Callable[[Result], float | None]] = {
+        "gpu_mem": used_bytes,
+        "throughput": lambda result: result.throughput.tokens_per_second if result.throughput else None,
+    }
     pairs: dict[str, list[tuple[Result, Result]]] = {}
     for run in runs:
         if run.baseline is not None and run.baseline.repeat == run.result.repeat:
@@ -287,27 +289,12 @@ def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
         for figure, read in figures.items():
             values = [(read(on), read(off)) for on, off in members]
             if ratios := [on / off for on, off in values if on is not None and off]:
-                yield f"{name}, on over off: {figure} {_interval(ratios)}"
-
-
-def _interval(ratios: Sequence[float]) -> str:
-    summary = over_repeats(ratios)
-    if summary.low is None or summary.high is None:
-        return f"{summary.median:.3f}; one pair has no interval, --repeat 5 gives one"
-    return (
-        f"{summary.median:.3f}, {summary.coverage:.0%} interval {summary.low:.3f} to {summary.high:.3f} of {summary.n} "
-        f"pairs of repeats ({summary.method})"
-    )
-
-
-def _page_head(runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """Yield what FlagPerf's page has above its table.
-
-    That is the environment of each kind of machine and software, and the general table of each case.
-    """
-    environments = dict.fromkeys("\n".join(_environment(run)) for run in runs)
-    yield from (f"#### 环境配置\n\n{text}\n" for text in environments)
-    yield from (f"* 通用指标\n\n{text}\n" for text in dict.fromkeys(_general_table(run) for run in runs))
+                summary = over_repeats(ratios)
+                interval = "; one pair has no interval, --repeat 5 gives one"
+                if summary.low is not None and summary.high is not None:
+                    interval = f", {summary.coverage:.0%} interval {summary.low:.3f} to {summary.high:.3f} of "
+                    interval += f"{summary.n} pairs of repeats ({summary.method})"
+                yield f"{name}, on over off: {figure} {summary.median:.3f}{interval}"
 
 
 def _environment(run: ReportedRun) -> Iterator[str]:

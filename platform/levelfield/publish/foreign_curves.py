@@ -42,8 +42,18 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
     """
     data = bounded_bytes(path)
     try:
-        is_event_file = _FIRST_EVENT in data[:64]
-        curve = _curve(scalars(data, tag or "loss")) if is_event_file else _text_curve(data.decode("utf-8"), tag)
+        if _FIRST_EVENT in data[:64]:
+            curve = _curve(scalars(data, tag or "loss"))
+        else:
+            text = data.decode("utf-8")
+            if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
+                curve = _curve(_value_points(value, tag))
+            elif log := find_log(io.StringIO(text, newline=None)):
+                curve = log.losses
+            else:
+                delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
+                rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+                curve = _curve(point for row in rows for point in _row_point(row, tag))
         if not curve:
             raise ValueError(f"found no loss, expected {EXPECTED}")
         return curve
@@ -53,15 +63,6 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
         raise DocumentError(f"{path}: found lists nested too deep, expected {EXPECTED}") from None
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise DocumentError(f"{path}: {error}") from None
-
-
-def _text_curve(text: str, tag: str | None) -> dict[int, float | None]:
-    if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
-        return _curve(_value_points(value, tag))
-    if log := find_log(io.StringIO(text, newline=None)):
-        return log.losses
-    rows = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in text.split("\n", 1)[0] else ",")
-    return _curve(point for row in rows for point in _row_point(row, tag))
 
 
 def _curve(points: Points) -> dict[int, float | None]:
@@ -126,8 +127,11 @@ def scalars(data: bytes, tag: str) -> Iterator[tuple[int, float]]:
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for message in _records(data):
-        for name, step, value in _event_values(message):
-            points.setdefault(name, []).append((step, value))
+        step = next((value for number, value in _fields(message) if number == 2), 0)
+        for value in (value for summary in _messages(message, 5) for value in _messages(summary, 1)):
+            tags = list(_messages(value, 1))
+            if tags and isinstance(step, int) and (scalar := _scalar(value)) is not None:
+                points.setdefault(tags[0].decode("utf-8", "replace"), []).append((step, scalar))
     near = [tag] if tag in points else [name for name in points if name.lower().endswith(tag.lower())]
     if len(near) != 1:
         names = ", ".join(sorted(points)[:8]) or "none"
@@ -143,15 +147,6 @@ def _records(data: bytes) -> Iterator[bytes]:
         if at > len(data):
             return
         yield data[begin : begin + size]
-
-
-def _event_values(message: bytes) -> Iterator[tuple[str, int, float]]:
-    step = next((value for number, value in _fields(message) if number == 2), 0)
-    for summary in _messages(message, 5):
-        for value in _messages(summary, 1):
-            names = list(_messages(value, 1))
-            if names and isinstance(step, int) and (scalar := _scalar(value)) is not None:
-                yield names[0].decode("utf-8", "replace"), step, scalar
 
 
 def _scalar(value: bytes) -> float | None:

@@ -123,7 +123,16 @@ def _archived_logs(file: IO[bytes]) -> list[LogFile]:
                 skipped += 1
     if not logs:
         raise ValueError(f"found no training's log among {skipped} files, expected *.out, *.log or *.txt with steps")
-    return [_with_settings(log, settings) for log in logs]
+    completed = []
+    for file_log in logs:  # with what its job's configuration states; the log's own words win
+        jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", file_log.name)]
+        values = settings[jobs[0]] if len(jobs) == 1 else {}
+        facts = {_FACTS[name]: value for name, value in values.items() if name in _FACTS}
+        if (precision := values.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
+            facts["precision"] = str(precision)
+        stated = {**facts, **file_log.log.stated}
+        completed.append(replace(file_log, log=replace(file_log.log, stated=stated)))
+    return completed
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -139,13 +148,3 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name.rsplit("/", 1)[-1], content
     while (rest := file.read(2**20)) and size <= _MOST_UNPACKED:  # a packed file has its checksum at the end
         size += len(rest)
-
-
-def _with_settings(file: LogFile, settings: dict[str, dict[str, str]]) -> LogFile:
-    """Return the log with what its job's configuration states; the log's own words win."""
-    jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", file.name)]
-    values = settings[jobs[0]] if len(jobs) == 1 else {}
-    facts = {_FACTS[name]: value for name, value in values.items() if name in _FACTS}
-    if (precision := values.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
-        facts["precision"] = str(precision)
-    return replace(file, log=replace(file.log, stated={**facts, **file.log.stated}))

@@ -30,20 +30,20 @@ _WHOLE = ("devices", "micro_batch", "global_batch", "sequence_length")
 
 
 def reported(
-    file: LogFile, given: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
+    file: LogFile, reader_facts: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
 ) -> ReportedRow:
-    """Return the run of a log. given: fields that the reader states, where the log does not.
+    """Return the run of a log. reader_facts: fields that the reader states, where the log does not.
 
     work, chip: of the case and the chip that the reader names. Raises ValueError where the log prints another value
     than is given, and DocumentError for a value that cannot be.
     """
     log = file.log
     facts = _facts(log)
-    for name, value in given.items():
+    for name, value in reader_facts.items():
         if facts.get(name, value) != value:
             raise ValueError(f"found {name} {facts[name]} in the log, expected {value} as given")
-    added = tuple(name for name in given if name not in facts)
-    facts |= given
+    added = tuple(name for name in reader_facts if name not in facts)
+    facts |= reader_facts
     window = log.steps[len(log.steps) // 2 :]
     batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
     facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
@@ -127,7 +127,11 @@ def _rate(
 ) -> ReportedFigure:
     ways = list(_ways(window, facts))
     if not ways:
-        return _absent(_missing(window, facts))
+        has_samples = any(name.startswith("samples_per_second") for step in window for name in step.figures)
+        if not has_samples and not any("step_seconds" in step.figures for step in window):
+            return _absent("the log prints no rate and no step time")
+        needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
+        return _absent(f"the log does not print {', '.join(name for name in needs if not facts.get(name))}")
     for value, how in ways:
         if not 0 < value < float("inf"):
             return _absent(f"found {value:g} tokens/s per device ({how}), expected a number")
@@ -135,13 +139,10 @@ def _rate(
     for other, other_how in others:
         if not abs(other / rate - 1) <= APART:
             both = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
-            return _absent(f"{both}, {_times(rate / other)} apart: a unit is mixed up")
-    faults = (*_log_faults(log, window, facts, rate), *_case_faults(window, facts, rate, work, chip))
-    return _absent(faults[0]) if faults else ReportedFigure(value=rate, how=how)
-
-
-def _times(ratio: float) -> str:
-    return f"{max(ratio, 1 / ratio):.4g} times"
+            times = max(rate / other, 1 / (rate / other))
+            return _absent(f"{both}, {times:.4g} times apart: a unit is mixed up")
+    fault = next(_faults(log, window, facts, rate, work, chip), None)
+    return _absent(fault) if fault else ReportedFigure(value=rate, how=how)
 
 
 def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
@@ -160,17 +161,17 @@ def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tu
         yield batch * length / seconds / devices, f"computed: {batch} x {length} / {seconds:.6g} s / {devices} devices"
 
 
-def _missing(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> str:
-    has_samples = any(name.startswith("samples_per_second") for step in window for name in step.figures)
-    has_time = any("step_seconds" in step.figures for step in window)
-    if not (has_samples or has_time):
-        return "the log prints no rate and no step time"
-    needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
-    return f"the log does not print {', '.join(name for name in needs if not facts.get(name))}"
-
-
-def _log_faults(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float) -> Iterator[str]:
-    """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time."""
+def _faults(
+    log: ForeignLog,
+    window: Sequence[LoggedStep],
+    facts: Mapping[str, Any],
+    rate: float,
+    work: Work | None,
+    chip: Chip | None,
+) -> Iterator[str]:
+    """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time; where a
+    printed FLOP/s is far from what the case's model needs for these tokens, or where it needs more FLOP/s for this
+    speed than the chip can compute."""
     timed = [step for step in window if step.clock is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     seconds = _median(window, "step_seconds")
@@ -186,20 +187,13 @@ def _log_faults(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[st
     whole, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
     if whole is not None and samples and not _CLOCK[0] <= samples / float(whole) <= _CLOCK[1]:
         yield f"found {samples:.4g} samples/s of the last steps and {float(whole):.4g} of all: a unit is mixed up"
-
-
-def _case_faults(
-    window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float, work: Work | None, chip: Chip | None
-) -> Iterator[str]:
-    """Yield what is wrong where a printed FLOP/s is far from what the case's model needs for these tokens, or where it
-    needs more FLOP/s for this speed than the chip can compute."""
     if work is None:
         return
-    if (printed := _median(window, "flops_per_second")) is not None:
+    if (flops_rate := _median(window, "flops_per_second")) is not None:
         expected = flops_per_token("palm", work.model, work.training.sequence_length)
-        if not _MODEL[0] <= printed / rate / expected <= _MODEL[1]:
-            both = f"found {printed / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
-            yield f"{both}: {printed / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
+        if not _MODEL[0] <= flops_rate / rate / expected <= _MODEL[1]:
+            both = f"found {flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
+            yield f"{both}: {flops_rate / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
     if chip is not None:
         flops = rate * flops_per_token(
             "palm", work.model, facts.get("sequence_length") or work.training.sequence_length

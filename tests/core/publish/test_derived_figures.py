@@ -129,14 +129,14 @@ def cut(number: Fraction, digits: int, truncated: bool) -> Fraction:
 
 def differences(name: str, row: PublishedRow) -> dict[tuple[str, str, str], Fraction]:
     """Printed minus recomputed of every derived cell of the row that has a number and does not follow."""
-    found = {}
+    differing = {}
     for column, formula in DERIVED[name].items():
         if (cell := row.figures.get(column)) and cell.numbers:
             (printed,), truncated = cell.numbers, (name, column) in TRUNCATED
             digits = decimals(name, column, str(cell.text))
             recomputed = cut(formula(row) / cell.scale, digits, truncated)
-            found[name, row.name, column] = printed / cell.scale - recomputed
-    return {cell: by for cell, by in found.items() if by}
+            differing[name, row.name, column] = printed / cell.scale - recomputed
+    return {cell: by for cell, by in differing.items() if by}
 
 
 def broken_relations(row: PublishedRow) -> list[str]:
@@ -147,15 +147,15 @@ def broken_relations(row: PublishedRow) -> list[str]:
         "devices": (layout.world_size, s.devices),
     }
     if s.layout_printed:
-        said = parse_layout(s.layout_printed)
+        printed = parse_layout(s.layout_printed)
         pairs |= {
-            "printed data": (said.layout.data, layout.data),
-            "printed tensor": (said.layout.tensor, layout.tensor),
-            "printed pipeline": (said.layout.pipeline, layout.pipeline),
-            "printed stage": (said.layout.sharding_stage or layout.sharding_stage, layout.sharding_stage),
-            "printed nodes": (said.nodes or s.nodes, s.nodes),
-            "printed devices": (said.devices or s.devices_per_node, s.devices_per_node),
-            "printed micro-batch": (said.micro_batch or s.micro_batch, s.micro_batch),
+            "printed data": (printed.layout.data, layout.data),
+            "printed tensor": (printed.layout.tensor, layout.tensor),
+            "printed pipeline": (printed.layout.pipeline, layout.pipeline),
+            "printed stage": (printed.layout.sharding_stage or layout.sharding_stage, layout.sharding_stage),
+            "printed nodes": (printed.nodes or s.nodes, s.nodes),
+            "printed devices": (printed.devices or s.devices_per_node, s.devices_per_node),
+            "printed micro-batch": (printed.micro_batch or s.micro_batch, s.micro_batch),
         }
     work = REGISTRY.case(str(s.case)).work("full")
     shape = s.model or work.model
@@ -163,10 +163,10 @@ def broken_relations(row: PublishedRow) -> list[str]:
         pairs[f"{part} of the case"] = (getattr(shape, part), getattr(work.model, part))
     pairs["sequence length of the case"] = (s.sequence_length, work.training.sequence_length)
     pairs["global batch of the case"] = (s.global_batch, work.training.global_batch)
-    found = [name for name, (one, other) in pairs.items() if one != other]
+    broken = [name for name, (one, other) in pairs.items() if one != other]
     divisions = [(shape.hidden_size, shape.heads), (shape.heads, layout.tensor), (shape.layers, layout.pipeline)]
-    found += [f"{whole} / {parts}" for whole, parts in divisions if whole % parts]
-    return found + ["precision of the case"] * (s.precision != work.training.precision)
+    broken += [f"{whole} / {parts}" for whole, parts in divisions if whole % parts]
+    return broken + ["precision of the case"] * (s.precision != work.training.precision)
 
 
 def with_texts(row: PublishedRow, **texts: str) -> PublishedRow:
@@ -195,8 +195,8 @@ CELLS = [
 
 
 def test_exactly_the_known_cells_do_not_follow_and_the_files_say_why() -> None:
-    found = {cell: by for name in SETS for row in SETS[name].rows for cell, by in differences(name, row).items()}
-    assert found == KNOWN and len(CELLS) == 199
+    differing = {cell: by for name in SETS for row in SETS[name].rows for cell, by in differences(name, row).items()}
+    assert differing == KNOWN and len(CELLS) == 199
     assert all(SETS[name].row(row).figures[column].note for name, row, column in KNOWN)
 
 
@@ -205,8 +205,8 @@ def test_a_wrong_digit_in_a_derived_cell_does_not_follow() -> None:
         text = text_of(row, column)
         for place in re.finditer(r"\d", text):
             wrong = f"{text[: place.start()]}{(int(place[0]) + 1) % 10}{text[place.end() :]}"
-            cell, found = (name, row.name, column), differences(name, with_texts(row, **{column: wrong}))
-            assert found.get(cell, 0) != KNOWN.get(cell, 0), f"{cell}: {wrong}"
+            cell, differing = (name, row.name, column), differences(name, with_texts(row, **{column: wrong}))
+            assert differing.get(cell, 0) != KNOWN.get(cell, 0), f"{cell}: {wrong}"
 
 
 @pytest.mark.parametrize("by", [1.01, 0.99, 1000, 2**30 / 1e9, 8, 1 / 8], ids=str)
@@ -215,8 +215,8 @@ def test_a_shifted_figure_and_one_in_another_unit_do_not_follow(by: float) -> No
     for name, row, column in CELLS:
         text = text_of(row, column)
         if scaled(text, by) != text:  # 1 % of `40 %` is less than it prints
-            cell, found = (name, row.name, column), differences(name, with_texts(row, **{column: scaled(text, by)}))
-            assert found.get(cell, 0) != KNOWN.get(cell, 0), f"{cell}: {scaled(text, by)}"
+            cell, differing = (name, row.name, column), differences(name, with_texts(row, **{column: scaled(text, by)}))
+            assert differing.get(cell, 0) != KNOWN.get(cell, 0), f"{cell}: {scaled(text, by)}"
 
 
 def test_a_shifted_input_contradicts_what_follows_from_it() -> None:
@@ -253,11 +253,10 @@ def test_the_log_follows_and_gives_its_row() -> None:
             if (int(micro_batches), int(samples)) != (32 * int(batches), 512 * int(batches)):
                 yield f"{batches}: counts"
             # Batch 60 is off by rounding alone: 512 / 39.009535 is 13.12500.
-            if abs(cut(512 / Fraction(rate), 5, truncated=False) - Fraction(seconds)) > (batches == "60") * Fraction(
-                "1e-5"
-            ):
+            error = cut(Fraction(512) / Fraction(rate), 5, truncated=False) - Fraction(seconds)
+            if abs(error) > (batches == "60") * Fraction("1e-5"):
                 yield f"{batches}: latency"
-        mean = sum(Fraction(seconds) for *_, seconds in lines[-5:]) / 5
+        mean = sum((Fraction(seconds) for *_, seconds in lines[-5:]), Fraction()) / 5
         if cut(1000 * mean, 3, truncated=True) != value(row, "step_seconds_finer") * 1000:
             yield "mean"
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -55,46 +56,47 @@ FORMATS = {
 }
 
 
-def event_file(*messages):
+def event_file(*messages: bytes) -> bytes:
     """An event file with these messages behind its version."""
     version = b"\x1a\x0dbrain.Event:2"
-    return b"".join(struct.pack("<Q4x", len(one)) + one + bytes(4) for one in (version, *messages))
+    records = (struct.pack("<Q4x", len(message)) + message + bytes(4) for message in (version, *messages))
+    return b"".join(records)
 
 
-def written(folder, content, name="curve.txt"):
-    path = folder / name
+def written(folder: Path, content: str | bytes) -> Path:
+    path = folder / "curve.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_curve_is_read_whatever_the_file_is_called(name, tmp_path):
+def test_a_curve_is_read_whatever_the_file_is_called(name: str, tmp_path: Path) -> None:
     assert read_curve(written(tmp_path, FORMATS[name])) == CURVE
 
 
 @pytest.mark.parametrize("name", ["events.simple", "events.tensor"])
-def test_an_event_file_of_the_real_writer_is_read(name):
+def test_an_event_file_of_the_real_writer_is_read(name: str) -> None:
     assert read_curve(RECORDED / name) == {s: pytest.approx(x, rel=1e-6) for s, x in CURVE.items()}
 
 
-def test_one_of_several_scalars_is_chosen():
-    with pytest.raises(DocumentError, match=r"train/loss, valid/loss.*--tag NAME"):
+def test_one_of_several_scalars_is_chosen() -> None:
+    with pytest.raises(DocumentError, match=r"train/loss, valid/loss.*--tag"):
         read_curve(RECORDED / "events.two")
     assert read_curve(RECORDED / "events.two", tag="valid/loss") == {s: pytest.approx(2 * x) for s, x in CURVE.items()}
     assert read_curve(RECORDED / "events.simple", tag="train/loss")[1] == 10.5
 
 
-def test_a_column_is_chosen(tmp_path):
+def test_a_column_is_chosen(tmp_path: Path) -> None:
     table = "step,loss,ppl\n1,2,7\n2,1,5\n"
     assert read_curve(written(tmp_path, table), tag="ppl") == {1: 7.0, 2: 5.0}
 
 
-def test_a_record_that_was_cut_off_ends_the_curve(tmp_path):
+def test_a_record_that_was_cut_off_ends_the_curve(tmp_path: Path) -> None:
     data = (RECORDED / "events.simple").read_bytes()
     assert read_curve(written(tmp_path, data[:-7])) == {s: x for s, x in CURVE.items() if s < 3}
 
 
-def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path):
+def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path: Path) -> None:
     data = (RECORDED / "events.tensor").read_bytes()
     for at in range(len(data)):
         for hostile in (data[:at], data[:at] + b"\xff" + data[at + 1 :]):
@@ -122,28 +124,29 @@ def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path):
         (struct.pack("<Q4x", 24) + b"\x00\x09brain.Event:2" + b"\xff" * 30, "damaged|found the scalars none"),
     ],
 )
-def test_a_file_without_a_curve_is_an_error_that_names_it(content, message, tmp_path):
+def test_a_file_without_a_curve_is_an_error_that_names_it(content: str | bytes, message: str, tmp_path: Path) -> None:
     path = written(tmp_path, content)
     with pytest.raises(DocumentError, match=message) as error:
         read_curve(path)
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DocumentError, match=r"none\.csv: cannot be read"):
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"none\.csv:"):
         read_curve(tmp_path / "none.csv")
 
 
-def test_nan_is_kept(tmp_path):
-    found = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan")))
-    assert found[2] == 9.25 and found[3] != found[3]
+def test_nan_is_kept(tmp_path: Path) -> None:
+    curve = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan")))
+    assert curve[2] == 9.25
+    assert curve[3] is not None and math.isnan(curve[3])
 
 
-def lost(curve):
+def lost(curve: Mapping[int, float | None]) -> list[int]:
     return [step for step, loss in sorted(curve.items()) if loss is None or math.isnan(loss)]
 
 
-def lines_of_megatron(skipped=(), lost=(), last=40):
+def megatron_lines(skipped: Collection[int] = (), lost: Collection[int] = (), last: int = 40) -> str:
     """A log as Megatron prints it: without `lm loss` where the update was skipped, or the loss is NaN."""
     return "".join(
         f" iteration {step:8}/      40 | elapsed time per iteration (ms): 500.0 | "
@@ -154,8 +157,8 @@ def lines_of_megatron(skipped=(), lost=(), last=40):
 
 
 LOST = {
-    "Megatron": lines_of_megatron(lost=range(31, 41)),
-    "Megatron, fp16 that overflows to the end": lines_of_megatron(skipped=(1, 2, *range(31, 41))),
+    "Megatron": megatron_lines(lost=range(31, 41)),
+    "Megatron, fp16 that overflows to the end": megatron_lines(skipped=(1, 2, *range(31, 41))),
     "empty cells": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else ''}\n" for s in range(1, 41)),
     "cells of blanks": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else '  '}\n" for s in range(1, 41)),
     "null of pairs": json.dumps([[s, 9 - s / 10 if s < 31 else None] for s in range(1, 41)]),
@@ -166,14 +169,14 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_step_that_the_file_lists_without_its_loss_is_kept(name, tmp_path):
+def test_a_step_that_the_file_lists_without_its_loss_is_kept(name: str, tmp_path: Path) -> None:
     curve = read_curve(written(tmp_path, LOST[name]))
     assert [step for step in lost(curve) if step > 2] == [*range(31, 41)]
     assert curve[30] == 6.0
 
 
-def test_what_a_file_lists_between_two_losses_is_no_step_without_one(tmp_path):
-    skipped = read_curve(written(tmp_path, lines_of_megatron(skipped=(1, 2, 17))))
+def test_what_a_file_lists_between_two_losses_is_no_step_without_one(tmp_path: Path) -> None:
+    skipped = read_curve(written(tmp_path, megatron_lines(skipped=(1, 2, 17))))
     assert lost(skipped) == [1, 2, 17] and all(skipped[step] is None for step in (1, 2, 17))
     rows = [f"{s},{9 - s / 100 if s % 10 == 0 else ''},{s / 7}\n" for s in range(109)]  # other columns in each row
     assert not lost(read_curve(written(tmp_path, "Step,loss,power\n" + "".join(rows))))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,25 +55,34 @@ SAMPLES: dict[str, tuple[dict[str, int], float | None, str]] = {
 }
 
 
-def row_of(path: Path, **given: Any) -> ReportedRow:
+def row_of(path: Path, **facts: Any) -> ReportedRow:
+    """The run of a log. facts: what its reader states."""
     (file,) = read_log_file(path)
-    return reported(file, given, LLAMA if given.get("case") else None)
+    return reported(file, facts, LLAMA if facts.get("case") else None)
 
 
-def changed(tmp_path: Path, name: str, change: Callable[[str], str], **given: Any) -> ReportedRow:
+def changed(tmp_path: Path, name: str, change: Callable[[str], str], **facts: Any) -> ReportedRow:
     path = tmp_path / name
     path.write_text(change((DATA / name).read_text()))
-    return row_of(path, **{**SAMPLES[name][0], **given})
+    return row_of(path, **{**SAMPLES[name][0], **facts})
+
+
+def with_document(tmp_path: Path, name: str, where: str, row: ReportedRow) -> Registry:
+    """The plugins with one reported set of one run."""
+    folder = tmp_path / "configs" / "reported"
+    folder.mkdir(parents=True)
+    (folder / f"{name}.json").write_text(dump(ReportedSet(name=name, where=where, date="2025-11-12", rows=(row,))))
+    return Registry([tmp_path])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_speed_of_a_published_log_follows_from_its_lines(name: str) -> None:
-    given, expected, how = SAMPLES[name]
-    row = row_of(DATA / name, **given)
-    found = row.figures[RATE]
-    assert found.value == (None if expected is None else pytest.approx(expected, rel=1e-5))
-    assert found.how.startswith(how)
-    assert set(row.given) == set(given) and not row.notes
+    facts, expected, how = SAMPLES[name]
+    row = row_of(DATA / name, **facts)
+    rate = row.figures[RATE]
+    assert rate.value == (None if expected is None else pytest.approx(expected, rel=1e-5))
+    assert rate.how.startswith(how)
+    assert set(row.given) == set(facts) and not row.notes
 
 
 def test_what_a_log_states_needs_no_word_of_its_reader() -> None:
@@ -81,13 +92,14 @@ def test_what_a_log_states_needs_no_word_of_its_reader() -> None:
     assert row.figures["memory_bytes"].value == 11958 * 2**20
     assert [row.figures[name].value for name in ("first_loss", "last_loss")] == [11.23708, 6.82232]
     assert row_of(DATA / "torchtitan.log").figures["memory_bytes"].value == 49.66 * 2**30
-    with pytest.raises(ValueError, match="found sequence_length 2048 in the log, expected 1024 as given"):
+    with pytest.raises(ValueError, match=r"sequence_length 2048.*expected 1024"):
         row_of(DATA / "oneflow.log", sequence_length=1024)
 
 
 def test_what_is_neither_printed_nor_given_leaves_the_speed_out() -> None:
-    assert row_of(DATA / "megatron.log").figures[RATE].how == "the log does not print sequence_length, devices"
-    assert row_of(DATA / "mlperf.txt").figures[RATE].how == "the log does not print devices"
+    for name, lacking in (("megatron.log", "print sequence_length, devices"), ("mlperf.txt", "print devices")):
+        rate = row_of(DATA / name).figures[RATE]
+        assert rate.value is None and rate.how.endswith(lacking)
     row = row_of(DATA / "megatron.log", devices=16, sequence_length=2048)
     assert row.figures["samples_per_second"].value is None and row.given == ("devices", "sequence_length")
 
@@ -147,11 +159,11 @@ FAULTS: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_log_that_contradicts_itself_gives_no_speed(fault: str, tmp_path: Path) -> None:
-    name, change, given, message = FAULTS[fault]
+    name, change, facts, message = FAULTS[fault]
     assert change((DATA / name).read_text()) != (DATA / name).read_text()
-    found = changed(tmp_path, name, change, **given).figures[RATE]
-    assert found.value is None
-    assert re.search(message, found.how), found.how
+    rate = changed(tmp_path, name, change, **facts).figures[RATE]
+    assert rate.value is None
+    assert re.search(message, rate.how), rate.how
 
 
 def test_a_sound_log_keeps_its_speed_with_all_checks(tmp_path: Path) -> None:
@@ -160,10 +172,10 @@ def test_a_sound_log_keeps_its_speed_with_all_checks(tmp_path: Path) -> None:
 
 
 def test_units_of_memory_are_read_as_printed(tmp_path: Path) -> None:
-    found = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "GB("))
-    assert found.figures["memory_bytes"].value == 49.66e9
-    found = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "Gb("))
-    assert found.figures["memory_bytes"].value is None
+    decimal = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "GB("))
+    assert decimal.figures["memory_bytes"].value == 49.66e9
+    unknown = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "Gb("))
+    assert unknown.figures["memory_bytes"].value is None
 
 
 def test_a_cut_line_is_left_out_and_named(tmp_path: Path) -> None:
@@ -172,15 +184,16 @@ def test_a_cut_line_is_left_out_and_named(tmp_path: Path) -> None:
     cut = text.index("5829.9") + 3  # 582 in the place of 5829.9
     row = changed(tmp_path, "megatron.log", lambda text: text[:cut])
     assert row.steps == (45, 72) and whole.steps == (71, 73)
-    assert row.notes == ("left out the last line, which has no end",)
+    [note] = row.notes
+    assert note.startswith("left out") and "no end" in note
     assert row.figures["last_loss"].value == 1.820313
 
 
-def seen(path: Path, text: str, **given: Any) -> ReportedRow | None:
+def read_text(path: Path, text: str, **facts: Any) -> ReportedRow | None:
     """What is read of a text, but for its digest and its notes; None where it is refused."""
     path.write_text(text)
     try:
-        return row_of(path, **given).model_copy(update={"sha256": "", "notes": ()})
+        return row_of(path, **facts).model_copy(update={"sha256": "", "notes": ()})
     except DocumentError:
         return None
 
@@ -188,10 +201,10 @@ def seen(path: Path, text: str, **given: Any) -> ReportedRow | None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_cut_of_a_log_gives_a_figure_that_its_whole_lines_do_not_give(name: str, tmp_path: Path) -> None:
     text, path = (DATA / name).read_text(), tmp_path / name
-    given = SAMPLES[name][0]
+    facts = SAMPLES[name][0]
     for at in range(0, len(text), max(1, len(text) // 150)):
         whole_lines = text[: text.rfind("\n", 0, at) + 1]
-        assert seen(path, text[:at], **given) == seen(path, whole_lines, **given), at
+        assert read_text(path, text[:at], **facts) == read_text(path, whole_lines, **facts), at
 
 
 RATES = {
@@ -210,28 +223,30 @@ RATES = {
 def test_a_rate_that_is_no_number_above_zero_gives_no_speed(name: str, word: str, tmp_path: Path) -> None:
     text = re.sub(RATES[name], rf"\g<1>{word} ", (DATA / name).read_text())
     assert word in text
-    found = seen(
-        tmp_path / name, text, **{"sequence_length": 512, **SAMPLES[name][0]} if "flag" in name else SAMPLES[name][0]
-    )
-    assert found is None or found.figures[RATE].value is None, found.figures[RATE]
+    facts = {"sequence_length": 512, **SAMPLES[name][0]} if "flag" in name else SAMPLES[name][0]
+    row = read_text(tmp_path / name, text, **facts)
+    assert row is None or row.figures[RATE].value is None, row.figures[RATE]
 
 
 def test_the_lines_of_any_two_tools_and_of_none_are_refused(tmp_path: Path) -> None:
     path, messages = tmp_path / "two.log", {}
     for pair in permutations(SAMPLES, 2):
         path.write_text("".join((DATA / name).read_text() for name in pair))
-        with pytest.raises(DocumentError, match=r"two\.log: found .*, expected one (?:tool's|run)") as error:
+        with pytest.raises(DocumentError, match=r"two\.log:.*expected.one.(?:tool's|run)") as error:
             read_log_file(path)
         messages[pair] = str(error.value)
-    assert "found lines of Megatron-LM and of torchtitan" in messages["megatron.log", "torchtitan.log"]
-    assert "found lines of MLPerf and of NeMo" in messages["mlperf.txt", "nemo.out"]
-    with pytest.raises(DocumentError, match=r"README\.md: found no line of a step, expected a log of Megatron"):
+    assert "Megatron-LM and" in messages["megatron.log", "torchtitan.log"]
+    assert "of torchtitan" in messages["megatron.log", "torchtitan.log"]
+    assert "MLPerf and" in messages["mlperf.txt", "nemo.out"]
+    with pytest.raises(DocumentError, match=r"README\.md:.*no.line.*Megatron"):
         read_log_file(DATA / "README.md")
 
 
 def test_a_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
     row = changed(tmp_path, "oneflow.log", lambda text: text.replace("6.82232", "nan    "))
-    assert row.notes == ("no number as loss of step 100",) and row.figures["last_loss"].value is None
+    [note] = row.notes
+    assert "no number" in note and note.endswith("step 100")
+    assert row.figures["last_loss"].value is None
 
 
 def without_losses(text: str, steps: str) -> str:
@@ -244,20 +259,23 @@ def test_a_log_whose_loss_vanishes_says_from_which_step_on(tmp_path: Path) -> No
     steps = [int(step) for step in re.findall(r"iteration +(\d+)/", text)]
     first = steps[-2]
     row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, f"{first}|{steps[-1]}"))
-    assert row.notes == (f"no loss from step {first} on: the training diverged, or does not print it",)
     last = row.figures["last_loss"]
-    assert (last.value, last.how) == (None, f"the log prints no loss from step {first} on")
+    assert last.value is None
+    for text in (*row.notes, last.how):
+        assert "no loss" in text and f"step {first} on" in text
     row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, str(steps[2])))
-    assert row.notes == (f"no loss at 1 step(s), first at step {steps[2]}",) and row.figures["last_loss"].value
+    [note] = row.notes
+    assert "1 step(s)" in note and note.endswith(f"step {steps[2]}")
+    assert row.figures["last_loss"].value
     row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, r"\d+"))
-    assert row.notes[0].startswith(f"no loss from step {steps[0]} on")
+    assert f"step {steps[0]} on" in row.notes[0]
 
 
 def test_two_runs_in_a_log_are_an_error(tmp_path: Path) -> None:
     text = (DATA / "oneflow.log").read_text()
     for second in (text.replace("6.82232", "6.82233"), text.replace("2048", "1024")):
         (tmp_path / "two.log").write_text(text + second)
-        with pytest.raises(DocumentError, match="expected one run in a"):
+        with pytest.raises(DocumentError, match=r"two\.log:.*expected.one.run"):
             read_log_file(tmp_path / "two.log")
 
 
@@ -279,21 +297,22 @@ def test_hostile_lines_change_no_figure_and_stand_in_no_text(tmp_path: Path) -> 
     path.write_text("".join(f"{line}\n" for line in hostile) + sample)
     row = row_of(path)
     assert row.figures[RATE].value == row_of(DATA / "oneflow.log").figures[RATE].value
-    assert row.notes == (f"left out a line of more than {LONGEST:,} characters",)
+    [note] = row.notes
+    assert note.startswith("left out") and f"{LONGEST:,} characters" in note
     assert "\\u001b" not in row.to_json() and "\x1b" not in row.to_json()
 
 
 def test_colours_are_no_part_of_a_number() -> None:
     line = "\x1b[31mstep:  1  \x1b[32mloss:  8.5000  \x1b[33mmemory:  1.00GiB(1.00%)  \x1b[34mtps: 7,282\x1b[39m\n"
-    found = find_log([line])
-    assert found is not None and found.steps[0].figures == {"loss": 8.5, RATE: 7282.0, "memory_bytes": 2**30}
+    log = find_log([line])
+    assert log is not None and log.steps[0].figures == {"loss": 8.5, RATE: 7282.0, "memory_bytes": 2**30}
 
 
 def test_a_file_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large.log"
     with path.open("wb") as file:
         file.truncate(2**29 + 1)
-    with pytest.raises(DocumentError, match=r"large\.log: .*found 536,870,913 bytes, expected at most 536,870,912"):
+    with pytest.raises(DocumentError, match=r"large\.log:.*536,870,913.*536,870,912"):
         read_log_file(path)
 
 
@@ -352,7 +371,7 @@ def test_an_archive_of_zstd_is_read_and_a_cut_one_is_an_error(tmp_path: Path) ->
 
 
 def test_an_archive_without_a_log_a_cut_one_and_links_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="found no training's log among 1 files"):
+    with pytest.raises(DocumentError, match=r"none\.tar:.*no.training's.log.*1 files"):
         read_log_file(archived(tmp_path / "none.tar", **{"sbatch__out": "Submitted\n"}))
     whole = archived(tmp_path / "a.tar.gz", "w:gz", **{"log_1_0__out": LOG}).read_bytes()
     for cut in (whole[:-4], whole[:-20], whole[: len(whole) // 2], whole[:20]):
@@ -367,7 +386,7 @@ def test_an_archive_without_a_log_a_cut_one_and_links_are_errors(tmp_path: Path)
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with tarfile.open(tmp_path / "link.tar", "w") as archive:
         archive.addfile(link)
-    with pytest.raises(DocumentError, match="found no training's log"):
+    with pytest.raises(DocumentError, match=r"link\.tar:.*no.training's.log"):
         read_log_file(tmp_path / "link.tar")
 
 
@@ -380,34 +399,33 @@ def test_the_command_writes_a_set_that_stands_beside_results(
     arguments = ["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, "--output", str(folder / "theirs.json")]
     assert main([*arguments, "--case", "llama3_8b", "--chip", "H100", "--devices", "8", "--precision", "fp8"]) == 0
     printed = capsys.readouterr().out
-    assert "25,573.8 tokens/s/device" in printed and "by your word: case, chip, devices, precision" in printed
+    assert "25,573.8 tokens/s/device" in printed
+    assert [line for line in printed.splitlines() if line.endswith("case, chip, devices, precision")]
     assert "https://example.org/logs, 2025-11-12" in printed
     assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line)
     (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
     assert (row.origin, row.source) == ("reported", "https://example.org/logs, 2025-11-12")
-    assert row.status == "reported; global batch 32, the case has 512"
+    assert row.status.startswith("reported; ") and "batch 32" in row.status and row.status.endswith("512")
     assert row.tokens_per_second_per_device == pytest.approx(25573.8, rel=1e-5) and row.mfu_high is not None
     assert main([*arguments, "--case", "llama3_8b"]) == 2  # the file is there
-    assert "cannot be written: File exists" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "theirs.json" in error and os.strerror(errno.EEXIST) in error
 
 
-def of_amd(tmp_path: Path) -> Registry:
+def with_mlperf_log(tmp_path: Path) -> Registry:
     """The plugins with one reported set, of MLPerf's log."""
-    (tmp_path / "configs" / "reported").mkdir(parents=True)
     row = row_of(DATA / "mlperf.txt", devices=8, case="llama3_8b", chip="H100-SXM5-80GB", precision="fp8")
-    made = ReportedSet(name="amd", where="https://example.org/<b>", date="2025-11-12", rows=(row,))
-    (tmp_path / "configs" / "reported" / "amd.json").write_text(dump(made))
-    return Registry([tmp_path])
+    return with_document(tmp_path, "amd", "https://example.org/<b>", row)
 
 
 def test_the_page_has_reported_runs_in_a_table_of_their_own(tmp_path: Path) -> None:
-    build_pages(GivenRuns([]), tmp_path / "site", of_amd(tmp_path))
+    build_pages(GivenRuns([]), tmp_path / "site", with_mlperf_log(tmp_path))
     for language in ("", "zh/"):
         page = (tmp_path / "site" / f"{language}published.html").read_text(encoding="utf-8")
         published, theirs = (part for part in page.split("<table")[1:])
         assert "flagperf_gpt3_paddle" in published and "amd: mlperf.txt" not in published
         assert "amd: mlperf.txt" in theirs and "https://example.org/&lt;b&gt;, 2025-11-12" in theirs
-        assert "global batch 32, the case has 512" in theirs and "flagperf" not in theirs
+        assert "batch 32" in theirs and "flagperf" not in theirs
     others = [path for path in (tmp_path / "site").rglob("*.*") if path.name != "published.html"]
     assert not any(b"mlperf.txt" in path.read_bytes() for path in others)  # no chart, matrix or ranking has it
 
@@ -415,7 +433,7 @@ def test_the_page_has_reported_runs_in_a_table_of_their_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded: Path, tmp_path: Path) -> None:
     ours = collect(RunPaths(recorded)).model_copy(update={"case": "llama3_8b", "scale": "full"})
-    text = beside_published(form, [ours], of_amd(tmp_path))
+    text = beside_published(form, [ours], with_mlperf_log(tmp_path))
     assert text.index("measured") < text.index("reported") and "amd: mlperf.txt" in text
     assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
 
@@ -425,22 +443,20 @@ def test_a_chip_that_no_vendor_has_keeps_its_name_and_has_no_utilisation(
 ) -> None:
     folder = tmp_path / "configs" / "reported"
     folder.mkdir(parents=True)
-    given = ["--case", "llama3_8b", "--chip", "Z9", "--devices", "8", "--output", str(folder / "z.json")]
-    assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, *given]) == 0
-    assert "against no peak: unknown vendor or chip 'Z9'" in " ".join(capsys.readouterr().out.split())
+    facts = ["--case", "llama3_8b", "--chip", "Z9", "--devices", "8", "--output", str(folder / "z.json")]
+    assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, *facts]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no peak" in printed and "chip 'Z9'" in printed
     assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, "--chip", "H200X"]) == 0
-    assert re.search("unknown vendor or chip 'H200X'; nearest: .*H200", " ".join(capsys.readouterr().out.split()))
+    assert re.search(r"chip 'H200X';.nearest:.*H200", " ".join(capsys.readouterr().out.split()))
     (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
-    assert row.hardware == "8x Z9" and row.mfu_high is None and "unknown vendor or chip 'Z9'" in row.mfu_from
+    assert row.hardware == "8x Z9" and row.mfu_high is None and "chip 'Z9'" in row.mfu_from
 
 
 def test_a_speed_above_the_chips_peak_has_no_utilisation(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "reported").mkdir(parents=True)
-    row = row_of(DATA / "mlperf.txt", devices=1, case="llama3_8b", chip="H100-SXM5-80GB", precision="bf16")
-    made = ReportedSet(name="one", where="https://example.org", date="2025-11-12", rows=(row,))
-    (tmp_path / "configs" / "reported" / "one.json").write_text(dump(made))
-    (found,) = reported_rows("llama3_8b", Registry([tmp_path]))
-    assert found.mfu_high is None and "the device count or the peak is wrong" in found.mfu_from
+    log = row_of(DATA / "mlperf.txt", devices=1, case="llama3_8b", chip="H100-SXM5-80GB", precision="bf16")
+    [row] = reported_rows("llama3_8b", with_document(tmp_path, "one", "https://example.org", log))
+    assert row.mfu_high is None and "device count" in row.mfu_from
 
 
 def megatron_log(tmp_path: Path, milliseconds: float, seconds: float, lines: int = 40) -> Path:
@@ -470,37 +486,35 @@ def test_a_reported_speed_above_the_chips_peak_is_left_out_with_its_numbers(
     milliseconds: float, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = megatron_log(tmp_path, milliseconds, milliseconds / 1000)
-    given = ["--case", "llama3_8b", "--chip", "H100", "--sequence-length", "8192"]
-    assert main(["evidence", "read", str(log), *SOURCE, *given, *options]) == 0
+    facts = ["--case", "llama3_8b", "--chip", "H100", "--sequence-length", "8192"]
+    assert main(["evidence", "read", str(log), *SOURCE, *facts, *options]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "no tokens/s/device: found " in printed and message in printed
-    assert main(["evidence", "read", str(log), *SOURCE, *given, "--devices", "64"]) == 0  # so many can
-    assert re.search(r"speed [\d,.]+ tokens/s/device, computed", " ".join(capsys.readouterr().out.split()))
+    assert "no tokens/s/device:" in printed and message in printed
+    assert main(["evidence", "read", str(log), *SOURCE, *facts, "--devices", "64"]) == 0  # so many can
+    assert re.search(r"speed.[\d,.]+.tokens/s/device, computed", " ".join(capsys.readouterr().out.split()))
 
 
 def test_a_printed_rate_of_flops_above_the_chips_peak_is_left_out(tmp_path: Path) -> None:
     (file,) = read_log_file(DATA / "megatron.log")
     h100, v100 = (find_chip(Registry([]), name)[1] for name in ("H100", "V100"))
     assert reported(file, {}, None, h100).figures["flops_per_second"].value == 238.7e12
-    found = reported(file, {}, None, v100).figures["flops_per_second"]
-    assert found.value is None and "times V100" in found.how
+    rate = reported(file, {}, None, v100).figures["flops_per_second"]
+    assert rate.value is None and "times V100" in rate.how
 
 
 @pytest.mark.parametrize(("lines", "seconds"), [(4, 2.7), (40, 2.7), (4, 0.4)])
 def test_the_times_of_few_lines_are_held_against_the_printed_steps(lines: int, seconds: float, tmp_path: Path) -> None:
-    given = {"devices": 8, "sequence_length": 8192}
-    found = row_of(megatron_log(tmp_path, 27, 2.7, lines), **given).figures[RATE]
-    assert found.value is None and re.search(r"found 0\.027 s of a step, and [23]\S* s by the times", found.how)
-    assert row_of(megatron_log(tmp_path, 1000 * seconds, seconds, lines), **given).figures[RATE].value
+    facts = {"devices": 8, "sequence_length": 8192}
+    rate = row_of(megatron_log(tmp_path, 27, 2.7, lines), **facts).figures[RATE]
+    assert rate.value is None
+    assert re.search(r"0\.027 s\b.*\b[23]\S*.s.by", rate.how)
+    assert row_of(megatron_log(tmp_path, 1000 * seconds, seconds, lines), **facts).figures[RATE].value
 
 
 def test_an_older_document_without_a_precision_says_that_its_speed_is_above_the_peak(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "reported").mkdir(parents=True)
-    row = row_of(megatron_log(tmp_path, 2700, 2.7), devices=1, case="llama3_8b", chip="H100", sequence_length=8192)
-    made = ReportedSet(name="one", where="https://example.org", date="2025-11-12", rows=(row,))
-    (tmp_path / "configs" / "reported" / "one.json").write_text(dump(made))
-    (found,) = reported_rows("llama3_8b", Registry([tmp_path]))
-    assert found.mfu_high is None and "highest peak of 1,979" in found.mfu_from
+    log = row_of(megatron_log(tmp_path, 2700, 2.7), devices=1, case="llama3_8b", chip="H100", sequence_length=8192)
+    [row] = reported_rows("llama3_8b", with_document(tmp_path, "one", "https://example.org", log))
+    assert row.mfu_high is None and "highest peak" in row.mfu_from and "1,979" in row.mfu_from
 
 
 @pytest.mark.parametrize(
