@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ def watched(browser: Any, **options: Any) -> Iterator[Any]:
     A page that is left while its icon is on the way gives the request up, which is no error.
     """
     context = browser.new_context(**({**DESKTOP, **options}))
-    page, faults = context.new_page(), []
+    page = context.new_page()
+    faults: list[str] = []
     page.on(
         "console",
         lambda message: (
@@ -39,7 +41,12 @@ def watched(browser: Any, **options: Any) -> Iterator[Any]:
             faults.append(f"failed: {request.url}: {request.failure}") if request.failure != GIVEN_UP else None
         ),
     )
-    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def dismiss(dialog: Any) -> None:
+        faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("dialog", dismiss)
     page.on("request", lambda request: faults.append(f"outside: {request.url}") if is_outside(request.url) else None)
     yield page
     context.close()
@@ -97,24 +104,30 @@ def unfold(details: Any) -> None:
 
 def axe(page: Any) -> list[str]:
     """What axe finds that is serious or critical."""
-    from axe_playwright_python.sync_playwright import Axe
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     # Further rows of a table are like the first ones, and axe takes a second for some hundred.
     page.evaluate("for (const b of document.querySelectorAll('tbody')) [...b.rows].slice(5).forEach(r => r.remove())")
     # axe itself would fetch the style sheet again, which the policy of the pages forbids. What is right is not listed.
-    found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]}).response["violations"]
-    return [
-        f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in ("serious", "critical")
-    ]
+    violations = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]}).response["violations"]
+    severe = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
+    return [f"{violation['id']}: {violation['nodes'][0]['html'][:120]}" for violation in severe]
 
 
 def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
+def background(page: Any) -> tuple[int, ...]:
+    """The colour of the page as red, green and blue."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return tuple(int(part) for part in re.findall(r"\d+", colour))
+
+
 def rows(page: Any, table: int = 0) -> list[list[str]]:
-    return page.evaluate(  # type: ignore[no-any-return]
+    cells: list[list[str]] = page.evaluate(
         "n => [...document.querySelectorAll('table')[n].tBodies[0].rows].filter(r => !r.hidden)"
         ".map(r => [...r.cells].map(c => c.textContent.trim()))",
         table,
     )
+    return cells

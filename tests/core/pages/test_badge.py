@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ from levelfield.pages.night_view import badge_files
 from levelfield.series.findings import WORDS
 
 
-def badge(night: str | None = "n", **counts: int) -> tuple[dict[str, Any], str]:
+def badge(counts: Mapping[str, int], night: str | None = "n") -> tuple[dict[str, Any], str]:
     words = {word: counts.get(word.replace(" ", "_"), 0) for word in WORDS}
     overview: Any = SimpleNamespace(night=night, counts=words)
     files = badge_files(overview)
@@ -31,7 +32,7 @@ def badge(night: str | None = "n", **counts: int) -> tuple[dict[str, Any], str]:
     ],
 )
 def test_a_badge_names_the_worst_words_of_the_night(counts: dict[str, int], message: str, colour: str) -> None:
-    shields, picture = badge(**counts)
+    shields, picture = badge(counts)
     assert shields == {"schemaVersion": 1, "label": "nightly", "message": message, "color": colour,
                        **({"isError": True} if colour == "#b3261e" else {})}  # fmt: skip
     root = ElementTree.fromstring(picture)
@@ -42,4 +43,4 @@ def test_a_badge_names_the_worst_words_of_the_night(counts: dict[str, int], mess
 
 
 def test_without_a_night_nothing_is_green() -> None:
-    assert badge(None)[0]["message"] == "no night"
+    assert badge({}, night=None)[0]["message"] == "no night"

@@ -13,21 +13,21 @@ from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.specs.record import RunRecord
 
 GIB = 2**30
-KNOWN = [4.0, 3.0, 2.0]
+REFERENCE = [4.0, 3.0, 2.0]
 
 
-def figures(run: RunRecord, known: list[float] | None = None) -> TrainingFigures:
+def figures(run: RunRecord, losses: list[float] | None = None) -> TrainingFigures:
     results = GivenRuns([run])
     (training,) = ranked_trainings(gathered(results), results)
-    return training_figures(training, {(WORK, CORPUS): ("stored", known)} if known else {})
+    return training_figures(training, {(WORK, CORPUS): ("stored", losses)} if losses else {})
 
 
 def test_a_loss_that_is_shifted_by_one_percent_is_one_percent_from_the_reference() -> None:
-    found = figures(record(losses=(4.0, 3.03, 2.0)), KNOWN)
-    reference, own = found.lines
-    assert found.reference == "stored" and (reference.contender, reference.difference) == (None, None)
-    assert own.difference == pytest.approx(0.01) and own.losses == (4.0, 3.03, 2.0)
-    assert own.points.split()[0] == reference.points.split()[0], "equal losses lie on each other"
+    drawn = figures(record(losses=(4.0, 3.03, 2.0)), REFERENCE)
+    reference, line = drawn.lines
+    assert drawn.reference == "stored" and (reference.contender, reference.difference) == (None, None)
+    assert line.difference == pytest.approx(0.01) and line.losses == (4.0, 3.03, 2.0)
+    assert line.points.split()[0] == reference.points.split()[0], "equal losses lie on each other"
 
 
 def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None:
@@ -39,15 +39,15 @@ def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None
     results = GivenRuns([*runs, worse])
     content = gathered(results)
     (training,) = ranked_trainings(content, results)
-    found = training_figures(training, {})
+    drawn = training_figures(training, {})
     (series,) = content.series.values()
-    assert [bar.whole for bar in found.memory] == [summary_of(series).latest.memory_bytes] == [3 * GIB]  # type: ignore[union-attr]
-    assert [line.losses for line in found.lines] == [(4.0, 6.0)]
+    assert [bar.whole for bar in drawn.memory] == [summary_of(series).latest.memory_bytes] == [3 * GIB]  # type: ignore[union-attr]
+    assert [line.losses for line in drawn.lines] == [(4.0, 6.0)]
 
 
 def test_without_a_reference_there_is_no_difference() -> None:
-    found = figures(record(losses=(4.0, 3.0)))
-    assert found.reference is None and [line.difference for line in found.lines] == [None]
+    drawn = figures(record(losses=(4.0, 3.0)))
+    assert drawn.reference is None and [line.difference for line in drawn.lines] == [None]
 
 
 def test_a_curve_ends_at_the_first_loss_that_is_missing() -> None:
@@ -67,10 +67,10 @@ def test_a_long_curve_keeps_its_ends() -> None:
     assert len(points) <= MOST_POINTS + 2 and points[0].startswith("44.0,") and points[-1].startswith("360.0,")
 
 
-def memory(whole: float | None, **found: Any) -> MemoryBar:
-    capacity = found.pop("capacity_bytes", None)
+def memory(whole: float | None, **values: Any) -> MemoryBar:
+    capacity = values.pop("capacity_bytes", None)
     peaks = dict.fromkeys(("process_peak", "allocated_peak", "reserved_peak"))
-    memory = {name: figure(value, "B") for name, value in {**peaks, **found}.items()}
+    memory = {name: figure(value, "B") for name, value in {**peaks, **values}.items()}
     memory |= {"device_used_peak": figure(whole, "B", None if whole else "no reading")}
     run = with_result(record(), memory={**memory, "capacity_bytes": capacity, "expected_bytes": 1})
     (bar,) = figures(run).memory

@@ -29,7 +29,8 @@ def test_series_are_folded_into_groups_that_the_address_opens(browser: Any, seed
         assert [row.split(" 2 series")[0].removeprefix("▸ ") for row in chips] == [
             "910B2", "H100-SXM5-80GB", "MI300X", "MLU590-M9",
         ]  # fmt: skip
-        assert "fastest: 5,369.6 tokens/s/device, megatron · H100" in chips[1] and "regression 1" in chips[1]
+        for part in ("5,369.6 tokens/s/device", "megatron · H100", "regression 1"):
+            assert part in chips[1]
         assert page.locator("canvas").count() == 0 and page.locator("section[data-series]:visible").count() == 0
         assert page.evaluate("document.getElementById('all-series').offsetHeight") < 500
         page.get_by_role("button", name="framework").press("Enter")
@@ -116,7 +117,7 @@ def test_a_chart_says_in_words_what_it_marks(browser: Any, seeded_pages: Path) -
         open_case(page, seeded_pages)
         section = page.locator(f"#{first_series(seeded_pages)}")
         root = ElementTree.fromstring(saved(page, section, "SVG")[1])
-        texts = [each.text or "" for each in root.iter(f"{SVG}text")]
+        texts = [text.text or "" for text in root.iter(f"{SVG}text")]
         words = {"driver changed", "level accepted", "note", "regression"}
         assert words <= set(texts) and not {"C1", "E1"} & set(texts)
         rings = [p for p in root.iter(f"{SVG}path") if p.get("stroke") == "#c01c28" and p.get("fill") == "none"]
@@ -164,18 +165,19 @@ def test_pairs_have_a_chart_of_their_own_with_the_ruling(browser: Any, tmp_path:
         )
         name, content = saved(page, page.locator(".pairs"), "CSV")
         head, *lines = table_of(content)
-        assert name.endswith("_tokens_pairs.csv") and head[1] == "Throughput, B against A (%)"
+        assert name.endswith("_tokens_pairs.csv") and head[1].startswith("Throughput, ") and head[1].endswith("(%)")
         assert [float(line[1]) for line in lines] == pytest.approx([-6.0] * 4)
         assert [line[2:6] for line in lines] == [
             ["2026-10-03", pairs[2 * i].run_id, pairs[2 * i + 1].run_id, "regression"] for i in range(4)
         ]
         root = ElementTree.fromstring(saved(page, page.locator(".pairs"), "SVG")[1])
-        assert "10-03 regression" in [each.text for each in root.iter(f"{SVG}text")]
-        bands = [each for each in root.iter(f"{SVG}rect") if each.get("fill") == "#eef3fb"]
-        assert len(bands) == 1, "the interval of the ruling"
+        assert "10-03 regression" in [text.text for text in root.iter(f"{SVG}text")]
+        bands = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill") == "#eef3fb"]
+        assert len(bands) == 1  # the interval of the ruling
         chart.locator(".plot").focus()
         chart.locator(".plot").press("Home")
-        assert chart.locator(".reading").text_content() == "Pair 1, 2026-10-03: B / A −6.00 %"
+        reading = chart.locator(".reading").text_content() or ""
+        assert reading.startswith("Pair 1, 2026-10-03") and reading.endswith("−6.00 %")
         chart.locator(".plot").press("Enter")
         page.wait_for_url("**/run.html#**")
         assert unquote(page.url).endswith("/pair-0-b")
@@ -191,10 +193,11 @@ def test_paper_has_every_open_chart_and_no_button(browser: Any, seeded_pages: Pa
         page.goto(f"file://{case_page(seeded_pages)}#?by=framework&open=torch&open=megatron")
         page.wait_for_load_state("load")  # for which the data of what is open are waited for
         on_paper(page)
-        assert page.locator("section[data-drawn] .for-paper svg").count() == 8 * 5
+        assert page.locator("section[data-drawn]").locator(".for-paper svg").count() == 8 * 5
         assert "drawn when" not in page.locator("main").inner_text()
-        assert page.locator("button:not(.sort):visible, .plot:visible, input:visible, nav:visible").count() == 0
-        assert page.locator(".for-paper path[stroke='#1f5fbf']").count() > 1000, "in the colours of paper"
+        for kind in ("button:not(.sort)", ".plot", "input", "nav"):
+            assert page.locator(f"{kind}:visible").count() == 0
+        assert page.locator(".for-paper path[stroke='#1f5fbf']").count() > 1000  # in the colours of paper
         page.emulate_media(media="screen")
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.locator(".for-paper").count() == 0 and page.locator(".plot:visible").count() == 8 * 5
@@ -246,16 +249,15 @@ def test_every_page_fits_on_paper(browser: Any, seeded_pages: Path) -> None:
 
 
 def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
-    of_host = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
-    runs = [*repeats(1000, 1010, **of_host), *repeats(400, first=10, framework="jax", **of_host)]
+    changes: dict[str, Any] = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
+    runs = [*repeats(1000, 1010, **changes), *repeats(400, first=10, framework="jax", **changes)]
     build_pages(GivenRuns(runs), tmp_path, Registry())
     with watched(browser, viewport={"width": 1120, "height": 900}) as page:
         page.goto(f"file://{next(tmp_path.glob('case-*.html'))}")
         heads = page.locator("table").first.locator("thead th").all_inner_texts()
-        assert not [head for head in heads if "Last night" in head or "Energy" in head], "nothing is in them"
-        assert page.evaluate(
-            "(() => { const s = document.querySelector('.scroll'); return s.scrollWidth <= s.clientWidth; })()"
-        )
+        assert not [head for head in heads if "Last night" in head or "Energy" in head]  # nothing is in them
+        needed, available = page.locator(".scroll").first.evaluate("e => [e.scrollWidth, e.clientWidth]")
+        assert needed <= available
 
 
 @pytest.mark.parametrize(
@@ -273,5 +275,5 @@ def test_the_memory_of_a_whole_machine_is_not_called_a_runs(
         page.goto(f"file://{tmp_path}/run.html#{slug}/{run.run_id}")
         page.wait_for_selector("#run[data-drawn]")
         cells = page.locator("#run td").all_inner_texts()
-        said = [cell for cell in cells if cell.startswith(("Whole machine", "Device used"))]
-        assert said == [label] and cells[cells.index(label) + 1] == "1.00"
+        labels = [cell for cell in cells if cell.startswith(("Whole machine", "Device used"))]
+        assert labels == [label] and cells[cells.index(label) + 1] == "1.00"

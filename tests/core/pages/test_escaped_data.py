@@ -28,9 +28,9 @@ JSON = st.recursive(
 
 def read_back(script: str) -> object:
     """What the page gets: the text between the quotes as JavaScript reads it, then as JSON."""
-    found = re.fullmatch(r"levelfield\.data\('name','(.*)'\);\n", script)
-    assert found, script
-    units = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else m[1], found[1])
+    match = re.fullmatch(r"levelfield\.data\('name','(.*)'\);\n", script)
+    assert match, script
+    units = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else m[1], match[1])
     return json.loads(units)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from compared_records import record
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, gathered
@@ -18,13 +19,13 @@ def seen(content: PagesContent, results: object) -> NodesView:
 
 def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None:
     results = SeededNights(8, 12).results()
-    found = seen(gathered(results), results)
-    changed = [stay for stay in found.stays if stay.changed]
+    nodes = seen(gathered(results), results)
+    changed = [stay for stay in nodes.stays if stay.changed]
     assert changed and {stay.changed for stay in changed} == {(("software.driver", "550.90.07", "560.35.03"),)}
     assert all(stay.is_now for stay in changed) and min(stay.since for stay in changed).startswith("2026-10-07")
-    old = {stay.node for stay in found.stays if not stay.is_now}
-    assert old == {stay.node for stay in changed} and len(old) < len(found.nodes)
-    assert [stay.since for stay in found.stays] == sorted((stay.since for stay in found.stays), reverse=True)
+    old = {stay.node for stay in nodes.stays if not stay.is_now}
+    assert old == {stay.node for stay in changed} and len(old) < len(nodes.nodes)
+    assert [stay.since for stay in nodes.stays] == sorted((stay.since for stay in nodes.stays), reverse=True)
 
 
 def of_variables(*values: str | None) -> NodesView:
@@ -39,9 +40,9 @@ def of_variables(*values: str | None) -> NodesView:
 
 
 def test_first_conditions_have_what_tells_them_from_the_other_first_ones() -> None:
-    found = {stay.frameworks: stay.first_fields for stay in of_variables("1000", None, "1000").stays}
+    fields = {stay.frameworks: stay.first_fields for stay in of_variables("1000", None, "1000").stays}
     name = "variables.GOMP_SPINCOUNT"
-    assert found == {("torch", "paddle"): ((name, "1000"),), ("jax",): ((name, ""),)}
+    assert fields == {("torch", "paddle"): ((name, "1000"),), ("jax",): ((name, ""),)}
 
 
 def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
@@ -59,15 +60,15 @@ def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
 def test_every_run_is_counted_once() -> None:
     results = SeededNights(8, 12).results()
     content = gathered(results)
-    found = seen(content, results)
-    assert sum(row.runs for row in found.nodes) == sum(stay.runs for stay in found.stays) == content.runs
+    nodes = seen(content, results)
+    assert sum(row.runs for row in nodes.nodes) == sum(stay.runs for stay in nodes.stays) == content.runs
 
 
-def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch) -> None:
+def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_view, "MOST_STAYS", 3)
     results = SeededNights(8, 12).results()
-    found = seen(gathered(results), results)
-    assert len(found.stays) == 3 and found.left > 0
+    nodes = seen(gathered(results), results)
+    assert len(nodes.stays) == 3 and nodes.left > 0
 
 
 def test_a_store_without_runs_has_no_nodes() -> None:

@@ -63,20 +63,20 @@ def test_every_link_and_file_of_every_page_is_there(seeded_pages: Path) -> None:
     assert len(pages) == 2 * (8 + 1)
     for path in pages:
         page = Page(path)
-        found = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]
-        for link in filter(None, found):
+        links = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]
+        for link in filter(None, links):
             target = link.partition("#")[0]
             assert not target or (path.parent / target).is_file(), f"{path.name}: {link}"
         anchors = {attributes.get("id") for _, attributes in page.tags}
-        assert {link[1:] for link in found if link and link.startswith("#")} <= anchors
+        assert {link[1:] for link in links if link and link.startswith("#")} <= anchors
 
 
 def test_what_a_page_begins_comes_after_all_that_it_uses(seeded_pages: Path) -> None:
     """A deferred script begins at once: where it stood before one that it uses, a slow machine lost the race."""
     for path in seeded_pages.rglob("*.html"):
         scripts = [Path(str(a["src"])).stem for tag, a in Page(path).tags if tag == "script"]
-        own = [place for place, name in enumerate(scripts) if name in ("case", "run", "compare")]
-        assert own in ([], [len(scripts) - 1]), f"{path.name}: {scripts}"
+        beginning = [place for place, name in enumerate(scripts) if name in ("case", "run", "compare")]
+        assert beginning in ([], [len(scripts) - 1]), f"{path.name}: {scripts}"
 
 
 def test_links_to_series_lead_to_their_place(seeded_pages: Path) -> None:
@@ -158,8 +158,8 @@ def test_an_earlier_month_stays_when_a_night_is_added(tmp_path: Path) -> None:
 def test_a_reference_that_changed_writes_the_months_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, series = tmp_path / "site", RECORDS[0].series
     built(folder, [*RECORDS])
-    known = {(series.work, series.corpus): ("a reference", [3.0, 2.5])}
-    monkeypatch.setattr(page_building, "stored_references", lambda registry: known)
+    references = {(series.work, series.corpus): ("a reference", [3.0, 2.5])}
+    monkeypatch.setattr(page_building, "stored_references", lambda registry: references)
     assert built(folder, [*RECORDS]).rebuilt == 3
     assert '"reference":{"name":"a reference","losses":[3.0,2.5]}' in next(folder.glob("data/runs-*")).read_text()
 
@@ -171,8 +171,8 @@ def test_a_run_that_is_gone_since_its_point_was_read_is_left_out(tmp_path: Path)
 
     build_pages(Pruned(RECORDS), tmp_path / "site", Registry())
     text = "".join(path.read_text() for path in (tmp_path / "site/data").glob("runs-*"))
-    named = [f'"run":"{record.run_id}"' in text for record in RECORDS]
-    assert named.count(False) == 1 and not named[4]
+    has_run = [f'"run":"{record.run_id}"' in text for record in RECORDS]
+    assert has_run.count(False) == 1 and not has_run[4]
 
 
 def test_a_series_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_lost_data_file_is_written_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="has other files; name a new folder"):
+    with pytest.raises(UsageError, match=f"{tmp_path}.*other.files"):
         built(tmp_path, [*RECORDS])
     assert state(tmp_path).keys() == {"thesis.tex"}
 
@@ -207,17 +207,18 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_store_explains_itself(tmp_path: Path) -> None:
     built(tmp_path / "site", [])
-    assert "There is no run in this store yet" in Page(tmp_path / "site" / "index.html").text
-    assert "No night has been recorded yet" in Page(tmp_path / "site" / "nights.html").text
+    for name, text in (("index", "There is no run in this store yet"), ("nights", "No night has been recorded yet")):
+        assert text in Page(tmp_path / "site" / f"{name}.html").text
 
 
 def test_a_first_night_says_why_nothing_was_compared(tmp_path: Path) -> None:
     (record,) = SeededNights(series=1, nights=1, faults=False).records()
     (entry,) = GivenRuns([record]).series()
     new = {"series": entry.digest, "label": "a", "word": "new series"}
+    assert record.night is not None
     build_pages(GivenRuns([record], findings={record.night: [new]}), tmp_path / "site", Registry())
     page = Page(tmp_path / "site" / "nights.html").text
-    assert "a series is compared with its level after 7 nights" in page and "Nothing changed" not in page
+    assert "7 nights" in page and "Nothing changed" not in page
 
 
 # -- texts of runs

@@ -63,19 +63,19 @@ def scripted(key: str) -> str:
 
 def used() -> set[str]:
     """Every key that a template or a script names."""
-    named = set(re.findall(r"\bt\('([\w.-]+)'", TEMPLATES))
-    named |= set(re.findall(r'\b(?:say\(|text\(language, )"([\w.-]+)"', MODULES))
-    named |= {scripted(key) for key in re.findall(r"\bt\(\"([\w.-]+)\"", SCRIPTS)}
-    named |= {
+    keys = set(re.findall(r"\bt\('([\w.-]+)'", TEMPLATES))
+    keys |= set(re.findall(r'\b(?:say\(|text\(language, )"([\w.-]+)"', MODULES))
+    keys |= {scripted(key) for key in re.findall(r"\bt\(\"([\w.-]+)\"", SCRIPTS)}
+    keys |= {
         f"js.{a}"
         for pair in re.findall(r'\bt\([^()"]*(?:\([^()]*\))?[^()"]*\? "([\w-]+)" : "([\w-]+)"', SCRIPTS)
         for a in pair
     }
-    named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
-    named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "nights", "nodes", "published", "guide")}
-    named = {key for key in named if not key.endswith(".")}  # the beginning of a family
-    return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
+    keys |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
+    keys |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
+    keys |= {f"nav.{name}" for name in ("index", "nights", "nodes", "published", "guide")}
+    keys = {key for key in keys if not key.endswith(".")}  # the beginning of a family
+    return keys | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 
 
 def test_the_languages_have_the_same_texts() -> None:
@@ -101,8 +101,8 @@ def test_chinese_texts_are_chinese() -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_scripts_get_their_texts_and_no_others(language: str) -> None:
-    given = script_texts(language)
-    assert given["filter"] and given["word.regression"] and "no-night" not in given
+    script = script_texts(language)
+    assert script["filter"] and script["word.regression"] and "no-night" not in script
     assert HTML_LANGUAGES[language].startswith(language)
 
 
@@ -112,12 +112,14 @@ def test_a_value_is_filled_in_once() -> None:
 
 
 def test_no_template_switches_the_escaping_off() -> None:
-    own = TEMPLATES.replace("<style>{{ style }}</style>", "")  # of a comparison, whose policy names it by a digest
-    assert not re.search(r"\|\s*safe|autoescape|Markup|<style|\sstyle=|\son\w+=|<script>", own)
+    templates = TEMPLATES.replace(
+        "<style>{{ style }}</style>", ""
+    )  # of a comparison, whose policy names it by a digest
+    assert not re.search(r"\|\s*safe|autoescape|Markup|<style|\sstyle=|\son\w+=|<script>", templates)
 
 
 def test_no_script_takes_html() -> None:
-    own = "".join(p.read_text() for p in (PAGES / "assets").glob("*.js"))
+    scripts = "".join(p.read_text() for p in (PAGES / "assets").glob("*.js"))
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\"", own
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\"", scripts
     )

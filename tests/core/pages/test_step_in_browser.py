@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def wide(calm: RunRecord) -> RunRecord:
     name = f"void at::native::elementwise_kernel<128, 2, {'std::array<char*, 3ul>, ' * 20}>"
     kernel = {"part": "mlp", "name": name, "kind": "product", "dtype": "bf16", "count": 1.0, "ms": 6.0}
     content = parts("wide").model_dump(mode="json")
-    parts_of_one = [{**each, "time": {**ms, "mean": each["time"]["mean"]}} for each in content["parts"]]
+    parts_of_one = [{**part, "time": {**ms, "mean": part["time"]["mean"]}} for part in content["parts"]]
     content |= {"recorded_steps": 1, "step": ms, "parts": parts_of_one, "kernels": [kernel]}
     variables = {"NVIDIA_REQUIRE_CUDA": "brand=tesla,driver>=535,driver<536 " * 60, "CUDA_HOME": "/usr/local/cuda"}
     conditions = calm.conditions.model_copy(update={"variables": variables})
@@ -90,8 +91,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, pair: tuple[StepParts, StepPa
     folder = tmp_path_factory.mktemp("step") / "site"
     calm = list(SeededNights(series=1, nights=4, faults=False).records())
     steps = (*pair, parts("c", where=ATTACK))
-    found = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
-    build_pages(GivenRuns([*found, calm[3], wide(calm[0])]), folder, Registry())
+    recorded = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
+    build_pages(GivenRuns([*recorded, calm[3], wide(calm[0])]), folder, Registry())
     return folder, [*(record.run_id for record in calm), "wide"]
 
 
@@ -134,19 +135,21 @@ def test_a_first_run_with_one_recorded_step_says_so(browser: Any, site: Any) -> 
     with watched(browser) as page:
         open_step(page, site[0], "wide")
         text = page.locator("main").inner_text()
-        assert "9.00 ms, of one step that was recorded after the last one" in text and "95 %" not in table_heads(page)
-        assert "This is the first run of its series" in text and "up to 0" not in text
+        for part in ("9.00 ms, of one step", "This is the first run of its series"):
+            assert part in text
+        assert "up to 0" not in text and "95 %" not in table_heads(page)
         assert rows_of(page, "memory_used_gib_max") == ["memory_used_gib_max", "3.50"]
         open_step(page, site[0], site[1][1])
-        assert "95 %" in table_heads(page) and "the median of up to 1 valid runs" in page.locator("main").inner_text()
+        assert "95 %" in table_heads(page) and "to 1 valid" in page.locator("main").inner_text()
 
 
 def table_heads(page: Any) -> list[str]:
-    return [each.strip("↕ ") for each in page.locator("#step th").all_inner_texts()]
+    return [text.strip("↕ ") for text in page.locator("#step th").all_inner_texts()]
 
 
 def rows_of(page: Any, name: str) -> list[str]:
-    return page.locator("tr", has_text=name).first.locator("td").all_inner_texts()  # type: ignore[no-any-return]
+    cells: list[str] = page.locator("tr", has_text=name).first.locator("td").all_inner_texts()
+    return cells
 
 
 def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, site: Any, pair: Any) -> None:
@@ -154,12 +157,18 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
     step = pair[1]
     with watched(browser) as page:
         open_step(page, folder, runs[1])
-        own = page.locator("#step")
-        text = own.inner_text()
-        assert "attention by math: 31% of the step" in text and "Recording changed them by +2.0 % (95 %: +1.0 %" in text
-        assert "Others wait 3.3 ms for rank 1: its mlp in layers.0.mlp takes 0.5 ms more than its peers'." in text
+        section = page.locator("#step")
+        text = section.inner_text()
+        for part in (
+            "attention by math: 31% of the step",
+            "Recording changed them by +2.0 % (95 %: +1.0 %",
+            "Others wait 3.3 ms for rank 1: its mlp in layers.0.mlp takes 0.5 ms more than its peers'.",
+            "mlp takes 3.5 ms more in place (layers.0.mlp)",
+            "Peak: 1 TFLOP/s, layers.0.mlp",
+        ):
+            assert part in text
         widths = (
-            own.locator(".strips")
+            section.locator(".strips")
             .first.locator("tr")
             .first.locator("rect")
             .evaluate_all("all => all.map(r => ['class', 'width', 'height'].map(name => r.getAttribute(name)))")
@@ -171,18 +180,19 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
         assert [float(width) for _, width, _ in widths] == pytest.approx(
             [4.04 * share, 1.5 * share, 2 * share, 3.3 * share], abs=0.02
         )
-        colours = own.locator(".strips rect").evaluate_all("all => all.map(r => getComputedStyle(r).fill)")
-        assert len(set(colours)) == 3 and "rgb(0, 0, 0)" not in colours, "a part without a colour"
+        colours = section.locator(".strips rect").evaluate_all("all => all.map(r => getComputedStyle(r).fill)")
+        channels = {tuple(re.findall(r"\d+", colour)) for colour in colours}
+        assert len(channels) == 3 and ("0", "0", "0") not in channels  # which is a part without a colour
         table = page.locator("#step table:not(.strips)").first
-        cells = table.locator("tbody tr").evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))")
+        texts_of_rows = "all => all.map(r => [...r.cells].map(c => c.textContent))"
+        cells = table.locator("tbody tr").evaluate_all(texts_of_rows)
         assert cells[0] == ["mlp", "5.54", "±0.10", "51.1 %", "1.50", ""]
         assert cells[-1] == ["step", "10.84", "±0.10", "100.0 %", "1.50", "3.00"]
-        apart = own.locator("table:not(.strips)").nth(1).locator("tbody tr")
-        assert apart.evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))") == [
+        apart = section.locator("table:not(.strips)").nth(1).locator("tbody tr")
+        assert apart.evaluate_all(texts_of_rows) == [
             ["all-reduce", "5.00", "4.50", "?", "100 %"], ["mlp", "4.04", "2.50", "1.25", "97 %"],
         ]  # fmt: skip
-        assert "mlp takes 3.5 ms more in place (layers.0.mlp)" in text and "Peak: 1 TFLOP/s, layers.0.mlp" in text
-        name, content = saved(page, own.locator("figure").first, "CSV")
+        name, content = saved(page, section.locator("figure").first, "CSV")
         assert name == f"{runs[1]}_step-parts.csv" and table_of(content)[2] == [
             "all-reduce",
             "2",
@@ -194,9 +204,10 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
             "4.5",
             "",
         ]
-        root = ElementTree.fromstring(saved(page, own.locator("figure").first, "SVG")[1])
-        texts = [each.text for each in root.iter(f"{SVG}text")]
-        assert "Parts of the step" in texts and "mlp 51.1 %" in texts and "10.84 ms" in texts
+        root = ElementTree.fromstring(saved(page, section.locator("figure").first, "SVG")[1])
+        texts = {text.text for text in root.iter(f"{SVG}text")}
+        labels = {"Parts of the step", "mlp 51.1 %", "10.84 ms"}
+        assert labels <= texts
 
 
 def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
@@ -210,7 +221,7 @@ def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
             ["1", "0.9", "5.4", "mlp", "no"], ["1", "5.4", "9", "all-reduce", "no"],
         ]  # fmt: skip
         root = ElementTree.fromstring(saved(page, figure, "SVG")[1])
-        assert {"rank 0", "rank 1", "mlp", "all-reduce"} <= {each.text for each in root.iter(f"{SVG}text")}
+        assert {"rank 0", "rank 1", "mlp", "all-reduce"} <= {text.text for text in root.iter(f"{SVG}text")}
 
 
 def test_an_ordinary_run_has_no_step_and_hostile_places_are_text(browser: Any, site: Any) -> None:
