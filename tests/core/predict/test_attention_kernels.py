@@ -19,9 +19,9 @@ LATENT = {"query_rank": None, "key_value_rank": 512, "plain_size": 128, "rotary_
 
 
 def machine(chip: str) -> MachineRates:
-    found = REGISTRY.vendor_file("nvidia").chip(chip)
-    assert found is not None
-    return machine_of(found, "fp16" if chip.startswith("V100") else "bf16", 8, None)
+    vendor_chip = REGISTRY.vendor_file("nvidia").chip(chip)
+    assert vendor_chip is not None
+    return machine_of(vendor_chip, "fp16" if chip.startswith("V100") else "bf16", 8, None)
 
 
 def setup(case: str = "llama3_8b", layout: str = "DP1", attention: Any = "sdpa", **model: Any) -> TrainingSetup:
@@ -67,7 +67,7 @@ def test_a_stated_kernel_and_an_unknown_chip_are_as_before() -> None:
     stated = SDPA.model_copy(update={"attention": "flash3"})
     assert kernel_of(setup(), machine("H100-SXM5-80GB"), stated) == "flash3"
     chips = REGISTRY.vendor_file("amd").chips
-    chip = next(each for each in chips if "bf16" in each.peaks and each.memory_bandwidth_bytes_per_second)
+    chip = next(c for c in chips if "bf16" in c.peaks and c.memory_bandwidth_bytes_per_second)
     assert kernel_of(setup(), machine_of(chip, "bf16", 8, None), SDPA) == "flash2"
 
 

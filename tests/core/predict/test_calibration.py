@@ -30,9 +30,9 @@ ENTRY = "llama3_8b:torch:H100:1:8"
 
 
 @pytest.fixture(scope="module")
-def asked() -> LayoutQuestion:
-    found = find(Registry(), parse_selector(ENTRY))
-    question = question_of(Place(found, found.case.work("full"), 1, 8))
+def question() -> LayoutQuestion:
+    selection = find(Registry(), parse_selector(ENTRY))
+    question = question_of(Place(selection, selection.case.work("full"), 1, 8))
     assert question is not None
     return question
 
@@ -47,47 +47,49 @@ def tuning(layout: str, micro_batch: int = 1) -> Tuning:
     return Tuning(layout=parse_layout(layout).layout, micro_batch=micro_batch)
 
 
-def test_a_planted_rate_of_products_is_found(asked: LayoutQuestion) -> None:
+def test_a_planted_rate_of_products_is_found(question: LayoutQuestion) -> None:
     row = tuning("DP8SH1SP8")
-    measured = predict(with_pace(asked, matmul_efficiency=0.61), row).tokens_per_second
-    found = calibration(asked, row, measured)
-    assert (found.rate, found.before) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
-    assert found.after == pytest.approx(0.61, rel=1e-6)
-    again = replace(asked, constants=found.applied(asked.constants, False))
+    measured = predict(with_pace(question, matmul_efficiency=0.61), row).tokens_per_second
+    rate = calibration(question, row, measured)
+    assert (rate.rate, rate.before) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
+    assert rate.after == pytest.approx(0.61, rel=1e-6)
+    again = replace(question, constants=rate.applied(question.constants, False))
     assert predict(again, row).tokens_per_second == pytest.approx(measured, rel=1e-6)
-    assert predict(asked, row).tokens_per_second == found.row.tokens_per_second, "the question stays as it was"
+    assert predict(question, row).tokens_per_second == rate.row.tokens_per_second, "the question stays as it was"
 
 
 @pytest.mark.parametrize(("devices_per_node", "rate"), [(8, "communication_efficiency"), (4, "network_efficiency")])
 def test_where_messages_take_most_of_a_step_the_link_is_free(
-    asked: LayoutQuestion, devices_per_node: int, rate: str
+    question: LayoutQuestion, devices_per_node: int, rate: str
 ) -> None:
-    machine = replace(asked.machine, node=Link(1e-6, 2e10), network=Link(1e-5, 5e9), devices_per_node=devices_per_node)
-    slow, row = replace(asked, machine=machine), tuning("TP8")
+    machine = replace(
+        question.machine, node=Link(1e-6, 2e10), network=Link(1e-5, 5e9), devices_per_node=devices_per_node
+    )
+    slow, row = replace(question, machine=machine), tuning("TP8")
     measured = predict(with_pace(slow, **{rate: 0.3}), row).tokens_per_second
-    found = calibration(slow, row, measured)
-    assert found.rate == rate and found.after == pytest.approx(0.3, rel=1e-6)
+    calibrated = calibration(slow, row, measured)
+    assert calibrated.rate == rate and calibrated.after == pytest.approx(0.3, rel=1e-6)
 
 
-def test_a_host_has_its_own_pace(asked: LayoutQuestion) -> None:
-    host = replace(asked, on_host=True)
+def test_a_host_has_its_own_pace(question: LayoutQuestion) -> None:
+    host = replace(question, on_host=True)
     row = tuning("DP8SH1SP8")
-    found = calibration(host, row, 0.9 * predict(host, row).tokens_per_second)
-    applied = found.applied(host.constants, True)
+    calibrated = calibration(host, row, 0.9 * predict(host, row).tokens_per_second)
+    applied = calibrated.applied(host.constants, True)
     assert applied.pace == host.constants.pace and applied.host_pace != host.constants.host_pace
 
 
 @pytest.mark.parametrize("measured", [math.nan, math.inf, 0.0, -1.0])
-def test_no_speed_is_refused(asked: LayoutQuestion, measured: float) -> None:
+def test_no_speed_is_refused(question: LayoutQuestion, measured: float) -> None:
     with pytest.raises(UsageError, match="expected a positive speed"):
-        calibration(asked, tuning("DP8SH1SP8"), measured)
+        calibration(question, tuning("DP8SH1SP8"), measured)
 
 
 @pytest.mark.parametrize("factor", [10, 0.01])
-def test_a_speed_that_no_rate_explains_is_refused(asked: LayoutQuestion, factor: float) -> None:
+def test_a_speed_that_no_rate_explains_is_refused(question: LayoutQuestion, factor: float) -> None:
     row = tuning("DP8SH1SP8")
     with pytest.raises(UsageError, match=r"found [\d,]+ tokens/s on each device, expected [\d,]+ to [\d,]+: no rate"):
-        calibration(asked, row, factor * predict(asked, row).tokens_per_second)
+        calibration(question, row, factor * predict(question, row).tokens_per_second)
 
 
 @pytest.fixture
@@ -108,9 +110,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_the_plan_says_what_a_run_changed(ran: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", ENTRY, "--calibrate", "mine", "--top", "1"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "matrix products at 0." in said and "not at 0.9" in said and ran.plan.run_id in said
-    assert f"{ran.speed:,.0f} tokens/s on each device" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "matrix products at 0." in output and "not at 0.9" in output and ran.plan.run_id in output
+    assert f"{ran.speed:,.0f} tokens/s on each device" in output
     first = []
     for more in ((), ("--calibrate", "mine")):
         assert main(["plan", ENTRY, *more, "--top", "1", "--json"]) == 0
@@ -120,8 +122,8 @@ def test_the_plan_says_what_a_run_changed(ran: SimpleNamespace, capsys: pytest.C
 
 def test_a_run_of_something_else_is_refused(ran: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama3_8b:megatron:A100-SXM4-80GB:1:8", "--calibrate", "mine"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "chip H100-SXM5-80GB, expected A100-SXM4-80GB and framework torch, expected megatron" in said
+    error = " ".join(capsys.readouterr().err.split())
+    assert "chip H100-SXM5-80GB, expected A100-SXM4-80GB and framework torch, expected megatron" in error
     ran.speed = None
     assert main(["plan", ENTRY, "--calibrate", "mine"]) == 2
     assert "found no speed, expected a valid run; `report mine` says why" in " ".join(capsys.readouterr().err.split())

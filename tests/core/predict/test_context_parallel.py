@@ -70,8 +70,8 @@ def test_twice_the_sequence_over_twice_the_ranks_keeps_the_activations() -> None
 @pytest.mark.parametrize(("gathers", "parts"), [(False, 2), (True, 4)])
 def test_other_ranks_keys_and_values_take_buffers(gathers: bool, parts: int) -> None:
     """With their gradients: in a ring the part in use and the next one, gathered those of all four ranks."""
-    found = estimate("DP2CP4TP1", gathers=gathers).memory.buffers
-    assert found == 2 * parts * 2 * (8192 // 4) * KEY_VALUE_WIDTH
+    buffers = estimate("DP2CP4TP1", gathers=gathers).memory.buffers
+    assert buffers == 2 * parts * 2 * (8192 // 4) * KEY_VALUE_WIDTH
 
 
 @pytest.mark.parametrize("masked", [{}, {"sliding_window": 4096}, {"attention_dropout": 0.1}], ids=str)
@@ -82,11 +82,11 @@ def test_a_program_may_keep_what_it_gathered_of_other_ranks(layout: str, of_each
     plain, keeps = (
         predict(
             replace(
-                asked, constants=asked.constants.model_copy(update={"keeping": keeping.model_copy(update=changes)})
+                query, constants=query.constants.model_copy(update={"keeping": keeping.model_copy(update=changes)})
             ),
             Tuning(layout=parse_layout(layout).layout, micro_batch=1),
         ).memory.activations
-        for asked, keeping in [(question(work, gathers=True), question(gathers=True).constants.keeping)]
+        for query, keeping in [(question(work, gathers=True), question(gathers=True).constants.keeping)]
         for changes in ({}, {"keeps_contexts": True})
     )
     tensor, context = parse_layout(layout).layout.tensor, parse_layout(layout).layout.context
@@ -123,12 +123,12 @@ def attention_seconds(context: int) -> float:
 @pytest.mark.parametrize(("recompute", "forwards"), [("none", 1), ("full", 2)])
 def test_a_ring_costs_what_attention_does_not_hide(recompute: str, forwards: int) -> None:
     slow = Link(1e-6, 1e9)
-    found = estimate("DP2CP4", recompute=recompute, machine=replace(MACHINE, node=slow)).time.context
+    exposed = estimate("DP2CP4", recompute=recompute, machine=replace(MACHINE, node=slow)).time.context
     size, part = 2 * (8192 // 4) * KEY_VALUE_WIDTH, attention_seconds(4) / 4
     forward, backward = send_seconds(size, slow) - part, send_seconds(2 * size, slow) - 2.5 * part
     assert forward > 0 and backward > 0
     layers, micro_batches = 32, LLAMA.training.global_batch // 2
-    assert found == pytest.approx(micro_batches * layers * 3 * (forwards * forward + backward))
+    assert exposed == pytest.approx(micro_batches * layers * 3 * (forwards * forward + backward))
 
 
 def test_a_fast_ring_is_free() -> None:
@@ -137,9 +137,9 @@ def test_a_fast_ring_is_free() -> None:
 
 def test_gathers_are_not_hidden() -> None:
     """Forward one gather; backward one more, and the reduction of the gradients of keys and values."""
-    found = estimate("DP2CP4", gathers=True).time.context
+    exposed = estimate("DP2CP4", gathers=True).time.context
     once = gather_seconds(2 * 8192 * KEY_VALUE_WIDTH, 4, Link(1e-6, 100e9))
-    assert found == pytest.approx(LLAMA.training.global_batch // 2 * 32 * 3 * once)
+    assert exposed == pytest.approx(LLAMA.training.global_batch // 2 * 32 * 3 * once)
 
 
 def test_tensor_ranks_divide_keys_and_values() -> None:
@@ -170,16 +170,16 @@ def test_a_micro_batch_with_a_factor_of_the_context_is_never_better(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "layout", "says"),
+    ("tokens", "layout", "rule"),
     [
         (8190, "DP2CP2", "sequence length 8190 cannot be cut over 2 x context 2"),
         (8200, "CP4TP4+seq", "sequence length 8200 cannot be cut over 2 x context 4 and tensor 4"),
     ],
 )
-def test_what_context_ranks_need(tokens: int, layout: str, says: str) -> None:
-    found = parse_layout(layout).layout
-    assert says in broken(length(tokens), found, 1, 1, found.world_size)
-    assert broken(length(8192), found, 1, 1, found.world_size) == []
+def test_what_context_ranks_need(tokens: int, layout: str, rule: str) -> None:
+    parsed = parse_layout(layout).layout
+    assert rule in broken(length(tokens), parsed, 1, 1, parsed.world_size)
+    assert broken(length(8192), parsed, 1, 1, parsed.world_size) == []
 
 
 def test_the_nearest_layouts_keep_the_context() -> None:
@@ -195,12 +195,12 @@ def test_only_what_is_offered_is_searched() -> None:
 
 
 def test_rows_beyond_the_offer_are_named() -> None:
-    asked = question(devices=16, capacity_bytes=80 * 2**30)
-    found = not_offered(asked)
-    assert {asked.offer.lacks(row.tuning, 32) for row in found} == {("context",), ("hybrid",), ("context", "hybrid")}
-    rates = [row.tokens_per_second for row in found]
-    assert rates == sorted(rates, reverse=True) and all(row.fits for row in found)
-    hybrid = {row.layout.sharding_degree for row in found if asked.offer.lacks(row.tuning, 32) == ("hybrid",)}
+    query = question(devices=16, capacity_bytes=80 * 2**30)
+    others = not_offered(query)
+    assert {query.offer.lacks(row.tuning, 32) for row in others} == {("context",), ("hybrid",), ("context", "hybrid")}
+    rates = [row.tokens_per_second for row in others]
+    assert rates == sorted(rates, reverse=True) and all(row.fits for row in others)
+    hybrid = {row.layout.sharding_degree for row in others if query.offer.lacks(row.tuning, 32) == ("hybrid",)}
     assert hybrid <= {8, 4, 2}  # the ranks of a node of eight, over one, two or four tensor ranks
 
 

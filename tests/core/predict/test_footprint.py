@@ -35,15 +35,15 @@ def in_precision(case: str, precision: str) -> Work:
 
 
 def count(case: str) -> int:
-    found = load(Case, CASES / f"{case}.yaml")
-    return parameters(found.model, found.training.sequence_length).total
+    case_document = load(Case, CASES / f"{case}.yaml")
+    return parameters(case_document.model, case_document.training.sequence_length).total
 
 
 def test_states_of_one_device_are_eighteen_bytes_a_parameter() -> None:
-    found, n = footprint("gpt3_6.7B"), count("gpt3_6.7B")
-    assert (found.weights, found.gradients, found.optimizer_states) == (6 * n, 4 * n, 8 * n)
+    memory, n = footprint("gpt3_6.7B"), count("gpt3_6.7B")
+    assert (memory.weights, memory.gradients, memory.optimizer_states) == (6 * n, 4 * n, 8 * n)
     assert footprint("gpt3_6.7B", precision="fp32").weights == 4 * n
-    assert sum(found.parts().values()) == found.total
+    assert sum(memory.parts().values()) == memory.total
 
 
 def test_zero_shards_what_its_stage_says() -> None:
@@ -57,10 +57,10 @@ def test_zero_shards_what_its_stage_says() -> None:
 
 def per_layer(layout: str = "DP1", **tuning: Any) -> float:
     """Activation bytes of a layer over s b h, for a GPT in 16 bits with dropout, the embedding's part left out."""
-    found = footprint("gpt3_6.7B", layout, **tuning)
+    memory = footprint("gpt3_6.7B", layout, **tuning)
     unit = tuning.get("micro_batch", 1) * 2048 * 4096
     split = 2 if "+seq" in layout else 1
-    return (found.activations - 3 * unit / split) / 32 / unit
+    return (memory.activations - 3 * unit / split) / 32 / unit
 
 
 def test_activations_are_korthikantis_34_sbh() -> None:
@@ -81,8 +81,8 @@ def test_the_first_layers_keep_their_input_and_the_others_all() -> None:
     """2 and 34 s b h; nothing for the layer at hand, as the last layers have given back as much before it."""
     unit = 2048 * 4096
     for layers in (1, 12, 31):
-        found = footprint("gpt3_6.7B", recompute="full", recompute_layers=layers).activations
-        assert found == (layers * 2 + (32 - layers) * 34 + 3) * unit
+        activations = footprint("gpt3_6.7B", recompute="full", recompute_layers=layers).activations
+        assert activations == (layers * 2 + (32 - layers) * 34 + 3) * unit
     whole = footprint("gpt3_6.7B", recompute="full")
     assert footprint("gpt3_6.7B", recompute="full", recompute_layers=32) == whole
 
@@ -90,10 +90,10 @@ def test_the_first_layers_keep_their_input_and_the_others_all() -> None:
 def test_each_chunk_of_a_stage_has_first_layers() -> None:
     """Of four layers of a stage two chunks repeat one each: 5 passes of 4 wait on the first stage, and 7 embeddings."""
     unit = 2048 * 4096
-    plan = {"recompute": "full", "recompute_layers": 1, "virtual_pipeline": 2, "micro_batch": 1}
-    found = footprint("gpt3_6.7B", "PP8", **plan).activations
+    plan: dict[str, Any] = {"recompute": "full", "recompute_layers": 1, "virtual_pipeline": 2, "micro_batch": 1}
+    activations = footprint("gpt3_6.7B", "PP8", **plan).activations
     passes = 8 + 15  # of half a stage: the second chunk's, and the first one's
-    assert found == (passes * (2 * 2 + 2 * 34) // 2 + 15 * 3) * unit
+    assert activations == (passes * (2 * 2 + 2 * 34) // 2 + 15 * 3) * unit
     uneven = footprint("gpt3_6.7B", "PP5", recompute="full", recompute_layers=5, micro_batch=1).activations
     assert uneven == 5 * (5 * 2 + 2 * 34 + 3) * unit, "the first two stages have seven layers"
 
@@ -129,8 +129,8 @@ def test_a_stage_receives_all_of_a_step_or_keeps_what_waiting_passes_sent(chunks
     tuning = Tuning(layout=layout, micro_batch=1, virtual_pipeline=chunks)
     work = changed_batch(in_precision("llama3_8b", "bf16"), 256)
     plain, receiving = (
-        stage_footprints(setup_of(work, tuning, on_host=False, memory_model=MemoryModel(receives_all=each)))[1]
-        for each in (False, True)
+        stage_footprints(setup_of(work, tuning, on_host=False, memory_model=MemoryModel(receives_all=receives_all)))[1]
+        for receives_all in (False, True)
     )
     assert receiving.buffers - plain.buffers == messages * 8192 * 4096 * 2
 
@@ -144,39 +144,43 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     work, layout = in_precision("gpt3_6.7B", "bf16"), parse_layout("TP2PP1SH2SP4").layout
     tuning, unit = Tuning(layout=layout, micro_batch=1), 2048 * 4096
 
-    def kept(kind: str = "nvidia", **fields: Any) -> Footprint:
+    def memory(kind: str = "nvidia", **fields: Any) -> Footprint:
         return expected_memory(setup_of(work, tuning, kind == "cpu", MemoryModel(**fields)))
 
-    plain, n = kept(), kept().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
-    assert kept(gradient_bytes=2).gradients == plain.gradients // 2
-    assert kept(logit_bytes=10).logits == 10 * 2048 * 50304 // 2
-    assert kept(tensor_parallel_copies=2).activations - plain.activations == 32 * 2 * 2 * unit
-    assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
-    assert kept(reserve_bytes=7).reserve == 7 and kept("cpu", host_process_bytes=7).reserve == 7
-    assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
-    assert kept(logit_bytes=10, gathered_logit_bytes=4).logits == (10 // 2 + 4 + 2 * 2) * 2048 * 50304  # parts, joined
-    assert kept(norm_bytes=8).activations - plain.activations == 32 * 2 * 8 * unit
+    plain, n = memory(), memory().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
+    assert memory(gradient_bytes=2).gradients == plain.gradients // 2
+    assert memory(logit_bytes=10).logits == 10 * 2048 * 50304 // 2
+    assert memory(tensor_parallel_copies=2).activations - plain.activations == 32 * 2 * 2 * unit
+    assert memory(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
+    assert memory(reserve_bytes=7).reserve == 7 and memory("cpu", host_process_bytes=7).reserve == 7
+    assert memory("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
+    assert (
+        memory(logit_bytes=10, gathered_logit_bytes=4).logits == (10 // 2 + 4 + 2 * 2) * 2048 * 50304
+    )  # parts, joined
+    assert memory(norm_bytes=8).activations - plain.activations == 32 * 2 * 8 * unit
     passing = plain.activations + plain.logits + plain.buffers
-    assert kept(fragmentation=0.1).reserve - plain.reserve == int(0.1 * passing)
+    assert memory(fragmentation=0.1).reserve - plain.reserve == int(0.1 * passing)
     embedding = 4 * 50304 * 4096 // 2
-    assert kept(stream_pools=True).reserve - plain.reserve == embedding, "reduced gradients are counted as gradients"
-    assert kept("cpu", stream_pools=True).reserve == kept("cpu").reserve
-    assert kept(exchange_bytes=7).buffers - plain.buffers == 7 and kept("cpu", exchange_bytes=7).buffers == 0
-    assert kept(exchange_bytes=16 * 10**9).buffers == 4 * n, "no more than the gradients, here of each second parameter"
-    assert kept(master_bytes=0, state_bytes=4).optimizer_states == plain.optimizer_states // 2
-    assert plain.weights - kept(master_bytes=0).weights == n
+    assert memory(stream_pools=True).reserve - plain.reserve == embedding, "reduced gradients are counted as gradients"
+    assert memory("cpu", stream_pools=True).reserve == memory("cpu").reserve
+    assert memory(exchange_bytes=7).buffers - plain.buffers == 7 and memory("cpu", exchange_bytes=7).buffers == 0
+    assert memory(exchange_bytes=16 * 10**9).buffers == 4 * n, (
+        "no more than the gradients, here of each second parameter"
+    )
+    assert memory(master_bytes=0, state_bytes=4).optimizer_states == plain.optimizer_states // 2
+    assert plain.weights - memory(master_bytes=0).weights == n
     tuning = Tuning(layout=parse_layout("DP4TP2+seq").layout, micro_batch=1)
-    gathered, again = (kept(keeps_gathered_inputs=each).activations for each in (True, False))
+    gathered, again = (memory(keeps_gathered_inputs=whole_inputs).activations for whole_inputs in (True, False))
     assert gathered - again == 32 * 2 * 2 * unit // 2, "of two inputs a layer the other rank's half, in 16 bits"
-    pools, whole = kept(stream_pools=True).reserve - kept().reserve, kept().gradients
+    pools, whole = memory(stream_pools=True).reserve - memory().reserve, memory().gradients
     assert pools == whole + embedding, "DTensor's parameters are reduced by FSDP's streams"
     tuning = Tuning(layout=parse_layout("DP4TP2SH1SP4+seq").layout, micro_batch=1)
-    assert kept(stream_pools=True).reserve - kept().reserve == whole // 4 + embedding
+    assert memory(stream_pools=True).reserve - memory().reserve == whole // 4 + embedding
     tuning = Tuning(layout=parse_layout("DP4").layout, micro_batch=1)
-    assert kept(stream_pools=True).reserve == kept().reserve
+    assert memory(stream_pools=True).reserve == memory().reserve
     tuning = Tuning(layout=parse_layout("DP4SH3SP4").layout, micro_batch=1)
-    whole = kept().optimizer_states // 2 * 4  # two moments of 4 bytes over 4 ranks
-    assert kept(sharded_copy=True).weights - kept().weights == 2 * (whole // 4) // 4
+    whole = memory().optimizer_states // 2 * 4  # two moments of 4 bytes over 4 ranks
+    assert memory(sharded_copy=True).weights - memory().weights == 2 * (whole // 4) // 4
 
 
 def test_selective_recomputation_keeps_queries_and_keys_before_their_norms_only() -> None:
@@ -192,9 +196,9 @@ def test_selective_recomputation_keeps_queries_and_keys_before_their_norms_only(
 def test_rotated_queries_and_keys_come_on_top_where_the_values_keep_the_whole_product() -> None:
     def more(case: str) -> int:
         work, tuning = in_precision(case, "bf16"), Tuning(layout=parse_layout("TP2+seq").layout, micro_batch=1)
-        kept, plain = (MemoryModel(keeps_projections=each) for each in (True, False))
+        keeping, plain = (MemoryModel(keeps_projections=keeps) for keeps in (True, False))
         return (
-            expected_memory(setup_of(work, tuning, False, kept)).activations
+            expected_memory(setup_of(work, tuning, False, keeping)).activations
             - expected_memory(setup_of(work, tuning, False, plain)).activations
         )
 
@@ -244,9 +248,9 @@ def test_torch_keeps_each_products_input_in_8_bits(is_gated: bool, expected: int
 
 def test_logits_are_made_in_chunks() -> None:
     vocabulary, hidden = 128256, 4096
-    found = footprint("llama3_8b").logits
-    assert found == 2 * 1408 * vocabulary + 2**27 + 4 * vocabulary * hidden + 2 * 8192 * hidden  # 6 chunks of 11 tiles
-    assert footprint("llama3_8b", "TP2").logits < found
+    logits = footprint("llama3_8b").logits
+    assert logits == 2 * 1408 * vocabulary + 2**27 + 4 * vocabulary * hidden + 2 * 8192 * hidden  # 6 chunks of 11 tiles
+    assert footprint("llama3_8b", "TP2").logits < logits
 
 
 @pytest.mark.parametrize(
@@ -264,8 +268,8 @@ def test_published_measurements_of_another_framework_lie_near(
     case: str, layout: str, micro_batch: int, recompute: str, published_gib: float
 ) -> None:
     """FlagPerf's Paddle runs on A100-80G: other copies and buffers, so a quarter apart is agreement."""
-    found = footprint(case, layout, precision="fp16", micro_batch=micro_batch, recompute=recompute)
-    assert found.total / GIB == pytest.approx(published_gib, rel=0.25)
+    memory = footprint(case, layout, precision="fp16", micro_batch=micro_batch, recompute=recompute)
+    assert memory.total / GIB == pytest.approx(published_gib, rel=0.25)
 
 
 def test_llama3_8b_does_not_fit_one_card_and_fits_eight() -> None:

@@ -49,7 +49,7 @@ def test_the_published_table_has_eighteen_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "layout", "micro_batch", "devices", "says"),
+    ("work", "layout", "micro_batch", "devices", "sentence"),
     [
         (
             GPT,
@@ -89,16 +89,16 @@ def test_the_published_table_has_eighteen_rows() -> None:
     ],
 )
 def test_one_broken_relation_gives_one_sentence_with_its_numbers(
-    work: Work, layout: Layout, micro_batch: int, devices: int, says: str
+    work: Work, layout: Layout, micro_batch: int, devices: int, sentence: str
 ) -> None:
-    found = [reason for reason in broken(work, layout, micro_batch, 1, devices) if says in reason]
-    assert len(found) == 1
-    others = set(broken(work, layout, micro_batch, 1, devices)) - set(found)
-    assert all("heads" in says and "heads" in other for other in others)
+    reasons = [reason for reason in broken(work, layout, micro_batch, 1, devices) if sentence in reason]
+    assert len(reasons) == 1
+    others = set(broken(work, layout, micro_batch, 1, devices)) - set(reasons)
+    assert all("heads" in sentence and "heads" in other for other in others)
 
 
 @pytest.mark.parametrize(
-    ("work", "layout", "micro_batch", "chunks", "says"),
+    ("work", "layout", "micro_batch", "chunks", "sentence"),
     [
         (GPT, Layout(), 1, 2, "virtual pipeline 2 needs a pipeline size above 1"),
         (GPT, Layout(pipeline=4), 1, 3, "32 layers cannot be cut over pipeline 4 x virtual pipeline 3"),
@@ -111,10 +111,10 @@ def test_one_broken_relation_gives_one_sentence_with_its_numbers(
         ),
     ],
 )
-def test_what_interleaving_needs(work: Work, layout: Layout, micro_batch: int, chunks: int, says: str) -> None:
+def test_what_interleaving_needs(work: Work, layout: Layout, micro_batch: int, chunks: int, sentence: str) -> None:
     devices = layout.world_size
     assert broken(work, layout, micro_batch, 1, devices) == []
-    assert broken(work, layout, micro_batch, 1, devices, chunks) == [says]
+    assert broken(work, layout, micro_batch, 1, devices, chunks) == [sentence]
 
 
 def test_what_is_offered_beside_an_impossible_interleaving_can_be_interleaved() -> None:

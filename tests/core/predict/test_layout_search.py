@@ -119,21 +119,21 @@ def test_materialised_scores_cost_the_masked_half_and_memory_traffic() -> None:
 
 def test_the_bubble_is_what_narayanan_gives_for_equal_stages() -> None:
     """(p - 1) / m of the work; the head makes the last stage slower, so it is left out of this model."""
-    asked = question("gpt3_6.7B")
-    headless = asked.work.model.model_copy(update={"vocab_size": 2})
-    asked = replace(asked, work=asked.work.model_copy(update={"model": headless}))
-    found = predict(asked, tuning("PP8", micro_batch=4)).time
-    batches = asked.work.training.global_batch // 4
-    expected = 7 / batches * (found.compute + found.imbalance + found.pipeline)
-    assert found.bubble == pytest.approx(expected, rel=0.02)
-    interleaved = predict(asked, tuning("PP8", micro_batch=4, virtual_pipeline=2)).time
-    assert interleaved.bubble == pytest.approx(found.bubble / 2)
-    assert interleaved.pipeline == pytest.approx(2 * found.pipeline)
+    query = question("gpt3_6.7B")
+    headless = query.work.model.model_copy(update={"vocab_size": 2})
+    query = replace(query, work=query.work.model_copy(update={"model": headless}))
+    time = predict(query, tuning("PP8", micro_batch=4)).time
+    batches = query.work.training.global_batch // 4
+    expected = 7 / batches * (time.compute + time.imbalance + time.pipeline)
+    assert time.bubble == pytest.approx(expected, rel=0.02)
+    interleaved = predict(query, tuning("PP8", micro_batch=4, virtual_pipeline=2)).time
+    assert interleaved.bubble == pytest.approx(time.bubble / 2)
+    assert interleaved.pipeline == pytest.approx(2 * time.pipeline)
 
 
 def test_the_stage_with_the_logits_sets_the_pace() -> None:
-    asked = question("flagperf_llama3_8b")
-    two, eight = (predict(asked, tuning(text)).time for text in ("PP2DP4", "PP8"))
+    query = question("flagperf_llama3_8b")
+    two, eight = (predict(query, tuning(text)).time for text in ("PP2DP4", "PP8"))
     assert eight.imbalance / eight.compute > 5 * two.imbalance / two.compute > 0
 
 
@@ -149,8 +149,8 @@ def test_what_spans_nodes_goes_by_the_network() -> None:
 
 
 def test_data_groups_of_a_node_share_its_network() -> None:
-    asked = question(devices=64, machine=machine(network=Link(0, 10e9)))
-    whole, shared = (predict(asked, tuning(text)).time.data for text in ("DP64", "DP8TP8"))
+    query = question(devices=64, machine=machine(network=Link(0, 10e9)))
+    whole, shared = (predict(query, tuning(text)).time.data for text in ("DP64", "DP8TP8"))
     # an eighth of the parameters through an eighth of the network, over fewer ranks
     assert shared == pytest.approx(whole * (7 / 8) / (63 / 64), rel=0.02)
 
@@ -164,11 +164,11 @@ def test_few_ranks_of_a_mesh_have_few_links() -> None:
 
 
 def test_overlap_hides_its_share_of_the_gradients() -> None:
-    asked = question()
-    pace = asked.constants.pace.model_copy(update={"overlap": 0.75})
-    hidden = replace(asked, constants=asked.constants.model_copy(update={"pace": pace}))
+    query = question()
+    pace = query.constants.pace.model_copy(update={"overlap": 0.75})
+    hidden = replace(query, constants=query.constants.model_copy(update={"pace": pace}))
     layout = tuning("DP8")
-    assert predict(hidden, layout).time.data == pytest.approx(predict(asked, layout).time.data / 4)
+    assert predict(hidden, layout).time.data == pytest.approx(predict(query, layout).time.data / 4)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +184,17 @@ def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> N
 
     Nodes of four devices, so that hybrid sharding differs from sharding over all ranks.
     """
-    asked = question(case, devices, capacity, machine=machine(devices_per_node=4))
-    assert _keys(answer(asked)) == _brute(asked)
+    query = question(case, devices, capacity, machine=machine(devices_per_node=4))
+    assert _keys(answer(query)) == _brute(query)
 
 
 def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
     """Plain stages receive all micro-batches of a step into memory of their own, chunks do not."""
-    asked = question("llama3_8b", 8, 31, machine=machine(devices_per_node=4))
-    keeping = asked.constants.keeping.model_copy(update={"receives_all": True})
-    asked = replace(asked, constants=asked.constants.model_copy(update={"keeping": keeping}))
-    rows = _keys(answer(asked))
-    assert rows == _brute(asked)
+    query = question("llama3_8b", 8, 31, machine=machine(devices_per_node=4))
+    keeping = query.constants.keeping.model_copy(update={"receives_all": True})
+    query = replace(query, constants=query.constants.model_copy(update={"keeping": keeping}))
+    rows = _keys(answer(query))
+    assert rows == _brute(query)
     plain = {tuple(row.split()[:2]) for row in rows if row.split()[2] == "1"}
     assert any(tuple(row.split()[:2]) not in plain for row in rows)
 
@@ -210,19 +210,19 @@ def test_what_a_framework_refuses_of_chunks_is_no_row() -> None:
     assert plain == {0, 1, 2, 3}
 
 
-def _keys(found: LayoutRanking) -> set[str]:
-    return {f"{r.layout} {r.tuning.micro_batch} {r.tuning.virtual_pipeline} {r.tuning.recompute}" for r in found.rows}
+def _keys(ranking: LayoutRanking) -> set[str]:
+    return {f"{r.layout} {r.tuning.micro_batch} {r.tuning.virtual_pipeline} {r.tuning.recompute}" for r in ranking.rows}
 
 
-def _brute(asked: LayoutQuestion) -> set[str]:
-    sizes = [n for n in range(1, asked.devices + 1) if asked.devices % n == 0]
+def _brute(query: LayoutQuestion) -> set[str]:
+    sizes = [n for n in range(1, query.devices + 1) if query.devices % n == 0]
     batches = [2**n for n in range(11)]
-    found = set()
-    most = max(1, asked.work.training.sequence_length // LEAST_TOKENS)
+    fitting = set()
+    most = max(1, query.work.training.sequence_length // LEAST_TOKENS)
     for tensor, pipeline, context, batch in product(sizes, sizes, sizes, batches):
-        if asked.devices % (tensor * pipeline * context) or context > most or math.gcd(context, batch) > 1:
+        if query.devices % (tensor * pipeline * context) or context > most or math.gcd(context, batch) > 1:
             continue
-        ranks = asked.devices // tensor // pipeline
+        ranks = query.devices // tensor // pipeline
         shardings = [
             "",
             *(f"SH{stage}SP{n}" for stage in (1, 2, 3) for n in {ranks, 4 // tensor or 1} if 1 < n <= ranks),
@@ -236,11 +236,11 @@ def _brute(asked: LayoutQuestion) -> set[str]:
                 virtual_pipeline=chunks,
                 recompute=again,
             )
-            if not layout_rules.broken(asked.work, chosen.layout, batch, 1, asked.devices, chunks):
-                row = predict(asked, chosen)
+            if not layout_rules.broken(query.work, chosen.layout, batch, 1, query.devices, chunks):
+                row = predict(query, chosen)
                 if row.fits:
-                    found.add(f"{row.layout} {batch} {chunks} {again}")
-    return found
+                    fitting.add(f"{row.layout} {batch} {chunks} {again}")
+    return fitting
 
 
 def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
@@ -263,14 +263,14 @@ def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framew
     copying = constants.model_copy(update={"pace": constants.pace.model_copy(update={"exchange_copies": True})})
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert", "uneven"})
     capacity = None if case == "deepseek_v3" else 60
-    asked = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
-    rows = answer(asked).rows
+    query = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
+    rows = answer(query).rows
     assert len(rows) > 300
     for ranked, row in zip(rows.ranked[::23], rows[::23], strict=True):
         assert (ranked.tokens_per_second, ranked.total_bytes) == (row.tokens_per_second, row.memory.total), row.tuning
         assert row.fits
     roomy = rows.roomy_first().ranked
-    tight = [is_tight(asked, row.total_bytes) for row in roomy]
+    tight = [is_tight(query, row.total_bytes) for row in roomy]
     assert tight == sorted(tight) and fastest_first(roomy) == rows.ranked and any(tight) == (case == "mixtral_8x7b")
 
 
@@ -287,26 +287,26 @@ def test_of_equally_fast_rows_that_with_less_memory_is_first_and_then_the_earlie
 
 @pytest.mark.parametrize("layout", ["DP8SH3", "TP2PP2DP2SH1+seq", "DP2CP2TP2", "PP8"])
 def test_time_grows_with_the_layers_that_are_computed_again(layout: str) -> None:
-    asked = question("llama3_8b", capacity_gib=None)
+    query = question("llama3_8b", capacity_gib=None)
     parts = 32 // parse_layout(layout).layout.pipeline
-    none, full = (predict(asked, tuning(layout, recompute=again)).time for again in ("none", "full"))
+    none, full = (predict(query, tuning(layout, recompute=again)).time for again in ("none", "full"))
     for layers in (1, parts - 1, parts):
-        found = predict(asked, tuning(layout, recompute="full", recompute_layers=layers)).time
+        some = predict(query, tuning(layout, recompute="full", recompute_layers=layers)).time
         for part in ("compute", "tensor", "context", "bubble"):
             less, more = none.parts()[part], full.parts()[part]
-            assert found.parts()[part] == pytest.approx(less + (more - less) * layers / parts), (part, layers)
-        assert (found.data, found.optimizer, found.pipeline) == (full.data, full.optimizer, full.pipeline)
+            assert some.parts()[part] == pytest.approx(less + (more - less) * layers / parts), (part, layers)
+        assert (some.data, some.optimizer, some.pipeline) == (full.data, full.optimizer, full.pipeline)
 
 
 def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
     """DeepSeek-V3's dense layers are the first three, and exchange no tokens."""
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert"})
-    asked = question("deepseek_v3", 16, None, offer=offer)
-    none, *found = (
-        predict(asked, tuning("DP16EP16", recompute="full" if layers else "none", recompute_layers=layers)).time
+    query = question("deepseek_v3", 16, None, offer=offer)
+    none, *times = (
+        predict(query, tuning("DP16EP16", recompute="full" if layers else "none", recompute_layers=layers)).time
         for layers in (None, 1, 3, 4, 13)
     )
-    one, three, four, more = ((time.compute - none.compute, time.expert - none.expert) for time in found)
+    one, three, four, more = ((time.compute - none.compute, time.expert - none.expert) for time in times)
     assert three[0] == pytest.approx(3 * one[0]) and one[1] == three[1] == 0
     assert four[1] > 0 and more[1] == pytest.approx(10 * four[1])
     assert more[0] - three[0] == pytest.approx(10 * (four[0] - three[0]))
@@ -316,23 +316,23 @@ def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
     ("case", "devices", "capacity"), [("llama3_8b", 8, 40), ("gpt3_6.7B", 4, 60), ("mixtral_8x7b", 16, 80)]
 )
 def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int, capacity: float) -> None:
-    asked = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
-    found = answer(asked)
-    some = [row for row in found.rows if row.tuning.recompute_layers is not None]
-    assert some and fastest_first(found.rows.ranked) == found.rows.ranked
+    query = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
+    ranking = answer(query)
+    some = [row for row in ranking.rows if row.tuning.recompute_layers is not None]
+    assert some and fastest_first(ranking.rows.ranked) == ranking.rows.ranked
     for row in some:
         chosen, layers = row.tuning, row.tuning.recompute_layers or 0
         full, less = (
-            predict(asked, chosen.model_copy(update=change))
+            predict(query, chosen.model_copy(update=change))
             for change in (
                 {"recompute_layers": None},
                 {"recompute_layers": layers - 1} if layers > 1 else {"recompute": "none", "recompute_layers": None},
             )
         )
-        assert not is_tight(asked, row.memory.total) and is_tight(asked, less.memory.total), chosen
+        assert not is_tight(query, row.memory.total) and is_tight(query, less.memory.total), chosen
         assert full.tokens_per_second < row.tokens_per_second < less.tokens_per_second, chosen
-    everything = {row.layout: row.tuning for row in found.rows if row.tuning.recompute == "full"}
-    assert len(some) < len(everything) + len(found.rows) / 2
+    everything = {row.layout: row.tuning for row in ranking.rows if row.tuning.recompute == "full"}
+    assert len(some) < len(everything) + len(ranking.rows) / 2
 
 
 @pytest.mark.parametrize(
@@ -340,39 +340,39 @@ def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int,
 )
 def test_no_faster_row_with_first_layers_is_missed(case: str, devices: int, capacity: float) -> None:
     """Against every row that recomputes all its layers, and every number of them."""
-    asked = question(case, devices, capacity)
-    rows = answer(asked).rows
+    query = question(case, devices, capacity)
+    rows = answer(query).rows
     every = []
-    for row in answer(replace(asked, wanted=Wanted(recompute="full"))).rows:
+    for row in answer(replace(query, wanted=Wanted(recompute="full"))).rows:
         longest = 32 // (row.layout.pipeline * row.tuning.virtual_pipeline)
         tried = (row.tuning.model_copy(update={"recompute_layers": layers}) for layers in range(1, longest))
-        fitting = (predict(asked, each) for each in tried)
-        every += [each for each in fitting if not is_tight(asked, each.memory.total)]
-    best = max(each.tokens_per_second for each in every)
-    without = answer(replace(asked, offer=REFUSES)).rows.roomy_first()[0]
+        fitting = (predict(query, estimate) for estimate in tried)
+        every += [estimate for estimate in fitting if not is_tight(query, estimate.memory.total)]
+    best = max(estimate.tokens_per_second for estimate in every)
+    without = answer(replace(query, offer=REFUSES)).rows.roomy_first()[0]
     assert rows.roomy_first()[0].tokens_per_second == best > without.tokens_per_second
 
 
 def test_who_refuses_it_or_asks_for_another_kind_gets_no_such_row() -> None:
-    asked = question("llama3_8b", 8, 40)
-    assert any(row.tuning.recompute_layers for row in answer(asked).rows)
+    query = question("llama3_8b", 8, 40)
+    assert any(row.tuning.recompute_layers for row in answer(query).rows)
     for changed in (
-        replace(asked, offer=REFUSES),
-        replace(asked, offer=replace(ALL, recompute=("none", "selective"))),
-        replace(asked, wanted=Wanted(recompute="full")),
-        replace(asked, wanted=Wanted(recompute="none")),
-        replace(asked, capacity_bytes=None),
+        replace(query, offer=REFUSES),
+        replace(query, offer=replace(ALL, recompute=("none", "selective"))),
+        replace(query, wanted=Wanted(recompute="full")),
+        replace(query, wanted=Wanted(recompute="none")),
+        replace(query, capacity_bytes=None),
     ):
         assert not any(row.tuning.recompute_layers for row in answer(changed).rows)
-    given = answer(replace(asked, wanted=Wanted(recompute="full", recompute_layers=5))).rows
-    assert {(row.tuning.recompute, row.tuning.recompute_layers) for row in given} == {("full", 5)}
+    chosen = answer(replace(query, wanted=Wanted(recompute="full", recompute_layers=5))).rows
+    assert {(row.tuning.recompute, row.tuning.recompute_layers) for row in chosen} == {("full", 5)}
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
-    found = answer(question(capacity_gib=1))
-    assert not found.rows and found.nearest is not None
-    assert found.nearest.memory.total > GIB and not found.nearest.fits
-    assert found.nearest.tuning.recompute == "full"
+    ranking = answer(question(capacity_gib=1))
+    assert not ranking.rows and ranking.nearest is not None
+    assert ranking.nearest.memory.total > GIB and not ranking.nearest.fits
+    assert ranking.nearest.tuning.recompute == "full"
 
 
 @pytest.mark.parametrize(
@@ -410,9 +410,9 @@ def test_the_arithmetic_gives_each_part(
     constants = Registry().constants(framework)
     assert constants is not None
     constants = constants.model_copy(update={"keeping": constants.keeping.model_copy(update=keeping)})
-    asked = question(constants=constants, capacity_gib=None)
-    row = predict(asked, tuning(layout, **fields))
-    memory, time = memory_terms(asked, row), time_terms(asked, row)
+    query = question(constants=constants, capacity_gib=None)
+    row = predict(query, tuning(layout, **fields))
+    memory, time = memory_terms(query, row), time_terms(query, row)
     assert {t.part: t.value for t in memory} == row.memory.parts()
     assert {t.part: t.value for t in time} == row.time.parts()
     for term in [*memory, *time]:

@@ -76,8 +76,8 @@ def changed(work: Work, **model: Any) -> Work:
 @pytest.mark.parametrize("stages", [1, 4])
 def test_the_stages_hold_every_parameter_once(work: Work, stages: int) -> None:
     s = setup(f"PP{stages}", work)
-    held = sum(stage_parameters(s, stage).total for stage in range(stages))
-    assert held == parameters(work.model, 4096).total
+    total = sum(stage_parameters(s, stage).total for stage in range(stages))
+    assert total == parameters(work.model, 4096).total
 
 
 def test_experts_are_divided_over_expert_and_tensor_ranks() -> None:
@@ -110,9 +110,9 @@ def test_states_of_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
 
 def test_a_stage_between_the_ends_may_need_most() -> None:
     """DeepSeek-V3's first three layers are dense: of 16 stages the second holds four mixtures, the first only one."""
-    found, second = estimate("DP1PP16", DEEPSEEK).memory, stage_parameters(setup("PP16", DEEPSEEK), 1)
+    memory, second = estimate("DP1PP16", DEEPSEEK).memory, stage_parameters(setup("PP16", DEEPSEEK), 1)
     assert second.total > stage_parameters(setup("PP16", DEEPSEEK), 0).total
-    assert found.optimizer_states == 8 * second.total
+    assert memory.optimizer_states == 8 * second.total
 
 
 # ---- activations
@@ -133,14 +133,19 @@ def test_a_mixture_keeps_the_tokens_of_its_experts() -> None:
 def test_the_outputs_of_experts_are_weighed_beside_what_is_kept() -> None:
     """By the rank's tokens, whatever is recomputed, and in mixtures only."""
     for work, layout, recompute in ((MIXTRAL, "DP8EP8", "none"), (QWEN, "DP8SH3", "full"), (DEEPSEEK, "PP4", "none")):
-        found = [
+        activations = [
             expected_memory(
-                setup_of(work, tuning(layout, micro_batch=2, recompute=recompute), False, MemoryModel(gated_bytes=each))
+                setup_of(
+                    work,
+                    tuning(layout, micro_batch=2, recompute=recompute),
+                    False,
+                    MemoryModel(gated_bytes=gated_bytes),
+                )
             ).activations
-            for each in (0, 12)
+            for gated_bytes in (0, 12)
         ]
         assert work.model.experts is not None
-        assert found[1] - found[0] == 12 * 2 * 4096 * work.model.experts.chosen * work.model.hidden_size
+        assert activations[1] - activations[0] == 12 * 2 * 4096 * work.model.experts.chosen * work.model.hidden_size
     dense = Registry().case("llama3_8b").work("full")
     assert (
         len({expected_memory(setup_of(dense, tuning("DP1"), False, MemoryModel(gated_bytes=n))) for n in (0, 12)}) == 1
@@ -173,8 +178,8 @@ def test_the_streams_hold_the_gradients_of_a_layer_larger_than_the_embedding() -
         ("DP8EP8SH3", QWEN.model.vocab_size * QWEN.model.hidden_size),  # the experts lie whole on their ranks
     ):
         plain, pools = (
-            expected_memory(setup_of(QWEN, tuning(layout), False, MemoryModel(stream_pools=each))).reserve
-            for each in (False, True)
+            expected_memory(setup_of(QWEN, tuning(layout), False, MemoryModel(stream_pools=stream_pools))).reserve
+            for stream_pools in (False, True)
         )
         assert pools - plain == 4 * largest
 
@@ -252,8 +257,8 @@ def test_what_leaves_the_node_goes_by_a_rank_s_share_of_the_network() -> None:
     """Four of eight ranks are in another node, and half of the tokens go there; each rank has a fourth of 80 GB/s."""
     small = replace(MACHINE, devices_per_node=4)
     between = 1e-5 + 2 * 4096 * 2 * 4096 / 2 / 20e9
-    found = estimate("DP8EP8", machine=small).time.expert
-    assert found == pytest.approx(32 * 32 * 4 * between)
+    exchange = estimate("DP8EP8", machine=small).time.expert
+    assert exchange == pytest.approx(32 * 32 * 4 * between)
     once = estimate("DP8EP8", machine=small, pace={"dispatch": "nodes"}).time.expert
     copies = 2 * (1 - 0.5**2) / 2  # of both nodes a token needs 1.5, and half of them are the other one
     assert once == pytest.approx(32 * 32 * 4 * (1e-5 + 2 * 4096 * 4096 * copies / 20e9))
@@ -302,9 +307,9 @@ def test_the_slowest_stage_is_found_between_the_ends() -> None:
     """Wide dense layers on the first stages, and a small vocabulary: neither end is the slowest."""
     experts = {**DEEPSEEK.model.model_dump()["experts"], "first_layer": 4, "chosen": 64, "router": {}}
     work = changed(DEEPSEEK, experts=experts, layers=16, vocab_size=8192)
-    found = estimate("PP4", work).time
-    each = (found.compute + found.imbalance) / (found.compute / 16)
-    assert each > 4 * 1.2  # the dense stage pulls the average below a stage of four mixtures
+    time = estimate("PP4", work).time
+    ratio = (time.compute + time.imbalance) / (time.compute / 16)
+    assert ratio > 4 * 1.2  # the dense stage pulls the average below a stage of four mixtures
 
 
 # ---- arithmetic
@@ -320,9 +325,9 @@ def test_the_slowest_stage_is_found_between_the_ends() -> None:
     ],
 )
 def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[str, Any]) -> None:
-    asked = question(work)
-    row = predict(asked, tuning(layout, **fields))
-    memory, time = memory_terms(asked, row), time_terms(asked, row)
+    query = question(work)
+    row = predict(query, tuning(layout, **fields))
+    memory, time = memory_terms(query, row), time_terms(query, row)
     assert {t.part: t.value for t in memory} == row.memory.parts()
     assert {t.part: t.value for t in time} == row.time.parts()
     for term in [*memory, *time]:
@@ -334,7 +339,7 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
 
 
 @pytest.mark.parametrize(
-    ("work", "layout", "says"),
+    ("work", "layout", "rule"),
     [
         (MIXTRAL, Layout(data=16, expert=16), "8 experts cannot be cut over expert 16"),
         (
@@ -345,9 +350,9 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
         (Registry().case("llama3_8b").work("full"), Layout(data=2, expert=2), "the model has no experts"),
     ],
 )
-def test_a_broken_rule_of_experts_is_named(work: Work, layout: Layout, says: str) -> None:
-    found = broken(work, layout, 1, 1, layout.world_size)
-    assert len([reason for reason in found if says in reason]) == 1
+def test_a_broken_rule_of_experts_is_named(work: Work, layout: Layout, rule: str) -> None:
+    rules = broken(work, layout, 1, 1, layout.world_size)
+    assert len([reason for reason in rules if rule in reason]) == 1
 
 
 def test_expert_ranks_divide_data_times_context() -> None:
@@ -377,21 +382,21 @@ def test_the_nearest_layouts_keep_the_expert_ranks_that_are_possible() -> None:
 
 
 def test_the_search_has_every_division_of_the_experts() -> None:
-    asked = question(offer=SupportedParallelism(FEW, ("none",)))
-    rows = answer(asked).rows
+    query = question(offer=SupportedParallelism(FEW, ("none",)))
+    rows = answer(query).rows
     assert {row.layout.expert for row in rows} == {1, 2, 4, 8}
-    assert all(row.time == predict(asked, row.tuning).time for row in rows)  # what rows share depends on nothing else
+    assert all(row.time == predict(query, row.tuning).time for row in rows)  # what rows share depends on nothing else
     dense = answer(question(Registry().case("llama3_8b").work("full"))).rows
     assert {row.layout.expert for row in dense} == {1}
 
 
 def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> None:
     offer = SupportedParallelism(KINDS - {"expert"}, ("none",), ("partial sharding",))
-    asked = question(offer=offer)
-    assert {row.layout.expert for row in answer(asked).rows} == {1}
-    others = not_offered(asked)
-    lacking = {name for row in others for name in offer.lacks(row.tuning, asked.work.model.layers)}
-    assert "expert" in lacking and all(offer.lacks(row.tuning, asked.work.model.layers) for row in others)
+    query = question(offer=offer)
+    assert {row.layout.expert for row in answer(query).rows} == {1}
+    others = not_offered(query)
+    lacking = {name for row in others for name in offer.lacks(row.tuning, query.work.model.layers)}
+    assert "expert" in lacking and all(offer.lacks(row.tuning, query.work.model.layers) for row in others)
 
 
 @pytest.mark.parametrize(
@@ -421,17 +426,17 @@ def test_the_search_leaves_out_what_is_refused() -> None:
 def test_no_layout_that_fits_is_lost() -> None:
     """The search against every combination, on 8 devices of 120 GB."""
     capacity = 120 * 10**9
-    asked = question(QWEN, capacity_bytes=capacity, offer=SupportedParallelism(FEW, ("none", "full"), ()))
-    found = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in answer(asked).rows}
-    layouts = {row.layout for row in answer(replace(asked, capacity_bytes=None)).rows if row.layout.pipeline == 1}
+    query = question(QWEN, capacity_bytes=capacity, offer=SupportedParallelism(FEW, ("none", "full"), ()))
+    fitting = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in answer(query).rows}
+    layouts = {row.layout for row in answer(replace(query, capacity_bytes=None)).rows if row.layout.pipeline == 1}
     seen: set[bool] = set()
     for layout in layouts:
         for micro_batch in (1, 2, 4):
             for recompute in ("none", "full"):
                 chosen = Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute)
-                row = predict(asked, chosen)
+                row = predict(query, chosen)
                 seen.add(row.memory.total <= capacity)
-                assert ((str(layout), micro_batch, recompute) in found) == (row.memory.total <= capacity), chosen
+                assert ((str(layout), micro_batch, recompute) in fitting) == (row.memory.total <= capacity), chosen
     assert seen == {True, False}
 
 
@@ -444,9 +449,9 @@ def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> No
     plain = question(DEEPSEEK, 32, capacity_bytes=None, offer=offer)
     assert {row.layout.pipeline for row in answer(plain).rows} == {1}
     rows = answer(replace(plain, offer=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
-    found = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in rows}
-    assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= found
-    assert all(stages * chunks <= 61 for stages, chunks in found)
+    pipelines = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in rows}
+    assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= pipelines
+    assert all(stages * chunks <= 61 for stages, chunks in pipelines)
     assert {plain.offer.lacks(row.tuning, 61) for row in rows if row.layout.pipeline > 1} == {("uneven",)}
     assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in not_offered(plain))
 
@@ -464,7 +469,7 @@ def test_the_stages_of_each_composition_hold_the_largest(every: int) -> None:
     experts = {**DEEPSEEK.model.model_dump()["experts"], "every": every}
     for layout, fields in (("PP4", {}), ("PP16EP4DP4", {"recompute": "full"}), ("PP32", {}), ("PP61", {})):
         s = setup(layout, changed(DEEPSEEK, experts=experts), **fields)
-        assert expected_memory(s).total == max(each.total for each in stage_footprints(s))
+        assert expected_memory(s).total == max(footprint.total for footprint in stage_footprints(s))
         kinds = {(s.layers_of(n), s.mixtures_of(n)) for n in range(s.layout.pipeline)}
         assert {(s.layers_of(n), s.mixtures_of(n)) for n in s.end_stages} == kinds
         assert len(s.end_stages) <= 8 or every > 1

@@ -7,6 +7,7 @@ import math
 import statistics
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -25,16 +26,14 @@ UNEXPLAINED = {"ablation PP4DP2TP1", "ablation PP8DP1TP1", "13B TP1PP1SH2SP8A100
 def fit(request: pytest.FixtureRequest) -> ModuleType:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     request.addfinalizer(lambda: sys.path.remove(str(ROOT / "benchmarks")))
-    from pages import points
-
-    return points
+    return import_module("pages.points")
 
 
 @pytest.fixture(scope="module")
 def constants() -> dict[str, Constants]:
     registry = Registry()
-    found = {name: registry.constants(name) for name in registry.constants_files}
-    return {name: value for name, value in found.items() if value}
+    committed = {name: registry.constants(name) for name in registry.constants_files}
+    return {name: value for name, value in committed.items() if value}
 
 
 @pytest.mark.parametrize("name", ["planner_fit", "planner_host"])
@@ -103,17 +102,16 @@ def test_a_wrong_term_is_seen(fit: ModuleType, constants: dict[str, Constants]) 
 def test_runs_on_the_host(fit: ModuleType, constants: dict[str, Constants]) -> None:
     """Every run of host_runs.json within 25 % of its time and 15 % of its memory, as docs/data says."""
     assert fit  # its folder is on the path
-    import planner_host
-
+    planner_host = import_module("planner_host")
     measured = load(HostRuns, ROOT / "configs" / "planner" / "host_runs.json")
     runs = [run for run in measured.runs if run.status == "valid"]
     assert len(runs) >= 24
     with (ROOT / "docs" / "data" / "planner_host.csv").open() as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
     for run in runs:
-        found = planner_host.predicted(run, measured, constants["torch"])
+        estimate = planner_host.predicted(run, measured, constants["torch"])
         assert run.step_seconds is not None and run.process_peak_bytes is not None
-        assert found.time.total == pytest.approx(run.step_seconds, rel=0.25), run.name
-        assert found.memory.total == pytest.approx(run.process_peak_bytes, rel=0.15), run.name
+        assert estimate.time.total == pytest.approx(run.step_seconds, rel=0.25), run.name
+        assert estimate.memory.total == pytest.approx(run.process_peak_bytes, rel=0.15), run.name
         stated = (rows[run.name]["step_ms"], rows[run.name]["predicted_step_ms"])
-        assert stated == (f"{run.step_seconds * 1e3:.1f}", f"{found.time.total * 1e3:.1f}"), run.name
+        assert stated == (f"{run.step_seconds * 1e3:.1f}", f"{estimate.time.total * 1e3:.1f}"), run.name

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,24 +28,22 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks" / "planner_unseen.py")]
 def unseen(request: pytest.FixtureRequest) -> ModuleType:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     request.addfinalizer(lambda: sys.path.remove(str(ROOT / "benchmarks")))
-    from pages import unseen
-
-    return unseen
+    return import_module("pages.unseen")
 
 
 @pytest.fixture(scope="module")
-def found(unseen: ModuleType) -> list[Any]:
+def planned_runs(unseen: ModuleType) -> list[Any]:
     return list(unseen.judged(unseen.runs_of(unseen.RUNS), unseen.Questions(Registry())))
 
 
-def test_half_of_the_runs_are_held_out(found: list[Any]) -> None:
-    held_out = [j for j in found if not j.run.fitted]
-    assert len(found) == 486 and 230 <= len(held_out) <= 243
-    assert sum(j.run.ran_out for j in found) == 200
+def test_half_of_the_runs_are_held_out(planned_runs: list[Any]) -> None:
+    held_out = [j for j in planned_runs if not j.run.fitted]
+    assert len(planned_runs) == 486 and 230 <= len(held_out) <= 243
+    assert sum(j.run.ran_out for j in planned_runs) == 200
 
 
-def test_speed_and_memory_of_the_held_out_half(unseen: ModuleType, found: list[Any]) -> None:
-    held_out = [j for j in found if not j.run.fitted]
+def test_speed_and_memory_of_the_held_out_half(unseen: ModuleType, planned_runs: list[Any]) -> None:
+    held_out = [j for j in planned_runs if not j.run.fitted]
     count, middle, high = unseen.spread(j.speed_off for j in held_out)
     assert count > 120 and middle < 0.08 and high < 0.25
     _, middle, high = unseen.spread(j.memory_off for j in held_out)
@@ -53,8 +52,7 @@ def test_speed_and_memory_of_the_held_out_half(unseen: ModuleType, found: list[A
 
 @pytest.fixture(scope="module")
 def rows(unseen: ModuleType) -> list[Any]:
-    from pages import program_fit
-
+    program_fit = import_module("pages.program_fit")
     registry = Registry()
     return [
         *program_fit.timed_runs(unseen.runs_of(unseen.RUNS), unseen.Questions(registry)),
@@ -64,81 +62,86 @@ def rows(unseen: ModuleType) -> list[Any]:
 
 def test_the_interval_is_of_the_vendors_whose_chips_set_the_rates(unseen: ModuleType, rows: list[Any]) -> None:
     chips = {row.chip for row in rows if row.fitted}
-    listed = {unseen.LIKE[chip][0] if chip in unseen.LIKE else chip for chip in chips}
-    assert {find_chip(Registry(), chip)[0].name for chip in listed} == set(SPEED_VENDORS) and len(listed) > 3
+    vendors_chips = {unseen.LIKE[chip][0] if chip in unseen.LIKE else chip for chip in chips}
+    assert {find_chip(Registry(), chip)[0].name for chip in vendors_chips} == set(SPEED_VENDORS) and len(
+        vendors_chips
+    ) > 3
 
 
 def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
-    from pages import chip_ratios
-
+    chip_ratios = import_module("pages.chip_ratios")
     registry = Registry()
-    found = chip_ratios.chip_ratios(unseen.OwnQuestions(registry))
-    pairs, *off = chip_ratios.known_pairs(found, registry)
-    assert pairs == CHIP_PAIRS == len(chip_ratios.by_chips(found)) - 1
-    assert tuple(round(each, 2) for each in off) == CHIP_RATIO_OFF
-    for each in found:
-        one, other = each.one.run, each.other.run
+    ratios = chip_ratios.chip_ratios(unseen.OwnQuestions(registry))
+    pairs, *off = chip_ratios.known_pairs(ratios, registry)
+    assert pairs == CHIP_PAIRS == len(chip_ratios.by_chips(ratios)) - 1
+    assert tuple(round(error, 2) for error in off) == CHIP_RATIO_OFF
+    for error in ratios:
+        one, other = error.one.run, error.other.run
         assert one.row["chip"] < other.row["chip"] and one.program == other.program
-        assert each.off == pytest.approx((1 + each.one.speed_off) / (1 + each.other.speed_off) - 1)
+        assert error.off == pytest.approx((1 + error.one.speed_off) / (1 + error.other.speed_off) - 1)
 
 
 def test_a_program_whose_runs_set_no_rate(rows: list[Any]) -> None:
     """The fit without the table of Aleph Alpha, which has most of the rows, and what it says of that table."""
-    from pages import program_fit
-
-    own = [row for row in rows if row.family == "aleph_alpha"]
-    rates = program_fit.fitted_rates((row for row in rows if row.fitted and row not in own), steps=0.1)
-    errors = sorted(abs(math.exp(row.off(rates)) - 1) for row in own)
-    assert len(own) == 131 and errors[len(own) // 2] < 0.12 and errors[len(own) * 9 // 10] < 0.30
+    program_fit = import_module("pages.program_fit")
+    set_aside = [row for row in rows if row.family == "aleph_alpha"]
+    rates = program_fit.fitted_rates((row for row in rows if row.fitted and row not in set_aside), steps=0.1)
+    errors = sorted(abs(math.exp(row.off(rates)) - 1) for row in set_aside)
+    assert len(set_aside) == 131 and errors[len(set_aside) // 2] < 0.12 and errors[len(set_aside) * 9 // 10] < 0.30
 
 
 def test_a_fit_finds_planted_rates(rows: list[Any]) -> None:
     """Rows whose published rates are those of other rates give these, and one wild row among them changes little."""
-    from pages import program_fit
-
+    program_fit = import_module("pages.program_fit")
     planted = {"matmul_efficiency": 0.8, "memory_efficiency": 0.8, "network_efficiency": 0.5, "launch_seconds": 1e-5}
     some = [replace(row, rate=row.rate * math.exp(row.off(planted))) for row in rows if row.fitted][::4]
     some[0] = replace(some[0], rate=some[0].rate * 3)
-    found = program_fit.fitted_rates(some)
+    fitted = program_fit.fitted_rates(some)
     for name, value in planted.items():
-        assert found[name] == pytest.approx(value, rel=0.12), name
+        assert fitted[name] == pytest.approx(value, rel=0.12), name
 
 
 def test_a_program_without_its_own_rows_is_not_in_its_fit(rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pages import program_fit
-
+    program_fit = import_module("pages.program_fit")
     seen: list[set[str]] = []
-    monkeypatch.setattr(program_fit, "fitted_rates", lambda some: seen.append({row.family for row in some}) or {})
-    found = program_fit.without_own(rows)
+
+    def no_rates(some: list[Any]) -> dict[str, float]:
+        seen.append({row.family for row in some})
+        return {}
+
+    monkeypatch.setattr(program_fit, "fitted_rates", no_rates)
+    alone = program_fit.without_own(rows)
     families = sorted({row.family for row in rows})
     assert [set(families) - some for some in seen] == [{name} for name in families]
-    assert len(found) == len(rows)
+    assert len(alone) == len(rows)
 
 
 def test_an_interval_holds_90_of_100_rows_and_sees_wider_errors(rows: list[Any]) -> None:
-    from pages import program_fit
-
+    program_fit = import_module("pages.program_fit")
     alone = [(row, n / 100) for n, row in enumerate(row for row in rows if row.fitted)]
     low, high = program_fit.interval(alone)
     assert low == pytest.approx(math.exp(-1.43), rel=0.02) and high == pytest.approx(math.exp(-0.07), rel=0.02)
     assert program_fit.interval([(row, 2 * off) for row, off in alone])[0] < low
     assert program_fit.covered([0.0, 0.1, 2.0, -2.0]) == 0.5 and program_fit.covered([math.nan]) == 0
-    held = [row.off({}) for row in rows if not row.fitted]
-    assert 0.8 <= program_fit.covered(held) <= 0.97
+    held_out = [row.off({}) for row in rows if not row.fitted]
+    assert 0.8 <= program_fit.covered(held_out) <= 0.97
 
 
 def test_what_is_set_aside_is_in_no_fit(rows: list[Any]) -> None:
     assert sum(row.fitted for row in rows) == 151 and sum(not row.fitted for row in rows) == 141
 
 
-def test_no_group_is_off_by_more_than_a_fifth_in_the_middle(unseen: ModuleType, found: list[Any]) -> None:
-    groups = {j.run.group for j in found}
-    middles = {g: unseen.spread(j.speed_off for j in found if j.run.group == g)[1] for g in groups}
+def test_no_group_is_off_by_more_than_a_fifth_in_the_middle(unseen: ModuleType, planned_runs: list[Any]) -> None:
+    groups = {j.run.group for j in planned_runs}
+    middles = {g: unseen.spread(j.speed_off for j in planned_runs if j.run.group == g)[1] for g in groups}
     assert {g for g, middle in middles.items() if middle > 0.2} == set()
 
 
-def test_what_ran_fits_and_what_did_not_does_not(found: list[Any]) -> None:
-    ran, out = [j for j in found if not j.run.ran_out and j.run.stated], [j for j in found if j.run.ran_out]
+def test_what_ran_fits_and_what_did_not_does_not(planned_runs: list[Any]) -> None:
+    ran, out = (
+        [j for j in planned_runs if not j.run.ran_out and j.run.stated],
+        [j for j in planned_runs if j.run.ran_out],
+    )
     assert sum(j.estimate.fits for j in ran) >= len(ran) - 2
     assert sum(not j.estimate.fits for j in out) >= 0.9 * len(out)
 
@@ -146,7 +149,7 @@ def test_what_ran_fits_and_what_did_not_does_not(found: list[Any]) -> None:
 def test_own_constants_with_all_that_is_said_of_a_program_are_those_of_the_program(unseen: ModuleType) -> None:
     registry, runs = Registry(), unseen.runs_of(unseen.RUNS)[::25]
     everything = [name for _, fields in unseen.DESCRIPTION for name in fields]
-    own, said, described = (
+    plain, stated, described = (
         [j.estimate.time.compute for j in unseen.judged(runs, questions)]
         for questions in (
             unseen.OwnQuestions(registry),
@@ -154,55 +157,53 @@ def test_own_constants_with_all_that_is_said_of_a_program_are_those_of_the_progr
             unseen.Questions(registry),
         )
     )
-    assert said == described and own != described
+    assert stated == described and plain != described
 
 
 def test_no_plan_of_own_code_is_faster_than_its_rehearsed_work(unseen: ModuleType) -> None:
-    from pages import own_bound
-
+    own_bound = import_module("pages.own_bound")
     registry = Registry()
-    found = own_bound.bounded(registry)
-    assert len(found) >= 30 and all(each.holds for each in found)
-    for each in found:
-        assert sum(each.beyond.values()) == pytest.approx(each.planned - each.bound)
-        assert min(each.beyond.values()) > -0.01 * each.planned
-    row = found[0].row
+    bounds = own_bound.bounded(registry)
+    assert len(bounds) >= 30 and all(bound.holds for bound in bounds)
+    for bound in bounds:
+        assert sum(bound.beyond.values()) == pytest.approx(bound.planned - bound.bound)
+        assert min(bound.beyond.values()) > -0.01 * bound.planned
+    row = bounds[0].row
     for planted in ({"product_flops": 100 * row.product_flops}, {"all_reduced_bytes": 10**15}):
         assert not own_bound.beside(registry, row.model_copy(update=planted)).holds
-    assert not replace(found[0], planned=math.nan).holds
-    assert own_bound.bound_words([replace(found[0], planned=0.0), found[1]]).startswith("1 of 2 ")
+    assert not replace(bounds[0], planned=math.nan).holds
+    assert own_bound.bound_words([replace(bounds[0], planned=0.0), bounds[1]]).startswith("1 of 2 ")
 
 
-def test_the_page_is_what_its_command_writes() -> None:
-    import planner_unseen
-
+def test_the_page_is_what_its_command_writes(unseen: ModuleType) -> None:
+    assert unseen  # its folder is on the path
+    planner_unseen = import_module("planner_unseen")
     assert planner_unseen.repage(write=False) == []
 
 
 def test_own_constants_are_within_their_goal_on_what_chips_ran(unseen: ModuleType, tmp_path: Path) -> None:
-    from pages import own_runs
-
-    found = own_runs.own_runs()
-    assert len(found) >= 7 and {run.result.framework for run in found} >= {"torch", "deepspeed", "megatron", "jax"}
-    _, middle, high = unseen.spread(run.off for run in found)
+    own_runs = import_module("pages.own_runs")
+    runs = own_runs.own_runs()
+    assert len(runs) >= 7 and {run.result.framework for run in runs} >= {"torch", "deepspeed", "megatron", "jax"}
+    _, middle, high = unseen.spread(run.off for run in runs)
     assert middle <= 0.10 and high <= 0.25
     (tmp_path / "h100").mkdir()
     text = (own_runs.RESULTS / "h100" / "llama-one-device.json").read_text()
-    for name, (said, other) in {
+    for name, (old, other) in {
         "a invalid": ('"word": "valid"', '"word": "invalid"'),
         "b smoke": ('"scale": "full"', '"scale": "smoke"'),
         "c compiled": ('"compile": false', '"compile": true'),
         "d other micro-batch": ('"micro_batch": 4', '"micro_batch": 1'),
     }.items():
-        assert said in text
-        (tmp_path / "h100" / f"{name}.json").write_text(text.replace(said, other, 1))
+        assert old in text
+        (tmp_path / "h100" / f"{name}.json").write_text(text.replace(old, other, 1))
     (smaller,) = own_runs.own_runs(tmp_path)
-    same = next(run for run in found if run.name == "H100 llama-one-device")
+    same = next(run for run in runs if run.name == "H100 llama-one-device")
     assert smaller.measured == same.measured and smaller.planned < 0.97 * same.planned and smaller.off < -0.03
 
 
-def test_the_first_ranked_layout_ran_in_all_sweeps(unseen: ModuleType, found: list[Any]) -> None:
-    sweeps = unseen.sweeps_of(found)
+def test_the_first_ranked_layout_ran_in_all_sweeps(unseen: ModuleType, planned_runs: list[Any]) -> None:
+    sweeps = unseen.sweeps_of(planned_runs)
     assert len(sweeps) == 11 and all(s.first_ran for s in sweeps)
     assert sum(s.regret <= 0.1 for s in sweeps) >= 8
     taus = sorted(s.tau for s in sweeps if s.tau is not None)
@@ -233,9 +234,9 @@ def test_the_exchange_of_tokens_is_no_small_part_of_a_mixture(mixtures: list[Any
 
 def test_a_loss_that_is_compiled_with_its_cast_keeps_16_bit_logits(unseen: ModuleType) -> None:
     runs = [run for run in unseen.runs_of(unseen.RECENT_RUNS) if run.group == "torchtitan_h200_202506"]
-    found = unseen.judged(runs, unseen.Questions(Registry()))
-    assert len(found) == 2 and {j.run.program for j in found} == {"torchtitan_2025"}
-    assert all(abs(j.memory_off or 1) < 0.1 for j in found)
+    rows = unseen.judged(runs, unseen.Questions(Registry()))
+    assert len(rows) == 2 and {j.run.program for j in rows} == {"torchtitan_2025"}
+    assert all(abs(j.memory_off or 1) < 0.1 for j in rows)
 
 
 @pytest.fixture(scope="module")
@@ -276,9 +277,9 @@ def test_a_wrong_prediction_is_seen(unseen: ModuleType) -> None:
     assert (count, middle, high) == (3, 0.02, 0.3)
 
 
-def test_a_first_ranked_run_that_ran_out_is_seen(unseen: ModuleType, found: list[Any]) -> None:
-    out = next(j for j in found if j.run.ran_out and not j.estimate.fits)
-    ran = next(j for j in found if j.run.rate and j.estimate.fits)
+def test_a_first_ranked_run_that_ran_out_is_seen(unseen: ModuleType, planned_runs: list[Any]) -> None:
+    out = next(j for j in planned_runs if j.run.ran_out and not j.estimate.fits)
+    ran = next(j for j in planned_runs if j.run.rate and j.estimate.fits)
     fits = unseen.replace(out.estimate, fits=True, tokens_per_second=1e9)
     sweep = unseen.Sweep("planted", (ran, unseen.Judged(out.run, fits)))
     assert not sweep.first_ran and sweep.regret == 1
@@ -301,12 +302,12 @@ def test_every_program_is_that_of_a_row(unseen: ModuleType) -> None:
     """Those of configs/planner are of rows of today, which are in no fit; the others have rows of their own."""
     questions = unseen.Questions(Registry())
     todays = {name: set(Registry().constants(name).programs) for name in Registry().constants_files}  # type: ignore[union-attr]
-    known = {(name, program) for name in todays for program in questions.constants_with_programs(name).programs}
+    current = {(name, program) for name in todays for program in questions.constants_with_programs(name).programs}
     paths = (unseen.CONTEXT_RUNS, unseen.MIXTURE_RUNS, unseen.RECENT_RUNS, unseen.RUNS)
     *recent, old = ({(run.framework, run.program) for run in unseen.runs_of(path)} for path in paths)
-    assert {name for _, name in unseen.PROGRAMS} == {program for _, program in known}
+    assert {name for _, name in unseen.PROGRAMS} == {program for _, program in current}
     assert {(name, program) for name in todays for program in todays[name]} <= set().union(*recent)
-    assert known <= old.union(*recent)
+    assert current <= old.union(*recent)
 
 
 @pytest.mark.thorough
@@ -321,8 +322,8 @@ def test_what_is_committed_is_what_the_fit_of_programs_finds() -> None:
 
 
 def _recent(unseen: ModuleType, content: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    found = content or json.loads(unseen.RECENT_RUNS.read_text())
-    return [{"group": name, **g["shared"], **row} for name, g in found["groups"].items() for row in g["rows"]]
+    document = content or json.loads(unseen.RECENT_RUNS.read_text())
+    return [{"group": name, **g["shared"], **row} for name, g in document["groups"].items() for row in g["rows"]]
 
 
 def _wrong(rows: list[dict[str, Any]]) -> list[str]:
@@ -339,8 +340,8 @@ def _wrong(rows: list[dict[str, Any]]) -> list[str]:
             for other in rows
             if other["model"] == row["model"] and "tflops_per_second_per_device" in other
         ]
-        own = row.get("tflops_per_second_per_device", 0) / rate
-        if own and not abs(own / statistics.median(alike) - 1) < 0.045:
+        flops = row.get("tflops_per_second_per_device", 0) / rate
+        if flops and not abs(flops / statistics.median(alike) - 1) < 0.045:
             wrong.append(row["id"])
     return wrong
 
@@ -351,10 +352,10 @@ def test_the_recent_runs_are_whole_and_half_of_them_are_for_no_fit(unseen: Modul
     assert _wrong(rows) == []
     assert all(len(row["source"]) > 20 and row["settings"] in ("full", "partial") for row in rows)
     assert sum(row["chip"].startswith("MI") for row in rows) >= 5
-    held = {row["id"] for row in rows if row["never_fitted"]}
+    held_out = {row["id"] for row in rows if row["never_fitted"]}
     runs = unseen.runs_of(unseen.RECENT_RUNS)
-    assert 0.4 < len(held) / len(rows) < 0.5 and held == {run.name for run in runs if not run.fitted}
-    assert held.isdisjoint(run.name for path in (unseen.RUNS, unseen.CONTEXT_RUNS) for run in unseen.runs_of(path))
+    assert 0.4 < len(held_out) / len(rows) < 0.5 and held_out == {run.name for run in runs if not run.fitted}
+    assert held_out.isdisjoint(run.name for path in (unseen.RUNS, unseen.CONTEXT_RUNS) for run in unseen.runs_of(path))
 
 
 @pytest.mark.parametrize(
@@ -377,8 +378,8 @@ def test_a_wrong_row_is_found(unseen: ModuleType, fault: Any) -> None:
 
 
 def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> None:
-    found = unseen.judged(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
-    count, middle, high = unseen.spread(j.speed_off for j in found)
+    rows = unseen.judged(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
+    count, middle, high = unseen.spread(j.speed_off for j in rows)
     assert count > 170 and middle < 0.15 and high < 0.40
 
 
@@ -387,20 +388,19 @@ def test_less_power_slows_products_and_attention_and_not_memory(unseen: ModuleTy
     machine = MachineRates(
         100e12, 200e12, 1e12, Link(1e-6, 100e9), None, 8, attention={"flash1": 20e12, "flash2": 40e12}
     )
-    held = with_power(machine, 0.5)
-    assert (held.matmul_flops_per_second, held.fp8_matmul_flops_per_second) == (50e12, 100e12)
-    assert held.attention == {"flash1": 10e12, "flash2": 20e12}
-    assert held.memory_bytes_per_second == machine.memory_bytes_per_second and held.node == machine.node
+    limited = with_power(machine, 0.5)
+    assert (limited.matmul_flops_per_second, limited.fp8_matmul_flops_per_second) == (50e12, 100e12)
+    assert limited.attention == {"flash1": 10e12, "flash2": 20e12}
+    assert limited.memory_bytes_per_second == machine.memory_bytes_per_second and limited.node == machine.node
     bare = replace(machine, fp8_matmul_flops_per_second=None)
     assert with_power(bare, 0.5).fp8_matmul_flops_per_second is None
 
 
-def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, found: list[Any]) -> None:
-    from pages.goals import REGRET
-    from pages.unseen_page import MISSES
-
-    missed = {sweep.name for sweep in unseen.sweeps_of(found) if sweep.regret > REGRET}
-    assert sorted(sweep.split("|")[0] for sweep in missed) == sorted(MISSES)
+def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, planned_runs: list[Any]) -> None:
+    regret = import_module("pages.goals").REGRET
+    misses = import_module("pages.unseen_page").MISSES
+    missed = {sweep.name for sweep in unseen.sweeps_of(planned_runs) if sweep.regret > regret}
+    assert sorted(sweep.split("|")[0] for sweep in missed) == sorted(misses)
 
 
 # ---- published recipes beside the planner's rows: the rank, the loss and its parts
@@ -409,9 +409,7 @@ def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, foun
 @pytest.fixture(scope="module")
 def recipes(unseen: ModuleType) -> ModuleType:
     assert unseen  # its folder is on the path
-    import planner_recipes
-
-    return planner_recipes
+    return import_module("planner_recipes")
 
 
 @pytest.fixture(scope="module")
@@ -432,8 +430,8 @@ def test_the_parts_of_a_loss_are_those_of_the_step(recipes: ModuleType, recipe: 
     slow = recipe.own.time._replace(data=recipe.own.time.data + recipe.best.time.total / 2)
     worse = replace(recipe, own=replace(recipe.own, time=slow), rank=9)
     name, share = worse.parts[0]
-    own = (recipe.own.time.data - recipe.best.time.data) / recipe.best.time.total
-    assert name == "data" and share == pytest.approx(0.5 + own)
+    difference = (recipe.own.time.data - recipe.best.time.data) / recipe.best.time.total
+    assert name == "data" and share == pytest.approx(0.5 + difference)
     assert recipes.why(worse).startswith("data +") and "among" not in recipes.why(worse)
     assert "among the first three" in recipes.why(replace(recipe, rank=3))
     assert "GiB over the memory" in recipes.why(replace(worse, capacity_bytes=2**30))

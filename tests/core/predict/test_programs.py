@@ -72,15 +72,15 @@ def program(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_program_changes_what_it_says_and_keeps_the_rest() -> None:
-    found = constants(
+    of_framework = constants(
         {"norm_bytes": 8, "score_bytes": 5},
         overlap=0.1,
         programs={"one": program(pace={"tensor_overlap": 0.3}, keeping={"norm_bytes": 6})},
     )
-    one = found.for_program("one")
+    one = of_framework.for_program("one")
     assert (one.pace.overlap, one.pace.tensor_overlap) == (0.1, 0.3)
     assert (one.keeping.score_bytes, one.keeping.norm_bytes) == (5, 6)
-    assert (found.pace.tensor_overlap, found.keeping.norm_bytes) == (0, 8)
+    assert (of_framework.pace.tensor_overlap, of_framework.keeping.norm_bytes) == (0, 8)
 
 
 def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
@@ -91,12 +91,14 @@ def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
         "fused": program(keeping={"gated_mlp_tensors": 3}),
     }
     before = Constants.model_validate({**constants(programs=programs).model_dump(), "keeping_on": on_one})
-    found, other = before.on_kind("one kind"), before.on_kind("another")
-    assert (found.keeping.gated_mlp_tensors, found.keeping.fused_loss) == (3, True)
+    changed, other = before.on_kind("one kind"), before.on_kind("another")
+    assert (changed.keeping.gated_mlp_tensors, changed.keeping.fused_loss) == (3, True)
     assert (other.keeping, other.programs) == (before.keeping, before.programs)
     for name in programs:
-        assert found.for_program(name) == before.for_program(name).model_copy(update={"programs": found.programs}), name
-    assert found.on_kind("one kind") == found
+        assert changed.for_program(name) == before.for_program(name).model_copy(
+            update={"programs": changed.programs}
+        ), name
+    assert changed.on_kind("one kind") == changed
 
 
 @pytest.mark.parametrize("wrong", [{"gated_mlp_tensors": 5}, {"gated_tensors": 3}])
@@ -125,15 +127,15 @@ def test_with_a_fused_loss_the_head_has_no_logits_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "says"),
+    ("programs", "fault"),
     [
         ({"one": program(pace={"overlap": 2})}, "programs.one: overlap"),
         ({"one": program(pace={"overlaps": 0.5})}, "programs.one: overlaps"),
         ({"one": program(keeping={"reserve_bytes": 9_000_000_000})}, "programs.one: reserve_bytes"),
     ],
 )
-def test_no_constant_leaves_its_range(programs: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+def test_no_constant_leaves_its_range(programs: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
         constants(programs=programs)
 
 
@@ -194,11 +196,11 @@ def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, rec
     """On a machine that computes in no time, a micro-batch takes as long as its bytes take."""
     machine = MachineRates(1e40, None, 1e12, Link(0, 1e12), None, 8)
     pace = Pace.model_validate(PLAIN | {"unfused": ["norms", "activation"]})
-    tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
+    tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)
     setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
-    each, model = pass_seconds(work_of(setup, machine, pace)), setup.model
+    parts, model = pass_seconds(work_of(setup, machine, pace)), setup.model
     seconds = (
-        each.layers_seconds(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
+        parts.layers_seconds(model.layers, model.mixture_layers if model.experts else 0) + parts.embedding + parts.head
     )
     assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
@@ -264,7 +266,8 @@ def test_the_exchange_of_sharded_states_copies_where_the_program_does(layout: st
     work = Registry().case("llama3_8b").work("full")
     micro_batch = work.training.global_batch // 16
     plain, copies = (
-        estimate(layout, micro_batch=micro_batch, exchange_copies=each, overlap=1).time.data for each in (False, True)
+        estimate(layout, micro_batch=micro_batch, exchange_copies=copies, overlap=1).time.data
+        for copies in (False, True)
     )
     assert copies - plain == pytest.approx(passes * parameters(work.model, 8192).total / 1e12, rel=1e-6)
 
@@ -280,8 +283,8 @@ def test_whole_gradients_on_every_rank_cost_another_pass_of_the_ring_up_to_stage
 
 
 def test_no_more_communication_overlaps_than_there_is_computation() -> None:
-    found = estimate("DP8SH3", overlap=1)
-    assert found.time.data == 0
+    row = estimate("DP8SH3", overlap=1)
+    assert row.time.data == 0
     slow = replace(MACHINE, node=Link(1e-6, 1e9))
     question = LayoutQuestion(
         Registry().case("llama3_8b").work("full"),
@@ -326,9 +329,9 @@ def test_chips_without_a_measurement_reach_the_usual_share() -> None:
     a100 = Registry().vendor_file("nvidia").chip("A100-SXM4-80GB")
     assert a100 is not None
     bare: Chip = a100.model_copy(update={"achievable": {}, "attention": {}})
-    found = machine_of(bare, "bf16", 8, None)
-    assert found.matmul_flops_per_second == pytest.approx(REACHABLE * 312e12)
-    assert found.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE * 312e12)
+    machine_rates = machine_of(bare, "bf16", 8, None)
+    assert machine_rates.matmul_flops_per_second == pytest.approx(REACHABLE * 312e12)
+    assert machine_rates.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE * 312e12)
     assert machine_of(a100, "bf16", 8, None).attention["flash2"] == a100.attention["flash2"].tflops * 1e12
     assert machine_of(a100, "fp32", 8, None).attention == {}
     b200 = Registry().vendor_file("nvidia").chip("B200-SXM-180GB")
@@ -362,31 +365,31 @@ def test_the_network_has_its_own_efficiency_and_fp8_the_rate_of_its_products() -
 
 def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
     """No shipped file states a rate, but for the host."""
-    own = Pace(overlap=0)
+    default = Pace(overlap=0)
     registry = Registry()
     for name, program_name in shipped():
-        found = registry.constants(name)
-        assert found is not None
-        pace = (found.for_program(program_name) if program_name else found).pace
+        framework_constants = registry.constants(name)
+        assert framework_constants is not None
+        pace = (framework_constants.for_program(program_name) if program_name else framework_constants).pace
         for rate in (*RATES, "communication_efficiency"):
-            assert getattr(pace, rate) == getattr(own, rate), (name, program_name, rate)
+            assert getattr(pace, rate) == getattr(default, rate), (name, program_name, rate)
 
 
 def shipped() -> list[tuple[str, str | None]]:
     registry = Registry()
-    found: list[tuple[str, str | None]] = []
+    programs: list[tuple[str, str | None]] = []
     for name in registry.constants_files:
-        own = registry.constants(name)
-        assert own is not None
-        found += [(name, None), *((name, program) for program in own.programs)]
-    return found
+        framework_constants = registry.constants(name)
+        assert framework_constants is not None
+        programs += [(name, None), *((name, program) for program in framework_constants.programs)]
+    return programs
 
 
 @pytest.mark.parametrize(("framework", "program_name"), shipped())
 def test_more_recomputation_never_needs_more_memory(framework: str, program_name: str | None) -> None:
-    own = Registry().constants(framework)
-    assert own is not None
-    model = (own.for_program(program_name) if program_name else own).keeping
+    framework_constants = Registry().constants(framework)
+    assert framework_constants is not None
+    model = (framework_constants.for_program(program_name) if program_name else framework_constants).keeping
     work = Registry().case("llama3_8b").work("full")
     for layout in ("DP8", "DP4TP2SH1SP4", "DP8SH3SP8", "PP8"):
         none, selective, full = (

@@ -15,8 +15,8 @@ from levelfield.specs.recorded_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 
 REGISTRY = Registry()
-OWN = ("torch", "deepspeed", "megatron")
-FAULTS = {row: fault for row, fault in Rehearsals(REGISTRY).faults.items() if row.framework in OWN}
+REHEARSED_FRAMEWORKS = ("torch", "deepspeed", "megatron")
+FAULTS = {row: fault for row, fault in Rehearsals(REGISTRY).faults.items() if row.framework in REHEARSED_FRAMEWORKS}
 COUNTING = [row for row, fault in FAULTS.items() if fault is None]
 HALF_FULL = 2**35  # where a device is emptier, a layer more or less is some per cent, and no plan depends on it
 MORE, LESS, RESERVED = 0.03, 0.05, 0.05  # than planned, of what is allocated; either way, of what is reserved
@@ -26,15 +26,15 @@ GAPS = 0.07  # below what deepspeed's ZeRO 3 reserves: whole parameters come and
 
 
 def question(row: RehearsedRow) -> LayoutQuestion:
-    named = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
-    found = find(REGISTRY, parse_selector(named))
-    asked = question_of(Place(found, found.case.work("full"), row.nodes, row.devices))
-    assert asked is not None
-    return asked
+    text = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
+    selection = find(REGISTRY, parse_selector(text))
+    query = question_of(Place(selection, selection.case.work("full"), row.nodes, row.devices))
+    assert query is not None
+    return query
 
 
-def planned(row: RehearsedRow, asked: LayoutQuestion) -> Footprint:
-    return predict(asked, row.tuning).memory
+def planned(row: RehearsedRow, query: LayoutQuestion) -> Footprint:
+    return predict(query, row.tuning).memory
 
 
 def distance(row: RehearsedRow, memory: Footprint, stated: int) -> tuple[float, float]:
@@ -52,10 +52,10 @@ def test_some_rows_count() -> None:
 def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
     if row.allocated_bytes < HALF_FULL:
         return
-    asked = question(row)
-    allocated, reserved = distance(row, planned(row, asked), asked.constants.keeping.reserve_bytes)
+    query = question(row)
+    allocated, reserved = distance(row, planned(row, query), query.constants.keeping.reserve_bytes)
     rough = row.framework == "torch" and "EP" in row.layout and ("SH2" in row.layout or "SH3" in row.layout)
-    whole = asked.work.model.experts is not None and row.framework == "torch" and "SH3" in row.layout and not rough
+    whole = query.work.model.experts is not None and row.framework == "torch" and "SH3" in row.layout and not rough
     assert -(ROUGH if rough else MORE) <= allocated <= (SPARED if whole else LESS)
     most = SPARED if row.framework == "megatron" and "EP" in row.layout else RESERVED
     least = GAPS if row.framework == "deepspeed" and "SH3" in row.layout else RESERVED
