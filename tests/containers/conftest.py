@@ -18,8 +18,8 @@ from driving import Benchmark
 from levelfield.run.runtimes.engine import IMAGE_LABEL
 
 
-def _unavailable(why: str) -> None:
-    pytest.skip(f"{why}; `.ci/engine up` starts one and prints the variables to set")
+def _unavailable(reason: str) -> None:
+    pytest.skip(f"{reason}; `.ci/engine up` starts one and prints the variables to set")
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +49,8 @@ def images_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def benchmark(engine: DockerClient, images_cache: Path, tmp_path: Path) -> Iterator[Benchmark]:
     """Nothing of a test's runs may be left on the engine."""
-    found = Benchmark(tmp_path / "runs", images_cache, FAKE_DEVICES="2", LEVELFIELD_LOCKS=str(tmp_path / "locks"))
-    yield found
-    found.stop()
-    runs = [p.parent.name for p in found.runs.glob("*/plan.json")]
+    bench = Benchmark(tmp_path / "runs", images_cache, FAKE_DEVICES="2", LEVELFIELD_LOCKS=str(tmp_path / "locks"))
+    yield bench
+    bench.stop()
+    runs = [p.parent.name for p in bench.runs.glob("*/plan.json")]
     assert kept(engine, runs) == []

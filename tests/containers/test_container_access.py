@@ -49,14 +49,14 @@ def work(program: str, options: ContainerOptions | None = None, user: str = "0:0
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def said(engine: DockerClient, asked: ContainerWork) -> tuple[int, str, list[str]]:
-    with started(engine, asked) as (container, warnings):
+def said(engine: DockerClient, work_item: ContainerWork) -> tuple[int, str, list[str]]:
+    with started(engine, work_item) as (container, warnings):
         code = container.wait(timeout=60)["StatusCode"]
         return code, container.logs().decode(), warnings
 
 
-def looked(engine: DockerClient, asked: ContainerWork) -> dict[str, Any]:
-    code, printed, _ = said(engine, asked)
+def looked(engine: DockerClient, work_item: ContainerWork) -> dict[str, Any]:
+    code, printed, _ = said(engine, work_item)
     assert code == 0, printed
     content: dict[str, Any] = json.loads(printed)
     return content
@@ -97,8 +97,8 @@ def test_data_is_read_only_and_the_run_directory_is_the_users(engine: DockerClie
     program = f"open('{run}/kept', 'w').write(open('{data}/corpus.bin').read()); open('{data}/x', 'w')"
     code, printed, _ = said(engine, work(program, user="12345:12345", mounts={str(data): "ro", str(run): "rw"}))
     assert code == 1 and os.strerror(errno.EROFS) in printed
-    kept = (run / "kept").stat()
-    assert (kept.st_uid, kept.st_gid, (run / "kept").read_text()) == (12345, 12345, "tokens")
+    status = (run / "kept").stat()
+    assert (status.st_uid, status.st_gid, (run / "kept").read_text()) == (12345, 12345, "tokens")
     assert not (data / "x").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_refused_limit_is_a_warning_and_not_a_failure(engine: DockerClient) ->
 
 
 def test_a_missing_device_is_an_error_and_leaves_no_container(engine: DockerClient) -> None:
-    asked = work("print('ran')", ContainerOptions(device_nodes=("/dev/acme-that-is-not-there",)))
-    with pytest.raises(APIError, match="acme-that-is-not-there"), started(engine, asked):
+    work_item = work("print('ran')", ContainerOptions(device_nodes=("/dev/acme-that-is-not-there",)))
+    with pytest.raises(APIError, match="acme-that-is-not-there"), started(engine, work_item):
         pytest.fail("it started")
-    assert asked.name not in [c.name for c in engine.containers.list(all=True, ignore_removed=True)]
+    assert work_item.name not in [c.name for c in engine.containers.list(all=True, ignore_removed=True)]

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.containers
 def test_a_step_in_a_container_is_compared_with_one_without(
     engine: DockerClient, images_cache: Path, tmp_path: Path
 ) -> None:
-    own = {"PYTHONPATH": str(ROOT / "platform"), "XDG_CACHE_HOME": str(images_cache)}
-    environment = {**os.environ, **own, "LEVELFIELD_LOCKS": str(tmp_path / "locks")}
+    ours = {"PYTHONPATH": str(ROOT / "platform"), "XDG_CACHE_HOME": str(images_cache)}
+    environment = {**os.environ, **ours, "LEVELFIELD_LOCKS": str(tmp_path / "locks")}
     argv = [sys.executable, str(ROOT / "benchmarks" / "container_cost.py"), "--quick", "--json"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]

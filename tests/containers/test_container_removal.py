@@ -14,7 +14,7 @@ pytestmark = pytest.mark.containers
 
 def test_containers_that_end_meanwhile_are_no_error(engine: DockerClient) -> None:
     """Nearly half of the lists had an error while three threads did this."""
-    ended, said = threading.Event(), list[str]()
+    ended, sentences = threading.Event(), list[str]()
 
     def start_and_end() -> None:
         other = DockerClient.from_env()
@@ -28,9 +28,9 @@ def test_containers_that_end_meanwhile_are_no_error(engine: DockerClient) -> Non
         thread.start()
     try:
         for _ in range(50):
-            reap(engine, said.append)
+            reap(engine, sentences.append)
     finally:
         ended.set()
         for thread in threads:
             thread.join()
-    assert said == []  # their owner lives
+    assert sentences == []  # their owner lives

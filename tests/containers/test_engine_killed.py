@@ -53,7 +53,7 @@ def test_a_killed_engine_ends_the_run_and_its_next_start_leaves_nothing(
     assert result["steps_done"] >= 5
     control("up")  # first, so that a failure below leaves nothing either
     assert left == {}
-    assert any("no process" in each for each in result["warnings"])
+    assert any("no process" in warning for warning in result["warnings"])
     assert benchmark.run("--case", "tiny:fake:fake:1:1", *PRETENDING, *IN_CONTAINERS).returncode == 0
     assert trainings(benchmark.runs) == {}
     client = DockerClient(base_url=second_engine)

@@ -24,8 +24,8 @@ def plugins(tmp_path: Path) -> Path:
 
 
 def template(plugins: Path, line: str) -> None:
-    own = '{% extends "base.Dockerfile.j2" %}\n{% block check %}' + line + "{% endblock %}\n"
-    (plugins / "models" / "fake" / "Dockerfile.j2").write_text(own)
+    block = '{% extends "base.Dockerfile.j2" %}\n{% block check %}' + line + "{% endblock %}\n"
+    (plugins / "models" / "fake" / "Dockerfile.j2").write_text(block)
 
 
 def build(plugins: Path) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def idle_nodes(cluster: Cluster, seconds: float) -> bool:
     """Return whether all nodes are idle, now or within some seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        found = answer("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()
-        if set(found) == set(cluster.hosts):
+        idle = answer("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()
+        if set(idle) == set(cluster.hosts):
             return True
         if time.monotonic() > deadline:
             return False

@@ -23,10 +23,10 @@ SECONDS = 20  # that a question to a host or to Slurm may take
 @pytest.fixture(scope="session")
 def hosts() -> Cluster:
     """Return the machines, each of which was reached by ssh."""
-    named = os.environ.get("LEVELFIELD_TEST_HOSTS", "")
-    if not named or not Path(named).exists():
-        pytest.skip(f"no test machines: LEVELFIELD_TEST_HOSTS='{named}'; {HINT}")
-    cluster = cluster_at(Path(named))
+    place = os.environ.get("LEVELFIELD_TEST_HOSTS", "")
+    if not place or not Path(place).exists():
+        pytest.skip(f"no test machines: LEVELFIELD_TEST_HOSTS='{place}'; {HINT}")
+    cluster = cluster_at(Path(place))
     for host in cluster.hosts:
         done = subprocess.run([*cluster.ssh, host, "true"], capture_output=True, text=True, timeout=SECONDS)
         if done.returncode != 0:
@@ -59,10 +59,10 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
     """The machines as the launcher ssh drives them, with folders of their own; a test leaves nothing on them."""
-    found = Fleet(hosts, tmp_path, tmp_path / "node")
-    yield found
-    found.stop()
-    assert found.nothing_is_left()
+    started = Fleet(hosts, tmp_path, tmp_path / "node")
+    yield started
+    started.stop()
+    assert started.nothing_is_left()
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def benchmark(slurm: Cluster, tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
     """Runs in a folder that all nodes see. No process of a training may be left on any node."""
-    found = Benchmark(tmp_path / "runs", cache, LEVELFIELD_LOCKS="/tmp/levelfield-devices")  # a node's own folder
-    yield found
-    found.stop()
-    assert trainings(found.runs) == {}
+    started = Benchmark(tmp_path / "runs", cache, LEVELFIELD_LOCKS="/tmp/levelfield-devices")  # a node's own folder
+    yield started
+    started.stop()
+    assert trainings(started.runs) == {}

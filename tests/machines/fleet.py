@@ -35,8 +35,8 @@ class Fleet(Benchmark):
             {"name": host, "address": self.address(host), "interface": INTERFACE, "python": sys.executable}
             for host in self.cluster.hosts
         ]
-        listed = {"schema": "levelfield.hosts/1", "hosts": [hosts(entry) for entry in entries]}
-        (self._place / "hosts.json").write_text(json.dumps(listed))
+        document = {"schema": "levelfield.hosts/1", "hosts": [hosts(entry) for entry in entries]}
+        (self._place / "hosts.json").write_text(json.dumps(document))
         part = {"config": str(self.cluster.ssh_config), "folder": str(self.folder), "connect_seconds": 5, **ssh}
         site = {"schema": "levelfield.site/1", "launcher": "ssh", "hosts": str(self._place / "hosts.json"), "ssh": part}
         (self._place / "site.json").write_text(json.dumps(site))
@@ -47,8 +47,8 @@ class Fleet(Benchmark):
         return next(line[1] for line in words[place:] if line[0] == "HostName")
 
     def command(self, *arguments: str, case: str = "long:fake:F1:2:1") -> tuple[str, ...]:
-        given = ("--case", case, *PRETENDING, "--python", sys.executable, "--no-preflight")
-        return (*given, "--site", str(self._place / "site.json"), *arguments)
+        options = ("--case", case, *PRETENDING, "--python", sys.executable, "--no-preflight")
+        return (*options, "--site", str(self._place / "site.json"), *arguments)
 
     def begun(self, *arguments: str) -> subprocess.Popen[str]:
         """The command, once both ranks have done some steps."""

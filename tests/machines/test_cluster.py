@@ -14,12 +14,12 @@ pytestmark = pytest.mark.machines
 def test_the_hosts_are_two_machines(hosts: Cluster, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     script = f"hostname; hostname > /var/tmp/own; cat /var/tmp/own; echo here >> {shared}; ip -4 -br address"
-    said = [
+    sentences = [
         subprocess.run([*hosts.ssh, host, script], capture_output=True, text=True, check=True).stdout
         for host in hosts.hosts
     ]
-    assert [text.split()[:2] for text in said] == [[host, host] for host in hosts.hosts]
-    assert len({text.split()[-1] for text in said}) == 2
+    assert [text.split()[:2] for text in sentences] == [[host, host] for host in hosts.hosts]
+    assert len({text.split()[-1] for text in sentences}) == 2
     assert shared.read_text() == "here\n" * 2
 
 

@@ -35,25 +35,25 @@ def is_aligned(benchmark: Benchmark, *arguments: str) -> None:
     assert [node["word"] for node in outcome["nodes"]] == ["ended", "ended"]
 
 
-@pytest.mark.parametrize("asked", RUNS)
-def test_by_slurm(asked: str, benchmark: Benchmark, tmp_path: Path) -> None:
-    case, layout = asked.split()
+@pytest.mark.parametrize("text", RUNS)
+def test_by_slurm(text: str, benchmark: Benchmark, tmp_path: Path) -> None:
+    case, layout = text.split()
     is_aligned(benchmark, "--case", case, "--layout", layout, *site(tmp_path))
 
 
-@pytest.mark.parametrize("asked", RUNS)
-def test_by_ssh(asked: str, fleet: Fleet, tmp_path: Path) -> None:
-    is_aligned(fleet, *by_ssh(asked, tmp_path))
+@pytest.mark.parametrize("text", RUNS)
+def test_by_ssh(text: str, fleet: Fleet, tmp_path: Path) -> None:
+    is_aligned(fleet, *by_ssh(text, tmp_path))
 
 
-def by_ssh(asked: str, folder: Path) -> tuple[str, ...]:
-    case, layout = asked.split()
+def by_ssh(text: str, folder: Path) -> tuple[str, ...]:
+    case, layout = text.split()
     python = Path(__file__).parents[2] / ".venvs" / f"{case.split(':')[1]}-cpu" / "bin" / "python"
     return ("--case", case, "--layout", layout, "--python", str(python), "--site", str(folder / "site.json"))
 
 
-@pytest.mark.parametrize("asked", ["gpt3_6.7B:torch:cpu:2:1 DP2", "gpt3_6.7B:torch:cpu:2:1 PP2"])
-def test_recorded_steps_of_both_machines_are_read_by_ssh(asked: str, fleet: Fleet, tmp_path: Path) -> None:
-    is_aligned(fleet, *by_ssh(asked, tmp_path), "--explain-step", "2")
+@pytest.mark.parametrize("text", ["gpt3_6.7B:torch:cpu:2:1 DP2", "gpt3_6.7B:torch:cpu:2:1 PP2"])
+def test_recorded_steps_of_both_machines_are_read_by_ssh(text: str, fleet: Fleet, tmp_path: Path) -> None:
+    is_aligned(fleet, *by_ssh(text, tmp_path), "--explain-step", "2")
     parts = json.loads((fleet.only_run() / "step-parts.json").read_text())
     assert parts["recorded_steps"] == 2 and len(parts["ranks"]) == 2 and parts["missing"] == [], parts["missing"]

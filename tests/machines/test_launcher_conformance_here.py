@@ -20,9 +20,9 @@ class TestSsh(LauncherConformance):
     @staticmethod
     def reached(hosts: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("ssh")
-        listed = [{"name": name, "address": f"{name}"} for name in hosts.hosts]
+        entries = [{"name": name, "address": f"{name}"} for name in hosts.hosts]
         TestSsh.hosts, TestSsh.site = folder / "hosts.json", folder / "site.json"
-        TestSsh.hosts.write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
+        TestSsh.hosts.write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": entries}))
         TestSsh.site.write_text(json.dumps({"schema": "levelfield.site/1", "ssh": {"config": str(hosts.ssh_config)}}))
 
 

@@ -75,13 +75,13 @@ class Fault:
 
     def _machine(self) -> list[psutil.Process]:
         """The host's own processes: what sshd started, and what has no parent any more."""
-        own = self._sshd.children(recursive=True)
+        children = self._sshd.children(recursive=True)
         left = [pid for pid in self._fleet.processes() if _network(pid) == _network(self._sshd.pid)]
-        found = {each.pid: each for each in own}
+        by_number = {process.pid: process for process in children}
         for pid in left:
             with suppress(psutil.NoSuchProcess):
-                found.setdefault(pid, psutil.Process(pid))
-        return list(found.values())
+                by_number.setdefault(pid, psutil.Process(pid))
+        return list(by_number.values())
 
     def _freeze(self) -> None:
         """Everything on the machine stands still."""
@@ -89,21 +89,21 @@ class Fault:
 
     def _hang(self) -> None:
         """Only what Levelfield started stands still; ssh answers."""
-        self._stop([each for each in self._machine() if _name(each) != "sshd"])
+        self._stop([process for process in self._machine() if _name(process) != "sshd"])
 
     def _stop(self, processes: list[psutil.Process]) -> None:
         self._stopped = processes
-        for each in processes:
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
-                each.suspend()
+                process.suspend()
 
     def _flood(self) -> None:
         (self._place / "flow").touch()
 
     def _die(self) -> None:
-        for each in self._machine():
+        for process in self._machine():
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
 
     def _disconnect(self) -> None:
         self._link("down")
@@ -112,9 +112,9 @@ class Fault:
         subprocess.run(["ip", "-n", self._fleet.cluster.switch, "link", "set", f"v-{self.host}", state], check=True)
 
     def mend(self) -> None:
-        for each in self._stopped:
+        for process in self._stopped:
             with suppress(psutil.NoSuchProcess):
-                each.resume()
+                process.resume()
         if self._kind == "disconnect":
             self._link("up")
 
@@ -153,15 +153,15 @@ def test_a_node_that_breaks_ends_the_run_with_its_word(fleet: Fleet, breaking: F
     assert "Traceback" not in out + err, err
     outcome, steps = fleet.outcome(), fleet.result()["steps_done"]
     words = [node["word"] for node in outcome["nodes"]]
-    said = [kind, phase, process.returncode, outcome["cause"], words, steps, round(seconds), outcome["evidence"]]
-    print("row:", json.dumps(said))
-    if kind == "flood" and phase != "preparing" and said[2] == 0:  # its lines were whole ones, which say nothing
-        assert (words, steps) == (["ended", "ended"], STEPS), said
+    row = [kind, phase, process.returncode, outcome["cause"], words, steps, round(seconds), outcome["evidence"]]
+    print("row:", json.dumps(row))
+    if kind == "flood" and phase != "preparing" and row[2] == 0:  # its lines were whole ones, which say nothing
+        assert (words, steps) == (["ended", "ended"], STEPS), row
         return
-    assert (kind, phase) != ("flood", "ending"), said
-    assert said[2] == 3 and breaking.host in outcome["evidence"], said
+    assert (kind, phase) != ("flood", "ending"), row
+    assert row[2] == 3 and breaking.host in outcome["evidence"], row
     if phase == "preparing":
-        assert outcome["cause"] in ("unreachable", "environment") and len(words) == 1 and steps == 0, said
+        assert outcome["cause"] in ("unreachable", "environment") and len(words) == 1 and steps == 0, row
     else:
-        assert outcome["cause"] == "node-lost" and words[1] == "lost", said
-        assert steps >= {"starting": 0, "training": 4, "ending": STEPS - 10, "collecting": 4}[phase], said
+        assert outcome["cause"] == "node-lost" and words[1] == "lost", row
+        assert steps >= {"starting": 0, "training": 4, "ending": STEPS - 10, "collecting": 4}[phase], row

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.machines
 
 def words(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[str]]:
     main(["site", "check", *arguments, "--json"])
-    found: dict[str, list[str]] = {}
-    for each in json.loads(capsys.readouterr().out)["findings"]:
-        found.setdefault(each["subject"], []).append(each["word"])
-    return found
+    findings: dict[str, list[str]] = {}
+    for finding in json.loads(capsys.readouterr().out)["findings"]:
+        findings.setdefault(finding["subject"], []).append(finding["word"])
+    return findings
 
 
 def test_the_hosts_are_reached(hosts: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,9 +32,11 @@ def test_the_hosts_are_reached(hosts: Cluster, tmp_path: Path, capsys: pytest.Ca
     )
     site = {"schema": "levelfield.site/1", "ssh": {"config": str(hosts.ssh_config)}}
     (tmp_path / "site.json").write_text(json.dumps(site))
-    given = ("--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", str(tmp_path / "site.json"))
-    found = words(capsys, *given)
-    assert sorted(found) == sorted(hosts.hosts) and all(own[0] == "ok" for own in found.values()), found
+    arguments = ("--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", str(tmp_path / "site.json"))
+    findings = words(capsys, *arguments)
+    assert sorted(findings) == sorted(hosts.hosts) and all(
+        words_of_host[0] == "ok" for words_of_host in findings.values()
+    ), findings
 
 
 def addressed(first: str, address: str, host: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +47,8 @@ def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = fleet.cluster.hosts
-    given = ("--site", str(tmp_path / "site.json"), "--json")
-    for address, who, why in (
+    arguments = ("--site", str(tmp_path / "site.json"), "--json")
+    for address, who, reason in (
         (fleet.address(first), set(), ""),
         ("127.0.0.1", {second}, "Connection refused"),
         (fleet.address(second), {first, second}, "Connection refused"),
@@ -54,15 +56,15 @@ def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
         ("no-such-name.invalid", {first, second}, ""),
     ):
         fleet.write(partial(addressed, first, address))
-        assert main(["site", "check", *given]) == (4 if who else 0), address
-        found = json.loads(capsys.readouterr().out)["findings"]
-        lacking = {each["subject"]: each for each in found if each["word"] == "missing"}
+        assert main(["site", "check", *arguments]) == (4 if who else 0), address
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        lacking = {finding["subject"]: finding for finding in findings if finding["word"] == "missing"}
         assert set(lacking) == who, (address, lacking)
-        for host, each in lacking.items():
+        for host, finding in lacking.items():
             whom = "itself" if host == first else first
-            assert f"reach {whom} at {address}, port" in each["says"] and why in each["says"], each
-            assert f"`address` of {first} " in each["do"]
-        assert sum("it reaches" in each["says"] for each in found) == 2 - len(who), found
+            assert f"reach {whom} at {address}, port" in finding["says"] and reason in finding["says"], finding
+            assert f"`address` of {first} " in finding["do"]
+        assert sum("it reaches" in finding["says"] for finding in findings) == 2 - len(who), findings
     assert wait_until(lambda: not [line for _, line in running() if "server.accept()" in line])
 
 
@@ -77,37 +79,37 @@ def test_a_folder_of_others_is_told_as_the_run_refuses_it(
     os.chown(foreign, 1234, -1)
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    for folder, said in (
+    for folder, message in (
         (link, "found a link, expected a folder itself"),
         (foreign, f"found a folder of user 1234 with mode 0755, expected one of user {os.geteuid()} with mode 0700"),
         (open_to_all, "found mode 0777, with which others can write, expected 0700"),
     ):
         fleet.write(folder=str(folder))
         assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 4, folder
-        found = json.loads(capsys.readouterr().out)["findings"]
-        lacking = [each for each in found if each["word"] == "missing"]
-        assert [each["subject"] for each in lacking] == list(fleet.cluster.hosts)
-        assert all(each["says"].startswith(f"{folder}: {said}") for each in lacking), lacking
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        lacking = [finding for finding in findings if finding["word"] == "missing"]
+        assert [finding["subject"] for finding in lacking] == list(fleet.cluster.hosts)
+        assert all(finding["says"].startswith(f"{folder}: {message}") for finding in lacking), lacking
     done = fleet.run(*fleet.command())
-    assert done.returncode == 3 and f"{folder}: {said}" in " ".join(done.stderr.split()), done.stderr
+    assert done.returncode == 3 and f"{folder}: {message}" in " ".join(done.stderr.split()), done.stderr
 
 
 def test_a_python_that_is_absent_on_a_node_is_named(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = fleet.cluster.own(fleet.cluster.hosts[0], "/var/tmp/only-here")
-    own.symlink_to(sys.executable)
+    words_of_host = fleet.cluster.own(fleet.cluster.hosts[0], "/var/tmp/only-here")
+    words_of_host.symlink_to(sys.executable)
     try:
         site = json.loads((tmp_path / "site.json").read_text())
         (tmp_path / "site.json").write_text(json.dumps({**site, "python": "/var/tmp/only-here"}))
         assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 4
     finally:
-        own.unlink()
-    found = json.loads(capsys.readouterr().out)["findings"]
-    (lacking,) = [each for each in found if each["word"] == "missing"]
+        words_of_host.unlink()
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (lacking,) = [finding for finding in findings if finding["word"] == "missing"]
     assert lacking["subject"] == fleet.cluster.hosts[1]
     assert "/var/tmp/only-here," in lacking["says"] and os.strerror(errno.ENOENT) in lacking["says"]
-    assert any("`python` is" in each["says"] for each in found)
+    assert any("`python` is" in finding["says"] for finding in findings)
 
 
 def test_the_partition_and_the_shared_folder_are_tried(
@@ -115,8 +117,8 @@ def test_the_partition_and_the_shared_folder_are_tried(
 ) -> None:
     site = {"schema": "levelfield.site/1", "launcher": "slurm", "shared": str(tmp_path)}
     (tmp_path / "site.json").write_text(json.dumps(site))
-    found = words(capsys, "--site", str(tmp_path / "site.json"))
-    assert found["controller"] == found["job"] == found["node"] == found["shared"] == ["ok"], found
+    findings = words(capsys, "--site", str(tmp_path / "site.json"))
+    assert findings["controller"] == findings["job"] == findings["node"] == findings["shared"] == ["ok"], findings
     (tmp_path / "site.json").write_text(json.dumps({**site, "slurm": {"partition": "nothing"}}))
     assert words(capsys, "--site", str(tmp_path / "site.json"))["job"] == ["missing"]
 
@@ -136,12 +138,17 @@ def test_what_a_node_of_slurm_lacks_is_named(
     for more, code in ((wrong, 4), (right, 0)):
         (tmp_path / "site.json").write_text(json.dumps({**site, **more}))
         assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == code
-        found = {each["subject"].partition(" of ")[0]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-        for subject, said in (
+        by_subject = {
+            finding["subject"].partition(" of ")[0]: finding
+            for finding in json.loads(capsys.readouterr().out)["findings"]
+        }
+        for subject, message in (
             ("interface", "found no interface ib0; it has " if code else "it has the interface eth0"),
             ("local folder", "open: found mode 0777" if code else "/var/tmp/not-there can be written"),
             ("minutes", "is 5, and the partition allows: short 1" if code else "1 minutes are within the limit"),
             *([("modules", "does not load no-such-module: ")] if code else []),
         ):
-            assert said in found[subject]["says"] and (found[subject]["word"] == "missing") is bool(code), found
+            assert message in by_subject[subject]["says"] and (by_subject[subject]["word"] == "missing") is bool(
+                code
+            ), by_subject
     assert not slurm.own(slurm.hosts[0], "/var/tmp/not-there").exists()

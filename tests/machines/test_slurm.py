@@ -39,8 +39,8 @@ def test_what_the_dry_run_shows_is_what_slurm_has(
     names = [node["name"] for node in json.loads((run / "outcome.json").read_text())["nodes"]]
     assert names == list(slurm.hosts)
     dry_run.show([read_plan(RunPaths(run))], benchmark.runs, as_json=True)
-    (shown,) = json.loads(capsys.readouterr().out)
-    (submission,) = shown["request"]["submissions"]
+    (content,) = json.loads(capsys.readouterr().out)
+    (submission,) = content["request"]["submissions"]
     assert submission["files"]["nodes/job.sbatch"] == answer("scontrol", "write", "batch_script", job_of(run), "-")
     assert submission["files"] == {name: (run / name).read_text() for name in submission["files"]}
     assert submission["argv"] == ["sbatch", "--parsable", str(run / "nodes/job.sbatch")]
@@ -52,11 +52,11 @@ def test_a_secret_reaches_the_ranks_all_the_same(benchmark: Benchmark, slurm: Cl
     process = benchmark.start(*LONG, "--env", "HF_TOKEN=verysecret", *site(tmp_path))
     for rank in (0, 1):
         benchmark.wait_for_step(process, 5, rank)
-    found = [rank.environ() for rank in trainings(benchmark.runs).values()]
-    assert [variables["HF_TOKEN"] for variables in found] == ["verysecret"] * 2
+    names = [rank.environ() for rank in trainings(benchmark.runs).values()]
+    assert [variables["HF_TOKEN"] for variables in names] == ["verysecret"] * 2
     hosts = dict(line.split() for line in (slurm.folder / "hosts").read_text().splitlines())
     first = next(address for address, name in hosts.items() if name == slurm.hosts[0])
-    assert {variables["MASTER_ADDR"] for variables in found} == {first}
+    assert {variables["MASTER_ADDR"] for variables in names} == {first}
     process.send_signal(signal.SIGINT)
     assert finished(process).returncode == 130
     assert trainings(benchmark.runs) == {}
@@ -83,8 +83,8 @@ def blocked(command: str, *options: str) -> str:
 
 
 def names(benchmark: Benchmark) -> str:
-    found = [path.parent.name for path in benchmark.runs.glob("*/plan.json")]
-    return found[0] if found else "none-yet"
+    names = [path.parent.name for path in benchmark.runs.glob("*/plan.json")]
+    return names[0] if names else "none-yet"
 
 
 def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benchmark, tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_attach_collects_a_job_that_has_ended_meanwhile(benchmark: Benchmark, tm
 
 def test_real_ranks_meet_across_the_nodes(benchmark: Benchmark, tmp_path: Path) -> None:
     """Two nodes of one device each train what one process trains: the same tokens, weights and losses."""
-    given = (*SHORT, "--threads", "1", "--scale", "smoke")
-    done = benchmark.run("--case", "short:torch:cpu:2:1", *given, *site(tmp_path))
+    arguments = (*SHORT, "--threads", "1", "--scale", "smoke")
+    done = benchmark.run("--case", "short:torch:cpu:2:1", *arguments, *site(tmp_path))
     assert done.returncode == 0, done.stderr
     alone = Benchmark(tmp_path / "alone", Path(benchmark.variables["XDG_CACHE_HOME"]))
-    assert alone.run("--case", "short:torch:cpu:1:1", *given).returncode == 0
+    assert alone.run("--case", "short:torch:cpu:1:1", *arguments).returncode == 0
     here, there = benchmark.result(), alone.result()
     assert here["identity"] == there["identity"] and here["identity"]["initial_weights"] is not None
     losses = [[loss for loss, _, _ in steps(run)] for run in (benchmark.only_run(), alone.only_run())]

@@ -132,14 +132,14 @@ def test_a_node_that_freezes(benchmark: Benchmark, slurm: Cluster, tmp_path: Pat
     daemon = psutil.Process(slurm.process(f"slurmd.{slurm.hosts[1]}"))
     rank = trainings(benchmark.runs)[1]
     frozen = [daemon, *daemon.children(recursive=True), *own_parents(rank), rank]
-    for each in frozen:
-        each.suspend()
+    for frozen_process in frozen:
+        frozen_process.suspend()
     try:
         code, failure, evidence, words = end_of(benchmark, process)
     finally:
-        for each in frozen:
+        for frozen_process in frozen:
             with suppress(psutil.Error):
-                each.resume()
+                frozen_process.resume()
     assert (code, failure) == (3, "node"), evidence
     assert f"sign of {slurm.hosts[1]}" in evidence
     assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "lost"}
@@ -213,14 +213,18 @@ def lose_second_node(benchmark: Benchmark, slurm: Cluster) -> None:
     rank = trainings(benchmark.runs)[1]
     parents = own_parents(rank)
     os.kill(slurm.process(f"slurmd.{slurm.hosts[1]}"), signal.SIGKILL)
-    for each in (*reversed(parents), rank):
-        each.kill()
+    for process in (*reversed(parents), rank):
+        process.kill()
 
 
 def own_parents(rank: psutil.Process) -> list[psutil.Process]:
     """Return the processes between Slurm's daemon and a rank."""
-    own = ("slurmstepd", "node_agent.py")
-    return [each for each in rank.parents() if any(name in " ".join([each.name(), *each.cmdline()]) for name in own)]
+    words = ("slurmstepd", "node_agent.py")
+    return [
+        parent
+        for parent in rank.parents()
+        if any(name in " ".join([parent.name(), *parent.cmdline()]) for name in words)
+    ]
 
 
 def test_a_controller_that_is_away_for_a_while(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ def test_the_time_limit(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "words"),
     [
         ({"partition": "nope"}, "invalid partition specified: nope"),
         pytest.param({"account": "nobody"}, "Invalid account", marks=pytest.mark.thorough),
@@ -257,12 +261,12 @@ def test_the_time_limit(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) ->
     ],
     ids=["partition", "account", "gres", "time-limit"],
 )
-def test_a_job_that_cannot_run(benchmark: Benchmark, tmp_path: Path, settings: dict[str, object], said: str) -> None:
+def test_a_job_that_cannot_run(benchmark: Benchmark, tmp_path: Path, settings: dict[str, object], words: str) -> None:
     done = benchmark.run(*TINY, *site(tmp_path, **settings))
     assert done.returncode == 3
     status = benchmark.result()["status"]
     assert (status["word"], status["failure"]) == ("failed", "launch")
-    assert said in status["evidence"]
+    assert words in status["evidence"]
 
 
 def test_drained_nodes(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:

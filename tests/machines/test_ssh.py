@@ -47,18 +47,18 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     run = fleet.only_run()
     plan = load(Plan, run / "plan.json")
     runtime, launcher = means(plan)
-    shown = launcher.request(plan, RunPaths(run), runtime).public().submissions
+    shown_commands = launcher.request(plan, RunPaths(run), runtime).public().submissions
     sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, plan.run_id)}
-    for submission in shown:
+    for submission in shown_commands:
         argv, text = sent[submission.name]
         assert argv == list(submission.argv[1:])
         content = json.loads(text)
         assert content.pop("secrets") == {"API_TOKEN": "verysecret"}
         assert json.dumps(content) + "\n" == submission.stdin
-    kept = [path for path in (*run.rglob("*"), *fleet.folder.rglob("*")) if path.is_file()]
-    assert len(kept) > 20 and not [path for path in kept if b"verysecret" in path.read_bytes()]
+    files = [path for path in (*run.rglob("*"), *fleet.folder.rglob("*")) if path.is_file()]
+    assert len(files) > 20 and not [path for path in files if b"verysecret" in path.read_bytes()]
     facts = [json.loads((run / f"nodes/node{k}.facts.json").read_text()) for k in (0, 1)]
-    assert [each["hostname"] for each in facts] == list(fleet.cluster.hosts)
+    assert [fact["hostname"] for fact in facts] == list(fleet.cluster.hosts)
     assert all(len((run / f"telemetry/node{k}.raw.jsonl").read_text().splitlines()) >= 3 for k in (0, 1))
 
 
@@ -80,8 +80,10 @@ def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) ->
     assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
     run = fleet.only_run()
     request = json.loads((run / "request.json").read_text())
-    shown = {each["name"]: (each["argv"][1:], each["stdin"]) for each in request["submissions"]}
-    assert shown == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, run.name)}
+    shown_commands = {
+        submission["name"]: (submission["argv"][1:], submission["stdin"]) for submission in request["submissions"]
+    }
+    assert shown_commands == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, run.name)}
 
 
 # ---- faults during the training: the word, the node, no process left, the finished steps kept
@@ -90,8 +92,8 @@ def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) ->
 def test_a_killed_rank_is_named_with_its_node(fleet: Fleet) -> None:
     process = fleet.begun()
     os.kill(fleet.rank(1), signal.SIGKILL)
-    said = fleet.ended(process)
-    assert process.returncode == 3, said
+    message = fleet.ended(process)
+    assert process.returncode == 3, message
     host = fleet.cluster.hosts[1]
     outcome = fleet.outcome()
     assert outcome["cause"] == "rank-failed" and outcome["evidence"].startswith(f"{host}: rank 1 ")
@@ -104,8 +106,8 @@ def test_a_killed_rank_is_named_with_its_node(fleet: Fleet) -> None:
 def test_a_killed_agent_is_a_lost_node(fleet: Fleet) -> None:
     process = fleet.begun()
     os.kill(fleet.agent(1), signal.SIGKILL)
-    said = fleet.ended(process)
-    assert process.returncode == 3, said
+    message = fleet.ended(process)
+    assert process.returncode == 3, message
     assert fleet.outcome()["cause"] == "node-lost" and fleet.cluster.hosts[1] in fleet.outcome()["evidence"]
     assert fleet.words() == ["stopped", "lost"]
     _kept_its_steps(fleet)
@@ -115,8 +117,8 @@ def test_a_killed_connection_is_a_lost_node_whose_files_are_fetched(fleet: Fleet
     process = fleet.begun()
     (connection,) = fleet.processes("node_agent.py", "ssh ", fleet.cluster.hosts[0])
     os.kill(connection, signal.SIGKILL)
-    said = fleet.ended(process)
-    assert process.returncode == 3, said
+    message = fleet.ended(process)
+    assert process.returncode == 3, message
     lost = fleet.outcome()["nodes"][0]
     assert fleet.outcome()["cause"] == "node-lost" and (lost["word"], lost["missing"]) == ("lost", [])
     assert fleet.record(0)[-1]["cause"] == "stopped"  # its last word, which the connection did not bring
@@ -145,8 +147,8 @@ def test_an_interrupt_ends_both_nodes(fleet: Fleet) -> None:
 def test_a_suspended_rank_is_a_hang(fleet: Fleet) -> None:
     process = fleet.begun()
     os.kill(fleet.rank(1), signal.SIGSTOP)
-    said = fleet.ended(process)
-    assert fleet.result()["status"]["word"] == "timeout", said
+    message = fleet.ended(process)
+    assert fleet.result()["status"]["word"] == "timeout", message
     assert "rank 1" in fleet.outcome()["evidence"] and "no heartbeat" in fleet.outcome()["evidence"]
 
 
@@ -162,8 +164,8 @@ def test_a_cut_network_is_a_lost_node_and_its_ranks_end(fleet: Fleet) -> None:
     host, switch = fleet.cluster.hosts[1], fleet.cluster.switch
     subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "down"], check=True)
     try:
-        said = fleet.ended(process)
-        assert process.returncode == 3, said
+        message = fleet.ended(process)
+        assert process.returncode == 3, message
         lost = fleet.outcome()["nodes"][1]
         assert fleet.outcome()["cause"] == "node-lost" and lost["word"] == "lost"
         assert host in fleet.outcome()["evidence"] and any("record" in name for name in lost["missing"])
@@ -181,8 +183,8 @@ def test_a_network_that_flaps_is_said(fleet: Fleet) -> None:
     for state in ("down", "up") * 6:
         subprocess.run(["ip", "-n", fleet.cluster.switch, "link", "set", f"v-{host}", state], check=True)
         time.sleep(0.3 if state == "down" else 1.2)
-    said = fleet.ended(process)
-    assert process.returncode == 0, said
+    message = fleet.ended(process)
+    assert process.returncode == 0, message
     warnings = [warning for warning in fleet.result()["warnings"] if "its link" in warning]
     assert len(warnings) == 1 and warnings[0].startswith("node1: ")
     assert "link eth0" in warnings[0] and "6 times" in warnings[0]
@@ -206,8 +208,8 @@ def test_a_failing_preflight_stops_the_run_before_the_training(fleet: Fleet, tmp
         f'"{host} "*worker.preflight*) echo "no such library" >&2; exit 7;;\nesac\nexec {sys.executable} "$@"\n'
     )
     failing.chmod(0o755)
-    given = [word for word in fleet.command("--python", str(failing)) if word != "--no-preflight"]
-    done = fleet.run(*given)
+    arguments = [word for word in fleet.command("--python", str(failing)) if word != "--no-preflight"]
+    done = fleet.run(*arguments)
     status = fleet.result()["status"]
     assert done.returncode == 3 and (status["word"], status["failure"]) == ("not-run", "preflight"), done.stderr
     assert f"{host}: rank 1 " in status["evidence"] and "code 7" in status["evidence"]
@@ -220,23 +222,23 @@ def test_a_failing_preflight_stops_the_run_before_the_training(fleet: Fleet, tmp
 
 def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
-    known = tmp_path / "known_hosts"
-    known.write_text("")
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.write_text("")
     text = fleet.cluster.ssh_config.read_text()
     config.write_text("\n".join(line for line in text.splitlines() if "KnownHosts" not in line))
     # Even a user's own setting that learns keys does not weaken the check.
     config.write_text(config.read_text().replace("StrictHostKeyChecking yes", "StrictHostKeyChecking no"))
-    config.write_text(config.read_text() + f"\n  UserKnownHostsFile {known}\n  GlobalKnownHostsFile none\n")
+    config.write_text(config.read_text() + f"\n  UserKnownHostsFile {known_hosts}\n  GlobalKnownHostsFile none\n")
     fleet.write(config=str(config))
     done = fleet.run(*fleet.command())
     assert done.returncode == 3
     assert fleet.outcome()["cause"] == "unreachable" and "host key" in fleet.outcome()["evidence"]
-    assert known.read_text() == ""
+    assert known_hosts.read_text() == ""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("changed", "ssh", "cause", "said"),
+    ("changed", "ssh", "cause", "words"),
     [
         ({"name": "no-such-host"}, {}, "unreachable", "its name does not resolve"),
         ({"port": 1}, {}, "unreachable", "it cannot be reached"),
@@ -247,14 +249,14 @@ def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: 
     ],
 )
 def test_a_node_that_cannot_be_prepared_is_named(
-    fleet: Fleet, changed: dict[str, Any], ssh: dict[str, Any], cause: str, said: str
+    fleet: Fleet, changed: dict[str, Any], ssh: dict[str, Any], cause: str, words: str
 ) -> None:
     broken = fleet.cluster.hosts[1]
     fleet.write(lambda host: {**host, **changed} if host["name"] == broken else host, **ssh)
     done = fleet.run(*fleet.command())
     assert done.returncode == 3, done.stdout + done.stderr
     outcome = fleet.outcome()
-    assert outcome["cause"] == cause and said in outcome["evidence"], outcome
+    assert outcome["cause"] == cause and words in outcome["evidence"], outcome
     assert outcome["ends"] == [] and len(outcome["nodes"]) == 1
 
 
@@ -346,8 +348,8 @@ def test_a_real_training_gives_the_same_as_one_machine(hosts: Cluster, tmp_path:
     """The same losses, tokens and weights as two ranks of one machine, and the environment given."""
     python = Path(".venvs/torch-cpu/bin/python").absolute()
     fleet = Fleet(hosts, tmp_path, Path("/var/tmp/levelfield-test"))
-    given = ("--python", str(python), *SHORT)
-    there = fleet.run("--case", "gpt3_6.7B:torch:cpu:2:1", *given, "--site", str(tmp_path / "site.json"))
+    arguments = ("--python", str(python), *SHORT)
+    there = fleet.run("--case", "gpt3_6.7B:torch:cpu:2:1", *arguments, "--site", str(tmp_path / "site.json"))
     assert there.returncode == 0, there.stdout + there.stderr
     result = fleet.result()
     assert result["status"]["word"] == "valid" and "aligned" in there.stdout, there.stdout

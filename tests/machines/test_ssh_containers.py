@@ -55,22 +55,22 @@ def engine() -> Iterator[DockerClient]:
 
 @pytest.fixture
 def fleet(hosts: Cluster, engine: DockerClient, tmp_path: Path) -> Iterator[Fleet]:
-    found = Fleet(hosts, tmp_path, tmp_path / "node")
-    found.variables["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    fleet_here = Fleet(hosts, tmp_path, tmp_path / "node")
+    fleet_here.variables["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     client = tmp_path / "engine"
     client.write_text(ENGINE.format(python=sys.executable, folder=tmp_path, engine=os.environ["DOCKER_HOST"]))
     client.chmod(0o755)
-    here = found.address(hosts.hosts[0]).rpartition(".")[0] + ".1"
-    found.write(lambda host: {**host, "address": here, "interface": "lo"}, container=str(client))
+    here = fleet_here.address(hosts.hosts[0]).rpartition(".")[0] + ".1"
+    fleet_here.write(lambda host: {**host, "address": here, "interface": "lo"}, container=str(client))
     with alone_on_the_engine():
-        yield found
-        found.stop()
-    assert found.nothing_is_left()
+        yield fleet_here
+        fleet_here.stop()
+    assert fleet_here.nothing_is_left()
 
 
 def command(tmp_path: Path, *more: str) -> tuple[str, ...]:
-    given = ("--case", "long:fake:F1:2:1", *PRETENDING, "--runtime", "docker", "--no-preflight", *more)
-    return (*given, "--site", str(tmp_path / "site.json"))
+    arguments = ("--case", "long:fake:F1:2:1", *PRETENDING, "--runtime", "docker", "--no-preflight", *more)
+    return (*arguments, "--site", str(tmp_path / "site.json"))
 
 
 def containers(engine: DockerClient, run: Path) -> list[str]:
@@ -91,8 +91,8 @@ def test_two_machines_train_in_containers_of_one_image_that_is_brought_once(
     run = fleet.only_run()
     image = json.loads((run / "provenance.json").read_text())["image"]
     assert image == json.loads((run / "image/image.json").read_text())
-    asked = (tmp_path / "asked").read_text().splitlines()
-    name = next(word for line in asked if line.startswith("run ") for word in line.split() if ":node-" in word)
+    commands = (tmp_path / "asked").read_text().splitlines()
+    name = next(word for line in commands if line.startswith("run ") for word in line.split() if ":node-" in word)
     assert engine.images.get(name).id == image["id"]  # what the nodes started is what was built
     engine.images.remove(name)
     assert containers(engine, run) == []
@@ -113,5 +113,5 @@ def test_a_machine_without_an_engine_is_named(fleet: Fleet, tmp_path: Path) -> N
     (tmp_path / "engine").unlink()
     done = fleet.run(*command(tmp_path))
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    said = " ".join(done.stderr.split())
-    assert f"{fleet.cluster.hosts[0]}: " in said and "container engine" in said and "ssh.container" in said
+    message = " ".join(done.stderr.split())
+    assert f"{fleet.cluster.hosts[0]}: " in message and "container engine" in message and "ssh.container" in message

@@ -34,10 +34,10 @@ def plan(folder: Path, *requirements: str, name: str = "fake-cpu", **more: Any) 
 
 def use(environment: EnvironmentPlan) -> list[str]:
     """Use the environment once and return what was said."""
-    said: list[str] = []
-    with environment_in_use(environment, said.append):
+    sentences: list[str] = []
+    with environment_in_use(environment, sentences.append):
         assert is_ready(environment)
-    return said
+    return sentences
 
 
 def maker(folder: Path, installer: str) -> tuple[EnvironmentPlan, subprocess.Popen[bytes]]:

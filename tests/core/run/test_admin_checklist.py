@@ -22,8 +22,8 @@ def rendered(site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> d
     file.write_text("\n".join(line[4:] for line in site.splitlines()))
     command = ("--case", "llama3_8b:torch:H100:4:8", "--runs", "/shared/levelfield/runs", "--dry-run", "--json")
     assert main([*command, "--site", str(file)]) == 0, capsys.readouterr().err
-    (found,) = json.loads(capsys.readouterr().out)
-    files: dict[str, str] = found["request"]["submissions"][0]["files"]
+    (content,) = json.loads(capsys.readouterr().out)
+    files: dict[str, str] = content["request"]["submissions"][0]["files"]
     return files
 
 
@@ -40,10 +40,10 @@ def test_every_line_of_the_job_is_rendered(tmp_path: Path, capsys: pytest.Captur
     script = files["nodes/job.sbatch"]
     text = script + files["nodes/node0.json"]
     assert [line for line in named(1) if line not in text] == []
-    asked = re.findall(r"^#SBATCH (--[a-z-]+)", script, re.MULTILINE)
+    directives = re.findall(r"^#SBATCH (--[a-z-]+)", script, re.MULTILINE)
     answered = [line for line in named(1) if line.startswith("#SBATCH")]
-    assert len(asked) == 16
-    assert [option for option in asked if not any(line.split()[1].startswith(option) for line in answered)] == []
+    assert len(directives) == 16
+    assert [option for option in directives if not any(line.split()[1].startswith(option) for line in answered)] == []
 
 
 def test_every_line_of_the_manifest_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

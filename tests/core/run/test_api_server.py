@@ -45,17 +45,19 @@ class ControlPlane:
 
     def names(self) -> set[str]:
         """Return what a run may leave in the namespace."""
-        paths = [f"{self.root}/{each}" for each in ("pods", "configmaps", "services", "secrets")]
+        paths = [f"{self.root}/{item}" for item in ("pods", "configmaps", "services", "secrets")]
         paths += [f"/apis/batch/v1/namespaces/{self.namespace}/jobs"]
-        return {found["metadata"]["name"] for path in paths for found in self.listed(path) if is_of_a_run(found)}
+        return {
+            document["metadata"]["name"] for path in paths for document in self.listed(path) if is_of_a_run(document)
+        }
 
     def remove(self) -> None:
         self.api.delete(f"/api/v1/namespaces/{self.namespace}")
         self.api.close()
 
 
-def is_of_a_run(found: Fields) -> bool:
-    return str(found["metadata"]["name"]).startswith("lf-")
+def is_of_a_run(document: Fields) -> bool:
+    return str(document["metadata"]["name"]).startswith("lf-")
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:
@@ -75,26 +77,26 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
     if not folder.is_dir():
         pytest.skip("no API of Kubernetes: `.ci/apiserver up` starts one and prints the variable to set")
     monkeypatch.setenv("KUBECONFIG", str(folder / "admin.yaml"))
-    found = ControlPlane(folder)
-    yield found
-    found.remove()
+    control_plane = ControlPlane(folder)
+    yield control_plane
+    control_plane.remove()
 
 
 # ---- what the server keeps
 
 
-def dropped(sent: Any, kept: Any, path: str = "") -> dict[str, str]:
+def dropped(sent: Any, stored: Any, path: str = "") -> dict[str, str]:
     """Return what the server changed or left out, by its path. Quantities have one form there."""
-    if isinstance(sent, dict) and isinstance(kept, dict):
+    if isinstance(sent, dict) and isinstance(stored, dict):
         changes: dict[str, str] = {}
         for key, value in sent.items():
-            if key in kept or value not in EMPTY:
-                changes |= dropped(value, kept.get(key), f"{path}.{key}".lstrip("."))
+            if key in stored or value not in EMPTY:
+                changes |= dropped(value, stored.get(key), f"{path}.{key}".lstrip("."))
         return changes
-    if isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
-        return {k: v for i, each in enumerate(sent) for k, v in dropped(each, kept[i], f"{path}[{i}]").items()}
-    is_size = path.endswith("sizeLimit") and kept == "1Gi" and sent == str(2**30)
-    return {} if sent == kept or is_size else {path: f"sent {sent!r}, kept {kept!r}"}
+    if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        return {k: v for i, item in enumerate(sent) for k, v in dropped(item, stored[i], f"{path}[{i}]").items()}
+    is_size = path.endswith("sizeLimit") and stored == "1Gi" and sent == str(2**30)
+    return {} if sent == stored or is_size else {path: f"sent {sent!r}, kept {stored!r}"}
 
 
 def sent_and_kept(plane: ControlPlane, document: Fields) -> dict[str, str]:
@@ -157,14 +159,14 @@ FAULTS: dict[str, tuple[Callable[[Fields], Any], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_server_or_the_comparison_finds_a_planted_fault(plane: ControlPlane, fault: str) -> None:
     broken = copy.deepcopy(documents_of(request_for(namespace=plane.namespace, **WHOLE))[-1])
-    plant, said = FAULTS[fault]
+    plant, message = FAULTS[fault]
     plant(broken)
     try:
-        found = set(sent_and_kept(plane, broken)) - YOUNGER
+        paths = set(sent_and_kept(plane, broken)) - YOUNGER
     except ClusterRefusal as error:
-        assert error.status in (400, 422) and said in str(error), error
+        assert error.status in (400, 422) and message in str(error), error
     else:
-        assert found == {said}
+        assert paths == {message}
 
 
 # ---- the launcher
@@ -198,8 +200,8 @@ def test_a_cluster_that_drops_keys_is_refused(plane: ControlPlane, tmp_path: Pat
     """Its pods would have no numbers, and the run would wait for ever."""
     outcome = Run(plane, tmp_path).execute()
     assert outcome.cause == "launch-error", outcome
-    said = "spec.completionMode, spec.podFailurePolicy of Job in batch/v1; expected Kubernetes 1.26"
-    assert said in str(outcome.evidence)
+    message = "spec.completionMode, spec.podFailurePolicy of Job in batch/v1; expected Kubernetes 1.26"
+    assert message in str(outcome.evidence)
     until(lambda: plane.names() == set())
 
 
@@ -216,9 +218,11 @@ def test_the_rights_of_a_user_are_those_that_the_server_gives(
 
     def refused() -> list[str]:
         main(["site", "check", "--site", str(file), "--json"])
-        found = json.loads(capsys.readouterr().out)["findings"]
-        assert f"is Kubernetes {plane.api.get('/version')['gitVersion']}" in found[0]["says"]
-        return [each["says"] for each in found if each["subject"] == "rights" and each["word"] == "missing"]
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert f"is Kubernetes {plane.api.get('/version')['gitVersion']}" in findings[0]["says"]
+        return [
+            finding["says"] for finding in findings if finding["subject"] == "rights" and finding["word"] == "missing"
+        ]
 
     assert len(refused()) == 15
     rules = [

@@ -46,9 +46,9 @@ def say(text: str) -> None:
 
 
 def test_a_build_has_the_code_of_its_commit_and_is_made_once(commits: list[str], tmp_path: Path) -> None:
-    said: list[str] = []
-    first = build_of(commits[0], say=said.append)
-    assert build_of(commits[0], say=said.append) == first and len(said) == 1
+    sentences: list[str] = []
+    first = build_of(commits[0], say=sentences.append)
+    assert build_of(commits[0], say=sentences.append) == first and len(sentences) == 1
     assert run_of(first, ["--case", "x"], tmp_path / "runs", 60).root == tmp_path / "runs" / "0"
     assert run_of(build_of(commits[1], say=say), [], tmp_path / "runs", 60).root.name == "1"
     assert [path.name for path in first.folder.parent.iterdir() if path.name.startswith(".")] == []

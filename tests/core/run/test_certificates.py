@@ -217,15 +217,15 @@ def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main run was planned before: it would train the new code under the old digest."""
-    own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
-    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    copy = shutil.copytree(PLUGINS, certified.bench.folder / "own")
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", copy)
     made, real = list[int](), Follower.read
 
     def read(follower: Follower) -> Any:
-        found = real(follower)
-        if not made and any(progress.step >= 3 for progress in found):
-            made.append((own / "models" / "fake" / "fast.so").write_bytes(b"other"))
-        return found
+        steps = real(follower)
+        if not made and any(progress.step >= 3 for progress in steps):
+            made.append((copy / "models" / "fake" / "fast.so").write_bytes(b"other"))
+        return steps
 
     monkeypatch.setattr(Follower, "read", read)
     certified.bench.kept().unlink()
@@ -238,22 +238,22 @@ def test_code_from_elsewhere_is_certified_by_its_digest(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder imports a module that lies outside of it: no digest of the folder shows a change of that."""
-    own, hidden = certified.bench.folder / "own", certified.bench.folder / "hidden"
-    shutil.copytree(PLUGINS, own)
+    plugins, hidden = certified.bench.folder / "own", certified.bench.folder / "hidden"
+    shutil.copytree(PLUGINS, plugins)
     hidden.mkdir()
     (hidden / "shortcut.py").write_text("x = 1\n")
-    train = own / "models" / "fake" / "train.py"
+    train = plugins / "models" / "fake" / "train.py"
     lines = f"import sys\nsys.path.append({str(hidden)!r})\nimport shortcut  # noqa\n"
     text = train.read_text()
     train.write_text(text.replace("import os\n", f"import os\n{lines}", 1))
     assert lines in train.read_text()
-    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", plugins)
     result = certified.bench.run()[1]
     assert result["alignment"]["verdict"] == "aligned"
     (warning,) = [text for text in result["warnings"] if "`elsewhere` in outcome.json" in text]
     assert warning.startswith("1 imported") and str(hidden) not in warning
     outcome = json.loads(certified.bench.paths(result["run_id"]).outcome.read_text())
-    assert [each["path"] for each in outcome["elsewhere"]] == [str(hidden / "shortcut.py")]
+    assert [item["path"] for item in outcome["elsewhere"]] == [str(hidden / "shortcut.py")]
     assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
     (hidden / "shortcut.py").write_text("x = 2\n")
     result = certified.bench.run()[1]
@@ -265,15 +265,15 @@ def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The certificate's subject covers the frameworks beside: one may import another's code while it runs."""
-    own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
-    (own / "models" / "beside").mkdir()
-    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    copy = shutil.copytree(PLUGINS, certified.bench.folder / "own")
+    (copy / "models" / "beside").mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", copy)
     real = certificate_maker.certificate_run
 
-    def planned(*given: Any) -> Any:
-        found = real(*given)
-        (own / "models" / "beside" / "fast.so").write_bytes(b"other")
-        return found
+    def planned(*arguments: Any) -> Any:
+        planned_run = real(*arguments)
+        (copy / "models" / "beside" / "fast.so").write_bytes(b"other")
+        return planned_run
 
     monkeypatch.setattr(certificate_maker, "certificate_run", planned)
     certified.bench.kept().unlink()
@@ -285,7 +285,7 @@ def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(
 def test_an_interrupt_during_the_certificates_run_ends_the_command(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     certified.bench.kept().unlink()
@@ -298,7 +298,7 @@ def test_an_interrupt_during_the_certificates_run_ends_the_command(
 def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def failing(plan: Plan, *given: object) -> Any:
+    def failing(plan: Plan, *arguments: object) -> Any:
         tried.append(plan.run_id)
         return collect(certified.small).model_copy(update={"alignment": collect(certified.main).alignment})
 
@@ -328,11 +328,11 @@ def maker_and_job(certified: CertifiedRun) -> tuple[CertificateMaker, Job]:
 
 
 def test_a_store_that_cannot_be_written_loses_nothing(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> None:
+    def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("levelfield.run.certificate_store.write_atomically", full)
-    monkeypatch.setattr("levelfield.run.runner.run", lambda *given: collect(certified.small))
+    monkeypatch.setattr("levelfield.run.runner.run", lambda *arguments: collect(certified.small))
     maker, job = maker_and_job(certified)
     certificate = maker.certify(job).job.certificate
     assert certificate is not None and certificate.run_id == certified.small.root.name
@@ -428,8 +428,12 @@ def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_direct
 ) -> None:
     path = certified.bench.kept()
     DAMAGES[name](path)
-    found = stored(certified.subject)
-    assert found.certificate is None and found.problem is not None and str(path) in found.problem
+    stored_certificate = stored(certified.subject)
+    assert (
+        stored_certificate.certificate is None
+        and stored_certificate.problem is not None
+        and str(path) in stored_certificate.problem
+    )
     DAMAGES[name](certified.main.certificate)
     result = certified.collected()
     assert result["alignment"]["verdict"] == "consistent" and "certificate.json" in result["certificate"]["reason"]
@@ -442,8 +446,10 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
     for changes in ({"layers": layers}, {"reason": "because"}, {"framework_version": "9"}, {"software": "sha256:0"}):
         content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": right.layers, **changes}
         path.write_text(dump(Certificate.seal(subject=right.subject, **content)))
-        found = stored(certified.subject)
-        assert found.certificate is None and f"{path}: {next(iter(changes))}" in str(found.problem)
+        stored_certificate = stored(certified.subject)
+        assert stored_certificate.certificate is None and f"{path}: {next(iter(changes))}" in str(
+            stored_certificate.problem
+        )
     path.write_text(dump(right))
     assert stored(certified.subject).certificate == right
     before = len(certified.bench.runs_of("small"))
@@ -453,19 +459,19 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
 
 def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun) -> None:
     """Of a run that differed nobody makes a certificate by editing what was kept."""
-    kept = RunPaths(runs_place(certified.subject) / certified.small.root.name)
-    events = kept.events / "rank0.jsonl"
+    stored_run = RunPaths(runs_place(certified.subject) / certified.small.root.name)
+    events = stored_run.events / "rank0.jsonl"
     before = events.read_text()
     events.write_text(before + "{}\n")
     assert "is tampered" in str(stored(certified.subject).problem)
     events.write_text(before)
     assert stored(certified.subject).certificate is not None
     for name in ("reference.json", "plan.json", "outcome.json"):
-        text = (kept.root / name).read_text()
-        (kept.root / name).write_text("{")
+        text = (stored_run.root / name).read_text()
+        (stored_run.root / name).write_text("{")
         assert stored(certified.subject).certificate is None, name
-        (kept.root / name).write_text(text)
-    shutil.rmtree(kept.root)
+        (stored_run.root / name).write_text(text)
+    shutil.rmtree(stored_run.root)
     assert "kept beside" in str(stored(certified.subject).problem)
     code, result = certified.bench.run()
     assert (code, result["alignment"]["verdict"]) == (0, "aligned") and stored(certified.subject).certificate
@@ -543,8 +549,8 @@ def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(
     """The plan and the copy are both edited, and agree."""
     other = resealed(certified, **changes)
     certified.main.certificate.write_text(dump(other))
-    named = {"digest": other.digest, "subject": other.subject.model_dump(mode="json")}
-    rewrite(certified.main.plan, lambda plan: plan["certificate"].update(named))
+    fields = {"digest": other.digest, "subject": other.subject.model_dump(mode="json")}
+    rewrite(certified.main.plan, lambda plan: plan["certificate"].update(fields))
     result = certified.collected()
     assert result["alignment"]["verdict"] == "consistent" and words in result["certificate"]["reason"]
 
@@ -632,15 +638,15 @@ def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(
 
 def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Its digest of the software is of the whole provenance, which the bundle does not have."""
-    rewrite(certified.main.provenance, lambda found: found["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
+    rewrite(certified.main.provenance, lambda content: content["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
     seal_again(certified.main)
     path = certified.bench.folder / "run.zip"
     assert main(["evidence", "bundle", str(certified.main.root), "--output", str(path)]) == 0
     assert main(["evidence", "verify", str(path), "--plugins", str(PLUGINS)]) == 0
     with zipfile.ZipFile(path) as opened:
-        (name,) = [each for each in opened.namelist() if each.endswith("/result.json")]
-        found = json.loads(opened.read(name))
-    assert found["alignment"]["verdict"] == "aligned" and found["certificate"]["holds"]
+        (name,) = [item for item in opened.namelist() if item.endswith("/result.json")]
+        content = json.loads(opened.read(name))
+    assert content["alignment"]["verdict"] == "aligned" and content["certificate"]["holds"]
 
 
 def test_a_bundle_with_both_runs_has_its_certificate_recomputed(
@@ -681,14 +687,14 @@ def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certifi
     layers = tuple(layer.model_copy(update={"limit": None}) for layer in result.alignment.layers)
     open_ = result.model_copy(update={"alignment": result.alignment.model_copy(update={"layers": layers})})
     sixteen = plan.model_copy(update={"work": read_plan(certified.main).work})
-    for given, words in (
+    for arguments, words in (
         ((small, plan, failed), "is invalid"),
         ((small, plan, open_), "certifies nothing: .*first step"),
         ((small, sixteen, result), "certifies nothing: .*'fp32'"),
         ((small, plan.model_copy(update={"scale": "full"}), result), "certifies nothing: .*'smoke'"),
     ):
         with pytest.raises(GateFailed, match=words):
-            certificate_from(*given, subject)
+            certificate_from(*arguments, subject)
     rewrite(small.reference, lambda content: content["noise"][0].update(curve=0.5))
     seal_again(small)
     with pytest.raises(GateFailed, match="another reference"):
@@ -733,9 +739,9 @@ def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun) 
 )
 def test_the_smallest_layout_has_the_same_kinds(text: str, least: str) -> None:
     layout = parse_layout(text).layout
-    found = smallest_layout(layout)
-    assert str(found) == least and found.world_size <= layout.world_size
-    assert code_path(Tuning(layout=found)) == code_path(Tuning(layout=layout))
+    smallest = smallest_layout(layout)
+    assert str(smallest) == least and smallest.world_size <= layout.world_size
+    assert code_path(Tuning(layout=smallest)) == code_path(Tuning(layout=layout))
 
 
 def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
@@ -750,9 +756,11 @@ def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
 
 
 def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one() -> None:
-    found = code_path(Tuning())
-    earlier = {name: value for name, value in found.model_dump(mode="json").items() if name not in ("graph", "further")}
-    assert CodePath.model_validate(earlier) == found and found.fingerprint() == json_digest(earlier)
+    code_kind = code_path(Tuning())
+    earlier = {
+        name: value for name, value in code_kind.model_dump(mode="json").items() if name not in ("graph", "further")
+    }
+    assert CodePath.model_validate(earlier) == code_kind and code_kind.fingerprint() == json_digest(earlier)
 
 
 def test_a_later_field_that_changes_the_code_is_in_the_path_where_it_is_not_at_its_default(

@@ -160,14 +160,14 @@ def test_with_a_claim_the_pods_write_the_run_directory_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("site", "said"),
+    ("site", "words"),
     [
         ({"image": None}, "kubernetes.image: found none"),
         ({"claim": "runs", "claim_folder": "/elsewhere"}, "expected it below /elsewhere"),
     ],
 )
-def test_a_site_file_that_lacks_a_part_is_refused(site: Fields, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_site_file_that_lacks_a_part_is_refused(site: Fields, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         request_for(**site)
 
 
@@ -193,7 +193,7 @@ def test_a_pod_has_what_the_site_s_file_says() -> None:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["securityContext"] == {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 2000}
     assert {"name": "topology", "hostPath": {"path": "/etc/topology"}} in spec["volumes"]
-    mounts = {each["name"]: each for each in spec["containers"][0]["volumeMounts"]}
+    mounts = {mount["name"]: mount for mount in spec["containers"][0]["volumeMounts"]}
     assert mounts["cache"] == {"name": "cache", "mountPath": "/cache", "readOnly": False}
     assert mounts["topology"]["readOnly"] is True
 
@@ -211,15 +211,15 @@ def test_a_restricted_pod_keeps_to_the_standard() -> None:
     spec = pod_of(**RESTRICTED)["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] == 1000
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    own = spec["containers"][0]["securityContext"]
-    assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    security = spec["containers"][0]["securityContext"]
+    assert security == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
     allowed |= {"persistentVolumeClaim"}
     assert {key for volume in spec["volumes"] for key in volume if key != "name"} <= allowed
 
 
 @pytest.mark.parametrize(
-    ("site", "said"),
+    ("site", "words"),
     [
         ({"resources": {"memory": "900 Gi"}}, "expected a number with a unit, such as 900Gi"),
         ({"resources": {"memory": "900GB"}}, "expected a number with a unit"),
@@ -232,8 +232,8 @@ def test_a_restricted_pod_keeps_to_the_standard() -> None:
         ({"volumes": [{**WHOLE["volumes"][1], "name": "work"}]}, "found work, expected names that no other volume"),
     ],
 )
-def test_a_site_file_that_no_cluster_could_run_is_refused(site: Fields, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_site_file_that_no_cluster_could_run_is_refused(site: Fields, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         KubernetesSite.model_validate(site)
 
 
@@ -243,10 +243,10 @@ def test_an_accelerator_without_its_resource_is_refused() -> None:
     plan = make_plan(registry, "llama3_8b:torch:H100:4:8", scale="full", assume=True)
     for devices, refused in ((None, True), ("none", False), ("nvidia.com/gpu", False)):
         site = Site(kubernetes=KubernetesSite(image="example.org/image:1", devices=devices))
-        given = plan.model_copy(update={"launch": LaunchPlan(launcher="kubernetes", site=site)})
+        launched = plan.model_copy(update={"launch": LaunchPlan(launcher="kubernetes", site=site)})
         launcher = KubernetesLauncher()
         with pytest.raises(UsageError, match=r"kubernetes\.devices:.*\b8\b.*H100") if refused else nullcontext():
-            launcher.request(given, RunPaths(Path("/runs/a-run")), launcher.runtime(given))
+            launcher.request(launched, RunPaths(Path("/runs/a-run")), launcher.runtime(launched))
 
 
 def test_many_nodes_need_several_configmaps() -> None:
@@ -257,16 +257,16 @@ def test_many_nodes_need_several_configmaps() -> None:
 
 
 def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
-    held = base64.b64decode(documents_of(request_for())[0]["binaryData"]["code.tar.gz"])
-    with tarfile.open(fileobj=io.BytesIO(held)) as archive:
+    archived = base64.b64decode(documents_of(request_for())[0]["binaryData"]["code.tar.gz"])
+    with tarfile.open(fileobj=io.BytesIO(archived)) as archive:
         archive.extractall(tmp_path, filter="data")
     script = "import sys; from pathlib import Path; from levelfield.node.code_digest import code_digest; "
     script += "print(code_digest(Path(sys.argv[1])))"
     argv = [sys.executable, "-c", script, str(tmp_path / "models" / "drill")]
-    own = {"PYTHONPATH": str(tmp_path / "platform")}
-    done = subprocess.run(argv, env=own, capture_output=True, text=True, check=True)
+    ours = {"PYTHONPATH": str(tmp_path / "platform")}
+    done = subprocess.run(argv, env=ours, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == code_digest(DRILL / "models" / "drill")
-    assert len(base64.b64encode(held)) < MOST_DATA_BYTES
+    assert len(base64.b64encode(archived)) < MOST_DATA_BYTES
 
 
 def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

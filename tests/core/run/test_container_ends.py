@@ -47,15 +47,15 @@ def test_a_damaged_file_is_as_none(damage: str, request_of_two: Request, tmp_pat
 
 def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    found = container_launcher._ends(request_of_two, {0: PlantedContainer(137)})  # type: ignore[dict-item]
-    assert summary(found) == [(0, 0, None, False), (1, None, 9, False)]
+    ends = container_launcher._ends(request_of_two, {0: PlantedContainer(137)})  # type: ignore[dict-item]
+    assert summary(ends) == [(0, 0, None, False), (1, None, 9, False)]
     stopped = container_launcher._ends(request_of_two, {0: PlantedContainer(137)}, {0})  # type: ignore[dict-item]
     assert summary(stopped)[1] == (1, None, 9, True)
 
 
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
-    found = container_launcher._ends(request_of_two, {0: PlantedContainer(1)})  # type: ignore[dict-item]
-    assert summary(found) == [(0, 1, None, False), (1, 1, None, False)]
+    ends = container_launcher._ends(request_of_two, {0: PlantedContainer(1)})  # type: ignore[dict-item]
+    assert summary(ends) == [(0, 1, None, False), (1, 1, None, False)]
 
 
 STOPPED = {"rank": 1, "exit_code": None, "signal": 15, "stopped_by_us": True}
@@ -114,11 +114,11 @@ def test_the_first_process_writes_how_its_ranks_ended(
     monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.1)
     monkeypatch.setattr("signal.signal", lambda *ignored: None)
     work = tmp_path / "node0.json"
-    listed = [
+    processes = [
         {"rank": rank, "argv": ["sh", "-c", script], "environment": {}, "log": str(tmp_path / f"rank{rank}.log")}
         for rank, script in ((0, "echo $HOME; exit 3"), (1, "sleep 60"))
     ]
-    work.write_text(json.dumps({"processes": listed, "ends": request_of_two.nodes[0].ends, "umask": 0o077}))
+    work.write_text(json.dumps({"processes": processes, "ends": request_of_two.nodes[0].ends, "umask": 0o077}))
     before = os.umask(0o022)  # the engine's, whatever the user's is
     try:
         assert main(str(work)) == 1

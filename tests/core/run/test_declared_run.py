@@ -45,9 +45,9 @@ echo "1, Acme A1, 64, 1025, N/A"
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> AcmeMachine:
-    found = AcmeMachine(tmp_path, VENDOR, monkeypatch, capsys)
-    found.tool(TOOL)
-    return found
+    acme = AcmeMachine(tmp_path, VENDOR, monkeypatch, capsys)
+    acme.tool(TOOL)
+    return acme
 
 
 def test_a_whole_run_on_a_replayed_tool(machine: AcmeMachine) -> None:
@@ -83,24 +83,24 @@ def test_a_tool_that_breaks_in_the_run_costs_its_figures_only(machine: AcmeMachi
 
 
 def test_the_vendors_environment_is_between_the_implementations_and_the_tunings(machine: AcmeMachine) -> None:
-    code, shown, _ = machine.run("tiny:fake:acme", "--dry-run", "--env", "ACME_CHOSEN=user")
+    code, printed, _ = machine.run("tiny:fake:acme", "--dry-run", "--env", "ACME_CHOSEN=user")
     assert code == 0
     for line in ("ACME_TUNED=1", "ACME_CHOSEN=user", "FAKE_RANK=vendor", "ACME_VISIBLE_DEVICES=0,1"):
-        assert line in shown
-    assert "ACME_CHOSEN=vendor" not in shown
+        assert line in printed
+    assert "ACME_CHOSEN=vendor" not in printed
 
 
 def test_a_vendor_is_listed_with_what_its_tool_shows(machine: AcmeMachine) -> None:
-    _, shown, _ = machine.command("show", "vendors")
-    (row,) = [line.split() for line in shown.splitlines() if line.startswith("  acme ")]
+    _, printed, _ = machine.command("show", "vendors")
+    (row,) = [line.split() for line in printed.splitlines() if line.startswith("  acme ")]
     assert row == ["acme", "2", "(Acme", "A1)", "none"]
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert all(len(line) <= 80 for line in printed.splitlines())
 
 
 def test_without_adapter_and_declaration_the_missing_keys_are_named(machine: AcmeMachine) -> None:
     machine.vendor_file.write_text(VENDOR[: VENDOR.index("monitor:")] + "verified: none\n")
-    code, _, said = machine.run("tiny:fake:acme", "--dry-run")
-    assert code == 2 and str(machine.vendor_file) in said and "'discovery'" in said and "'monitor'" in said
+    code, _, message = machine.run("tiny:fake:acme", "--dry-run")
+    assert code == 2 and str(machine.vendor_file) in message and "'discovery'" in message and "'monitor'" in message
 
 
 def shares(machine: AcmeMachine, variable: str = "visible_devices_variable: ACME_VISIBLE_DEVICES\n") -> None:
@@ -121,14 +121,14 @@ def test_only_the_devices_of_the_run_count_also_on_a_host(
     assert result["energy"]["mean_watts"]["value"] == pytest.approx(200)
     assert result["memory"]["capacity_bytes"] == 64 * 2**30
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "5")
-    code, _, said = machine.run("tiny:fake:acme", "--layout", "DP2")
-    assert code == 2 and "A1 (vendor" in said and "expected 2" in said
+    code, _, message = machine.run("tiny:fake:acme", "--layout", "DP2")
+    assert code == 2 and "A1 (vendor" in message and "expected 2" in message
 
 
 def test_several_devices_of_a_host_that_nothing_chooses_among_are_refused(machine: AcmeMachine) -> None:
     shares(machine, variable="")
-    code, _, said = machine.run("tiny:fake:acme", "--layout", "DP2")
-    assert code == 2 and "8 devices" in said and "one record" in said and "visible_devices_variable" in said
+    code, _, message = machine.run("tiny:fake:acme", "--layout", "DP2")
+    assert code == 2 and "8 devices" in message and "one record" in message and "visible_devices_variable" in message
 
 
 def test_readings_of_more_devices_than_a_host_has_give_no_energy(machine: AcmeMachine) -> None:

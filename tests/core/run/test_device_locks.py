@@ -122,8 +122,8 @@ def as_another_user() -> str:
         os._exit(0)
     os.wait()
     os.close(write)
-    with os.fdopen(read) as said:
-        return said.read()
+    with os.fdopen(read) as text:
+        return text.read()
 
 
 # ---- a process that SIGKILL does not end
@@ -148,9 +148,9 @@ def test_a_device_stays_locked_while_a_process_lives_that_could_not_be_ended() -
 
 def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> None:
     folder.mkdir()
-    own = own_identity()
-    assert own is not None
-    for old in (replace(own, started=own.started + 1), replace(own, boot="an earlier boot")):
+    identity = own_identity()
+    assert identity is not None
+    for old in (replace(identity, started=identity.started + 1), replace(identity, boot="an earlier boot")):
         (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD}{old.to_text()}")
         with _locked("fake-0", "new"):
             assert (folder / "fake-0.lock").read_text() == NEW_LOCK
@@ -233,5 +233,5 @@ def test_what_a_lock_holds_is_shown_without_control_characters(folder: Path) -> 
     taken = pytest.raises(DeviceInUse)
     with _locked("fake-0", "\x1b[2Jrun\x07" + "x" * 500), taken as raised, _locked("fake-0", "other"):
         pytest.fail("both hold it")
-    said = str(raised.value)
-    assert "\x1b" not in said and "\x07" not in said and "[2Jrun" in said and len(said) < 350
+    text = str(raised.value)
+    assert "\x1b" not in text and "\x07" not in text and "[2Jrun" in text and len(text) < 350

@@ -21,14 +21,14 @@ SLOW = "for folder; do :; done\nsleep 60 &\ntouch $folder/begun\nsleep 60\n"
 
 
 def test_a_folder_that_levelfield_did_not_make_is_left_as_it_is(tmp_path: Path) -> None:
-    wanted = plan(tmp_path)
-    kept = Path(wanted.folder) / "pyvenv.cfg"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("mine\n")
+    environment = plan(tmp_path)
+    file = Path(environment.folder) / "pyvenv.cfg"
+    file.parent.mkdir(parents=True)
+    file.write_text("mine\n")
     says = r"fake-cpu: found an environment that Levelfield did not make.*move it.*Or give an interpreter with --python"
     with pytest.raises(UsageError, match=says):
-        use(wanted)
-    assert kept.read_text() == "mine\n" and [p.name for p in kept.parent.iterdir()] == ["pyvenv.cfg"]
+        use(environment)
+    assert file.read_text() == "mine\n" and [p.name for p in file.parent.iterdir()] == ["pyvenv.cfg"]
 
 
 @pytest.mark.parametrize("name", [environment_folder.MARK, *environment_folder.STAMPS])
@@ -42,13 +42,13 @@ def test_a_mark_or_the_stamp_of_an_earlier_version_is_enough(tmp_path: Path, nam
 
 
 def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) -> None:
-    wanted = plan(tmp_path)
-    lock = Path(f"{wanted.folder}.lock")
+    environment = plan(tmp_path)
+    lock = Path(f"{environment.folder}.lock")
     lock.parent.mkdir()
     (tmp_path / "thesis.tex").write_text("precious")
     lock.symlink_to(tmp_path / "thesis.tex")
     with pytest.raises(UsageError, match=r"fake-cpu\.lock\b.*a link"):
-        use(wanted)
+        use(environment)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
@@ -69,15 +69,15 @@ def test_no_module_opens_a_lock_by_emptying_it() -> None:
 def test_a_complete_environment_is_used_where_nothing_can_be_written(
     tmp_path: Path, has_lock: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = plan(tmp_path)
-    python = Path(wanted.python)
+    environment = plan(tmp_path)
+    python = Path(environment.python)
     python.parent.mkdir(parents=True)
     python.touch()
-    (Path(wanted.folder) / "levelfield-environment.json").write_text(json.dumps({"digest": wanted.digest}))
+    (Path(environment.folder) / "levelfield-environment.json").write_text(json.dumps({"digest": environment.digest}))
     if has_lock:
-        Path(f"{wanted.folder}.lock").touch()
+        Path(f"{environment.folder}.lock").touch()
     nothing_can_be_written(monkeypatch)
-    use(wanted)
+    use(environment)
 
 
 @pytest.mark.parametrize("there", ["nothing", "a pipe", "a link"])
@@ -163,9 +163,9 @@ def test_packages_that_are_not_there_are_named(tmp_path: Path) -> None:
     (site / "acme_one-1.0.dist-info").mkdir(parents=True)
     (site / "acme_one-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: acme_one\nVersion: 1.0\n")
     (site / "acme_one-1.0.dist-info/RECORD").write_text("acme_one.py,,\n")
-    wanted = ["Acme.One[extra]==1.0", "other==2", "/a/file.whl", "not-pinned"]
-    assert installer.lacking(tmp_path, wanted) == ["other"]
-    assert installer.lacking(tmp_path, wanted, with_files=True) == ["Acme.One", "other"]
+    environment = ["Acme.One[extra]==1.0", "other==2", "/a/file.whl", "not-pinned"]
+    assert installer.lacking(tmp_path, environment) == ["other"]
+    assert installer.lacking(tmp_path, environment, with_files=True) == ["Acme.One", "other"]
 
 
 def test_an_installer_that_installs_nothing_makes_no_environment(

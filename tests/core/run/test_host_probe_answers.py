@@ -28,7 +28,7 @@ def times(alpha: float = 2e-4, rate: float = 1.5e9) -> dict[int, float]:
 
 
 def share(processes: int = 1, threads: int = 2, **changes: Any) -> dict[str, Any]:
-    found = {
+    fields = {
         "processes": processes,
         "threads": threads,
         "matmul": {"fp32": {"64": 5e10, "256": 9e10}},
@@ -37,7 +37,7 @@ def share(processes: int = 1, threads: int = 2, **changes: Any) -> dict[str, Any
         "operation": 1e-6,
         "collectives": {"all_reduce": times()} if processes > 1 else {},
     }
-    return {**found, **changes}
+    return {**fields, **changes}
 
 
 def answer(*shares: dict[str, Any]) -> str:
@@ -122,13 +122,13 @@ def test_an_answer_that_is_none_is_refused_and_named(printed: str, says: str) ->
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Torch's folder holds no probe yet, and this Python stands for torch's."""
-    given = EnvironmentPlan(name="given", folder="", python=sys.executable, requirements=(), digest="")
+    environment = EnvironmentPlan(name="given", folder="", python=sys.executable, requirements=(), digest="")
     real = Registry().implementation("torch")[0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(measurement, "environment_of", lambda *of: given)
-    found = Registry()
-    monkeypatch.setattr(found, "implementation", lambda name: (real, tmp_path))
-    return found
+    monkeypatch.setattr(measurement, "environment_of", lambda *of: environment)
+    planted = Registry()
+    monkeypatch.setattr(planted, "implementation", lambda name: (real, tmp_path))
+    return planted
 
 
 def probe(folder: Path, *lines: str) -> None:
@@ -138,22 +138,22 @@ def probe(folder: Path, *lines: str) -> None:
 def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
     assert measurement.known_host_rates(registry) is None
     probe(tmp_path, f"print('''{answer()}''')")
-    said: list[str] = []
-    rates = measurement.measure_host_rates(registry, said.append)
-    assert measurement.known_host_rates(registry) == rates and "a minute" in said[0]
+    sentences: list[str] = []
+    rates = measurement.measure_host_rates(registry, sentences.append)
+    assert measurement.known_host_rates(registry) == rates and "a minute" in sentences[0]
 
 
 def test_what_is_installed_for_the_probe_is_said_before(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = EnvironmentPlan(name="t", folder=str(tmp_path / "t"), python=sys.executable, requirements=(), digest="x")
-    said: list[str] = []
+    sentences: list[str] = []
     monkeypatch.setattr(measurement, "environment_of", lambda *of: absent)
     monkeypatch.setattr(measurement, "environment_in_use", lambda plan, say: nullcontext(say("making it")))
     probe(tmp_path, f"print('''{answer()}''')")
-    measurement.measure_host_rates(registry, said.append)
-    assert "torch" in said[0] and absent.folder in said[0], said
-    assert [said[1], said[2][:9]] == ["making it", "measuring"]
+    measurement.measure_host_rates(registry, sentences.append)
+    assert "torch" in sentences[0] and absent.folder in sentences[0], sentences
+    assert [sentences[1], sentences[2][:9]] == ["making it", "measuring"]
 
 
 def test_a_run_s_environment_is_the_probe_s_too(registry: Registry, tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(
 def test_a_damaged_cache_is_none(registry: Registry, tmp_path: Path, content: str) -> None:
     probe(tmp_path, f"print('''{answer()}''')")
     measurement.measure_host_rates(registry, print)
-    (kept,) = (tmp_path / "cache/levelfield/hosts").iterdir()
-    kept.write_text(content)
+    (file,) = (tmp_path / "cache/levelfield/hosts").iterdir()
+    file.write_text(content)
     assert measurement.known_host_rates(registry) is None
 
 

@@ -84,7 +84,7 @@ def test_a_file_that_is_only_touched_is_read_again_and_no_fault(used: CorpusUsed
 
 
 def test_an_unchanged_file_is_not_read_again(used: CorpusUsed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "_read_all", lambda *given: pytest.fail("it was read"))
+    monkeypatch.setattr(integrity, "_read_all", lambda *arguments: pytest.fail("it was read"))
     assert CorpusWatch(used).judged(GOOD, pytest.fail) == GOOD
 
 
@@ -149,9 +149,9 @@ def here(tmp_path: Path, ranks: int = 2) -> Any:
 def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path) -> None:
     plan, paths = here(tmp_path), RunPaths(tmp_path / "run")
     paths.logs.mkdir(parents=True)
-    own = {"path": f"{plan.implementation.folder}/train.py", "sha256": "a"}
+    covered = {"path": f"{plan.implementation.folder}/train.py", "sha256": "a"}
     other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
-    (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [own, other]}))
+    (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [covered, other]}))
     outcome = CodeWatch(plan, paths).judged(GOOD)
     assert outcome.elsewhere is not None and outcome.elsewhere.keys() == {other["path"], "rank 1"}
     assert outcome.elsewhere[other["path"]] == "b"
@@ -172,8 +172,8 @@ def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_p
         argv = [sys.executable, "-c", f"import os, sys, json, hidden\n{ending}"]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True)
         assert done.stderr == "" and ("own" in done.stdout) == (not ending.startswith("os."))
-        listed = json.loads(file.read_text())["files"]
-        assert [each["path"] for each in listed] == [str(tmp_path / n) for n in ("hidden.py", "sitecustomize.py")]
+        content = json.loads(file.read_text())["files"]
+        assert [item["path"] for item in content] == [str(tmp_path / n) for n in ("hidden.py", "sitecustomize.py")]
 
 
 def test_a_link_in_the_folder_of_pythons_library_is_not_from_elsewhere(
@@ -187,12 +187,12 @@ def test_a_link_in_the_folder_of_pythons_library_is_not_from_elsewhere(
     (library / "linked.py").symlink_to(there / "linked.py")
     paths = {**sysconfig.get_paths(), "stdlib": str(library)}
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
-    for folder, listed in ((library, False), (there, True)):
+    for folder, is_listed in ((library, False), (there, True)):
         module = ModuleType("linked")
         module.__file__ = str(folder / "linked.py")
         monkeypatch.setitem(sys.modules, "linked", module)
-        found = [each["path"] for each in code_digest.imported_from_elsewhere()]
-        assert (str(there / "linked.py") in found) == listed
+        imported = [item["path"] for item in code_digest.imported_from_elsewhere()]
+        assert (str(there / "linked.py") in imported) == is_listed
 
 
 def test_damaged_records_say_nothing(run: RunPaths) -> None:

@@ -70,12 +70,12 @@ def test_an_environment_is_made_at_once_after_its_maker_was_killed(
 
     monkeypatch.setattr(environments, "_run", install)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
-    said: list[str] = []
-    with environment_in_use(plan(tmp_path), said.append):
+    sentences: list[str] = []
+    with environment_in_use(plan(tmp_path), sentences.append):
         assert is_ready(plan(tmp_path))
     time.sleep(0.1)
     assert not (killed / "lib/left").exists(), "nobody writes there any more"
-    assert "fake-cpu" in said[0] and ": process" in said[0]
+    assert "fake-cpu" in sentences[0] and ": process" in sentences[0]
 
 
 def test_an_installer_that_cannot_be_ended_is_named(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +118,8 @@ def test_an_index_that_cannot_be_reached_is_named_with_what_to_set(
     ],
 )
 def test_each_cause_has_its_advice(line: str, says: str | None) -> None:
-    said = installer.failure(["python", "-m", "pip", "install"], 1, [line], {})
-    assert (says in said) if says else "index" not in said
+    message = installer.failure(["python", "-m", "pip", "install"], 1, [line], {})
+    assert (says in message) if says else "index" not in message
 
 
 def test_the_error_stands_before_advice_that_follows_it() -> None:
@@ -130,14 +130,14 @@ def test_the_error_stands_before_advice_that_follows_it() -> None:
 
 
 def test_what_a_build_printed_is_the_evidence_and_not_pips_own_last_lines() -> None:
-    own = ["  × Encountered error", "  note: This is an issue with the package, not pip.", "hint: See above."]
+    ours = ["  × Encountered error", "  note: This is an issue with the package, not pip.", "hint: See above."]
     build = [
         "  ╰─> [9 lines of output]",
         *["      noise"] * 6,
         "      RuntimeError: no CUDA here",
         "      [end of output]",
     ]
-    message = installer.failure(["pip"], 1, [*build, *own], {})
+    message = installer.failure(["pip"], 1, [*build, *ours], {})
     assert message.endswith(f"\n  {build[-2].strip()}") and "×" not in message
 
 
@@ -177,7 +177,7 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(environments, "_run", install)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
-    monkeypatch.setattr(environments, "is_ready", lambda wanted: len(made) == 2)
+    monkeypatch.setattr(environments, "is_ready", lambda environment: len(made) == 2)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
     with environment_in_use(plan(tmp_path, offline=True), print):
         assert made[-1] == "acme==1.0"
@@ -232,7 +232,7 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
 def test_a_package_that_the_platform_lost_says_how_it_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lacks(*given: object) -> str:
+    def lacks(*arguments: object) -> str:
         raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
 
     monkeypatch.setattr("levelfield.cli.show_command.listing", lacks)
@@ -248,7 +248,7 @@ def test_a_package_that_the_platform_lost_says_how_it_comes_back(
 def test_a_module_of_our_own_that_is_missing_is_a_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lacks(*given: object) -> str:
+    def lacks(*arguments: object) -> str:
         raise ModuleNotFoundError("No module named 'levelfield.nothing'", name="levelfield.nothing")
 
     monkeypatch.delenv("LEVELFIELD_DEBUG", raising=False)

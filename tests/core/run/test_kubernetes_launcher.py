@@ -47,12 +47,12 @@ class Cluster:
 
     def plan(self, fault: str = "none", nodes: int = 2, **site: Any) -> Plan:
         registry = Registry([DRILL, DRILL / "hosts"])
-        given = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
-        launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**given)))
+        settings = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
+        launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**settings)))
         environment = {"DRILL_FAULT": fault, "DRILL_TOKEN": SECRET}
         plan = make_plan(registry, f"drill:drill:drill:{nodes}:1", scale="smoke", environment=environment, assume=True)
-        own = f"run-{self.mark[:8]}"  # the port follows from it, and tests at the same time are on one machine
-        return plan.model_copy(update={"launch": launch, "run_id": own})
+        run_id = f"run-{self.mark[:8]}"  # the port follows from it, and tests at the same time are on one machine
+        return plan.model_copy(update={"launch": launch, "run_id": run_id})
 
     def request(self, plan: Plan) -> Request:
         launcher = KubernetesLauncher()
@@ -69,11 +69,11 @@ class Cluster:
 
     def left(self) -> list[psutil.Process]:
         deadline = time.monotonic() + 5
-        while found := list(self._running()):
+        while processes := list(self._running()):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return found
+        return processes
 
     def _running(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -88,9 +88,9 @@ class Cluster:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(cluster_run, "SETTLE_SECONDS", 1.0)
     monkeypatch.setattr(pod_watch, "RETRY_SECONDS", 0.1)
-    found = Cluster(tmp_path, monkeypatch)
-    yield found
-    for process in found.left():
+    simulated = Cluster(tmp_path, monkeypatch)
+    yield simulated
+    for process in simulated.left():
         process.kill()
 
 
@@ -125,8 +125,8 @@ def test_a_run_sends_the_printed_manifest_and_brings_all_evidence_without_the_se
     assert [secret["stringData"] for secret in cluster.api.secrets] == [{"DRILL_TOKEN": SECRET}]
     texts = [path.read_bytes() for path in cluster.paths.root.rglob("*") if path.is_file()]
     assert len(texts) > 8 and not any(SECRET.encode() in text for text in texts)
-    told = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
-    assert all(told in (cluster.paths.logs / f"rank{rank}.log").read_text() for rank in (0, 1))
+    line = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
+    assert all(line in (cluster.paths.logs / f"rank{rank}.log").read_text() for rank in (0, 1))
 
 
 def test_broken_connections_and_an_expired_watch_lose_nothing(cluster: Cluster) -> None:
@@ -181,7 +181,7 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
 
 
 @pytest.mark.parametrize(
-    ("status", "cause", "word", "said"),
+    ("status", "cause", "word", "words"),
     [
         (failed("Evicted", "The node was low on resource: memory."), "node-lost", "lost", "low on resource"),
         ({**RUNNING, "conditions": [PREEMPTED]}, "preempted", "preempted", "PreemptionByScheduler"),
@@ -193,14 +193,14 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
     ],
 )
 def test_what_the_cluster_does_to_a_pod_has_its_word(
-    cluster: Cluster, status: dict[str, Any], cause: str, word: str, said: str
+    cluster: Cluster, status: dict[str, Any], cause: str, word: str, words: str
 ) -> None:
     cluster.api = SimulatedCluster(played(RUNNING, status))
     outcome = cluster.execute(cluster.plan())
     assert (outcome.cause, outcome.nodes[1].word) == (cause, word), outcome
-    assert said in str(outcome.evidence) and "node1" in str(outcome.evidence)
+    assert words in str(outcome.evidence) and "node1" in str(outcome.evidence)
     assert outcome.nodes[0].word == "stopped" and "last record" in outcome.nodes[0].missing
-    assert outcome.oom_kills == (1 if "OOMKilled" in said else 0)
+    assert outcome.oom_kills == (1 if "OOMKilled" in words else 0)
     assert cluster.api.objects == {}
 
 
@@ -273,10 +273,10 @@ def test_an_object_whose_answer_was_lost_is_deleted_too(
     create = ClusterApi.create
 
     def lost(api: ClusterApi, document: dict[str, Any]) -> dict[str, Any]:
-        found = create(api, document)
+        created = create(api, document)
         if document["kind"] == kind:
             raise ClusterSilence("the answer was lost") if answer == "none" else ClusterRefusal(*answer)
-        return found
+        return created
 
     monkeypatch.setattr(ClusterApi, "create", lost)
     assert cluster.execute(cluster.plan()).cause == ("unreachable" if answer == "none" else "launch-error")
@@ -326,7 +326,9 @@ def test_waiting_is_said_with_its_reason(cluster: Cluster) -> None:
 
     cluster.api = SimulatedCluster(played(pending, pending, then=interrupt))
     assert cluster.execute(cluster.plan()).cause == "interrupted"
-    assert [said for said in cluster.said if "2 pods: Unschedulable:" in said and "0/3" in said] == cluster.said[-1:]
+    assert [
+        message for message in cluster.said if "2 pods: Unschedulable:" in message and "0/3" in message
+    ] == cluster.said[-1:]
     assert "\x1b" not in "".join(cluster.said)
 
 
@@ -365,7 +367,7 @@ def test_a_quota_is_waited_for_and_said(cluster: Cluster, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     assert cluster.execute(cluster.plan(), watch).cause == "interrupted"
-    assert any("2 pods: FailedCreate:" in said and "quota: gpus" in said for said in cluster.said)
+    assert any("2 pods: FailedCreate:" in message and "quota: gpus" in message for message in cluster.said)
 
 
 def test_without_the_right_to_read_events_a_run_waits_as_before(

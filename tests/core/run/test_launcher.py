@@ -255,8 +255,8 @@ def test_a_log_that_cannot_be_written_is_a_launch_error(drill: Drill) -> None:
 
 def test_ctrl_c_reaches_the_platform_alone(drill: Drill) -> None:
     drill.execute("print(os.getsid(0), os.getpid())")
-    session, own = (drill.folder / "rank0.log").read_text().split()
-    assert session == own != str(os.getsid(0))
+    session, process = (drill.folder / "rank0.log").read_text().split()
+    assert session == process != str(os.getsid(0))
 
 
 def test_watch_sees_the_last_words(drill: Drill) -> None:
@@ -271,14 +271,14 @@ def test_watch_sees_the_last_words(drill: Drill) -> None:
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """SIGKILL to a group does nothing, as with a process that its driver holds in the kernel. Gives those groups."""
-    real, held = os.killpg, []
+    real, groups = os.killpg, []
 
     def killpg(group: int, number: int) -> None:
-        held.append(group) if number == signal.SIGKILL else real(group, number)
+        groups.append(group) if number == signal.SIGKILL else real(group, number)
 
     monkeypatch.setattr(os, "killpg", killpg)
-    yield held
-    for group in held:
+    yield groups
+    for group in groups:
         with contextlib.suppress(ProcessLookupError):
             real(group, signal.SIGKILL)
 
@@ -318,13 +318,13 @@ def test_a_frozen_rank_keeps_neither_the_platform_nor_ctrl_c(drill: Drill, press
     try:
         watch = drill.when("events/rank1.alive", freeze)
         outcome = drill.execute(BEATING, BEATING, watch=watch, heartbeat_seconds=2.0)
-        held = outcome.ends[1]
+        end = outcome.ends[1]
         assert outcome.cause == ("interrupted" if pressed else "hang")
-        assert held.process is not None and held.state == "D" and psutil.pid_exists(held.process)
+        assert end.process is not None and end.state == "D" and psutil.pid_exists(end.process)
         assert outcome.ends[0].process is None and outcome.ends[0].stopped_by_us
     finally:
         freezer.remove()
-    assert wait_until(lambda: has_ended(held.process or 0)), "the SIGKILL waited for it"
+    assert wait_until(lambda: has_ended(end.process or 0)), "the SIGKILL waited for it"
 
 
 # -- the port at which the ranks of one machine meet

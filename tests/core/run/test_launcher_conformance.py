@@ -108,20 +108,20 @@ def test_the_settings_of_a_site_reach_its_own_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "own", "said"),
+    ("launcher", "own", "words"),
     [
         ("pbs", {"que": "gpu"}, "site, own: found que, expected one of queue"),
         ("slurm", {"queue": "gpu"}, "site, own: found queue, expected none, as launcher slurm has none"),
     ],
 )
 def test_a_setting_that_the_launcher_does_not_read_is_refused(
-    launcher: str, own: dict[str, str], said: str, tmp_path: Path
+    launcher: str, own: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     plugins = planted(tmp_path / "plugins", example())
     site = Site(own=dict(own))
     launch = LaunchPlan(launcher=launcher, code=launcher_code(launcher, [plugins]), site=site)
     subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=words):
         subject.request()
 
 

@@ -70,9 +70,9 @@ class Watched:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("levelfield.run.launchers.liveness.time", found)
-    return found
+    stand_in = Clock()
+    monkeypatch.setattr("levelfield.run.launchers.liveness.time", stand_in)
+    return stand_in
 
 
 @pytest.fixture

@@ -70,10 +70,10 @@ def test_without_the_log_the_own_groups_counter_tells(group: Path) -> None:
 @pytest.mark.parametrize("group", [600], indirect=True)
 def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json", "--runs", str(runs)]
+    words = ["--case", "tiny:fake:F1", "--scale", "smoke", "--json", "--python", sys.executable, "--runs", str(runs)]
     code = "import sys; from levelfield.cli.main import main; sys.exit(main(sys.argv[1:]))"
     changed = {"FAKE_FAULT": "eat", "FAKE_DEVICES": "2", "XDG_CACHE_HOME": str(tmp_path)}
-    done = inside(group, "-c", code, *given, "--plugins", str(PLUGINS), **changed)
+    done = inside(group, "-c", code, *words, "--plugins", str(PLUGINS), **changed)
     assert done.stdout, (done.returncode, done.stderr)
     (result,) = json.loads(done.stdout)
     assert (result["status"]["word"], result["status"]["failure"]) == ("oom", "oom"), done.stderr

@@ -105,9 +105,9 @@ def sampled(run: RunPaths, command: str, seconds: float, nodes: int = 1) -> dict
 
 def test_readings_become_lines_until_the_block_ends(run: RunPaths) -> None:
     trace = sampled(run, "sleep 0.01; echo 374", 0.5)[0]
-    assert len(trace.readings) >= 2 and {each.watts for each in trace.readings} == {374.0}
+    assert len(trace.readings) >= 2 and {reading.watts for reading in trace.readings} == {374.0}
     assert trace.source == "meter" and trace.error is None
-    times = [each.time_ns for each in trace.readings]
+    times = [reading.time_ns for reading in trace.readings]
     assert times == sorted(times) and abs(trace.readings[-1].wall_ns - time.time_ns()) < 60e9
     assert abs(trace.readings[-1].time_ns - time.monotonic_ns()) < 60e9
     assert "echo" not in run.node_power.read_text()
@@ -115,12 +115,12 @@ def test_readings_become_lines_until_the_block_ends(run: RunPaths) -> None:
 
 def test_one_command_for_all_nodes_and_one_for_each(run: RunPaths) -> None:
     traces = sampled(run, "echo gpu1 220; echo gpu0 110; echo other 1", 0.2, nodes=2)
-    assert [{each.watts for each in traces[node].readings} for node in (0, 1)] == [{110.0}, {220.0}]
-    times = [[each.time_ns for each in traces[node].readings] for node in (0, 1)]
+    assert [{reading.watts for reading in traces[node].readings} for node in (0, 1)] == [{110.0}, {220.0}]
+    times = [[reading.time_ns for reading in traces[node].readings] for node in (0, 1)]
     assert times[0] == times[1], "the readings of one start have one time"
     run.node_power.unlink()
     traces = sampled(run, "test {host} = gpu0 && echo 110 || echo 220", 0.2, nodes=2)
-    assert [{each.watts for each in traces[node].readings} for node in (0, 1)] == [{110.0}, {220.0}]
+    assert [{reading.watts for reading in traces[node].readings} for node in (0, 1)] == [{110.0}, {220.0}]
     run.node_power.unlink()
     traces = sampled(run, "echo gpu1 220", 0.2, nodes=2)
     assert traces[1].readings and not traces[0].readings and "'gpu0 WATTS'" in str(traces[0].error)

@@ -144,17 +144,17 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
         monkeypatch.setattr(module, "MOST_FILE_BYTES", 31)  # the longest that counts as whole has one byte less
     (tmp_path / "there/events").mkdir(parents=True)
     (tmp_path / "there" / NAME).write_bytes(b"x" * size + b"y" * 9 * (size > 30))
-    found = node_run(root)
+    node = node_run(root)
     read, write = os.pipe()
     sender = file_stream.FileStream(tmp_path / "there", 1, [2], write, lambda: None)
     sender.start()
     sender.end(0)
     os.close(write)
     with os.fdopen(read, "rb") as frames:
-        found.stream.receive(frames.read())
+        node.stream.receive(frames.read())
     sent = Submission("host1", ("ssh",), stdin="{}")
-    end = ssh_launcher._node_end(root, found, sent)
-    assert found.stream.is_complete() and found.stream.received[NAME] == size and end.missing == missing
+    end = ssh_launcher._node_end(root, node, sent)
+    assert node.stream.is_complete() and node.stream.received[NAME] == size and end.missing == missing
 
 
 def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path, tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path,
     for name, content in {**records, "rank2.step2.json.gz": b"not asked for"}.items():
         (there / name).write_bytes(content)
     offsets = {f"profile/{name}": 0 for name in records}
-    asked = {"root": str(there.parent), "node_rank": 1, "ranks": [2, 3], "offsets": offsets}
+    question = {"root": str(there.parent), "node_rank": 1, "ranks": [2, 3], "offsets": offsets}
     whole = NodeStream(root, 1, [2, 3], offsets)
     agent = Path(file_stream.__file__).with_name("node_agent.py")
-    ssh_launcher.fetch(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(asked) + "\n", whole)
+    ssh_launcher.fetch(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(question) + "\n", whole)
     assert whole.is_complete()
     assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
     with pytest.raises(BrokenStream, match=r"rank2\.step0\.json\.gz"):  # what was not asked for
@@ -187,12 +187,12 @@ def test_a_full_disk_here_ends_a_fetch_and_no_run(stream: NodeStream, monkeypatc
 FLOOD = "read asked; {} exec timeout 20 yes '{{\"beat\":1}}'"
 
 
-@pytest.mark.parametrize(("said", "is_whole"), [("", False), ("echo '{\"end\":0}';", True)])
+@pytest.mark.parametrize(("prefix", "is_whole"), [("", False), ("echo '{\"end\":0}';", True)])
 def test_a_node_that_prints_without_end_does_not_hold_a_fetch(
-    stream: NodeStream, monkeypatch: pytest.MonkeyPatch, said: str, is_whole: bool
+    stream: NodeStream, monkeypatch: pytest.MonkeyPatch, prefix: str, is_whole: bool
 ) -> None:
     monkeypatch.setattr(ssh_launcher, "SILENCE_SECONDS", 60 if is_whole else 0.5)
-    connection = Connection("host1", ["sh", "-c", FLOOD.format(said)])
+    connection = Connection("host1", ["sh", "-c", FLOOD.format(prefix)])
     ssh_launcher.fetch(connection, "{}\n", stream)
     assert stream.is_complete() == is_whole and connection.code == -signal.SIGKILL
 
@@ -207,13 +207,13 @@ def test_a_link_in_the_run_directory_is_not_followed(stream: NodeStream, root: P
 
 @given(st.binary(max_size=3 * PART_BYTES))
 def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
-    offset, found = 0, b""
+    offset, received = 0, b""
     while offset < len(content):
         frame, size = file_frame(NAME, offset, content[offset : offset + PART_BYTES])
         assert len(frame) <= MOST_LINE_BYTES and size > 0
-        found += node_stream._content(json.loads(frame))
+        received += node_stream._content(json.loads(frame))
         offset += size
-    assert found == content
+    assert received == content
 
 
 @pytest.mark.parametrize("text", ["\x00" * PART_BYTES, "\U0001f600" * (PART_BYTES // 4), "\u00e9" * (PART_BYTES // 2)])
@@ -230,13 +230,13 @@ def node_run(root: Path, *lines: object) -> NodeRun:
     connection = Connection("host1", ["true"])
     while not connection.has_ended():
         time.sleep(0.01)
-    found = NodeRun(NodeWork(1, "10.0.0.1", (process,), name="host1"), root, connection, WatchedTime(time.monotonic))
+    node = NodeRun(NodeWork(1, "10.0.0.1", (process,), name="host1"), root, connection, WatchedTime(time.monotonic))
     text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
     if text:
-        found.stream.receive(frame_line({"file": "nodes/node1.record.jsonl", "at": 0, "data": text}))
-    found.is_open = False
+        node.stream.receive(frame_line({"file": "nodes/node1.record.jsonl", "at": 0, "data": text}))
+    node.is_open = False
     connection.end()
-    return found
+    return node
 
 
 END = {"rank": 2, "exit_code": None, "signal": 9, "stopped_by_us": False}
@@ -261,11 +261,11 @@ def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object) -> None:
-    found = node_run(root, line)
-    cause, end = found.finding()
+    node = node_run(root, line)
+    cause, end = node.finding()
     assert (cause, end.word) == ("node-lost", "lost")
-    assert all(isinstance(end.rank, int) for end in found.ends())
-    assert line != {"event": "started"} or (found.ends()[0].exit_code, found.ends()[0].signal) == (None, None)
+    assert all(isinstance(end.rank, int) for end in node.ends())
+    assert line != {"event": "started"} or (node.ends()[0].exit_code, node.ends()[0].signal) == (None, None)
 
 
 @pytest.mark.parametrize(("number", "kills"), [(1, 1), (0, 0), (-1, 0), ("1", 0), (True, 0), (None, 0), (1.5, 0)])
@@ -275,7 +275,7 @@ def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills
 
 
 @pytest.mark.parametrize(
-    ("boots", "named"),
+    ("boots", "names"),
     [
         (("a", "b", "c"), []),
         (("a", "b", "a"), ["node0, node2 are one machine"]),
@@ -284,9 +284,9 @@ def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills
         (("a", "damaged", None), []),
     ],
 )
-def test_nodes_of_one_machine_are_named(root: Path, boots: tuple[str | None, ...], named: list[str]) -> None:
+def test_nodes_of_one_machine_are_named(root: Path, boots: tuple[str | None, ...], names: list[str]) -> None:
     (root / "nodes").mkdir()
     for node, boot in enumerate(boots):
         text = '{"boot_id": "a"' if boot == "damaged" else json.dumps({"boot_id": boot})
         (root / f"nodes/node{node}.facts.json").write_text(text)
-    assert [said.partition(":")[0] for said in node_remarks(root, 3, False)] == named
+    assert [message.partition(":")[0] for message in node_remarks(root, 3, False)] == names

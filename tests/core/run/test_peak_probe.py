@@ -39,12 +39,12 @@ def measure(plan: Plan, machine: str = "here") -> MeasuredPeaks:
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
     assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
-    said: list[str] = []
-    found = measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
-    (sentence,) = said
+    sentences: list[str] = []
+    peaks = measurement.measure_peaks(plan, "here", ProcessRuntime(), sentences.append)
+    (sentence,) = sentences
     assert "fp32" in sentence and "fake" in sentence and "this machine" in sentence
-    assert found.tflops == {"fp32": 2.0} and "fake 1.2.3" in found.how
-    assert measurement.known_peaks(plan, "here") == found
+    assert peaks.tflops == {"fp32": 2.0} and "fake 1.2.3" in peaks.how
+    assert measurement.known_peaks(plan, "here") == peaks
     assert measurement.known_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
 
 
@@ -88,8 +88,8 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, answer: str, how: str
 ) -> None:
     monkeypatch.setenv("FAKE_PEAK", answer)
-    found = measure(plan)
-    assert found == MeasuredPeaks(how=how)
+    peaks = measure(plan)
+    assert peaks == MeasuredPeaks(how=how)
     assert "fp32" not in measurement.known_peaks(plan, "here").tflops
 
 
@@ -138,11 +138,11 @@ def test_a_rate_far_below_numpys_own_is_refused_by_name_and_not_kept(
 ) -> None:
     monkeypatch.setattr(measurement, "plain_rate", lambda: 0.1)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}}}}}')
-    found = measure(on_host)
+    peaks = measure(on_host)
     says = f"the probe of fake 1.2.3 is refused: it gave {rate:.3g} TFLOP/s in fp32, expected at least 0.025"
-    assert found.tflops == {} and found.refused[0].startswith(says)
-    used = with_peak(on_host, found)
-    assert used.peak.tflops is None and found.refused[0] in used.peak.source and used.notices == found.refused
+    assert peaks.tflops == {} and peaks.refused[0].startswith(says)
+    used = with_peak(on_host, peaks)
+    assert used.peak.tflops is None and peaks.refused[0] in used.peak.source and used.notices == peaks.refused
     assert measurement.known_peaks(on_host, "here").tflops == {}
 
 
@@ -191,11 +191,11 @@ def test_a_rate_that_two_cores_cannot_have_is_refused_by_name_and_not_kept(
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 500}}')
     stored(on_host, {"fp32": {"tflops": 400}})  # a version before took any
     assert measurement.known_peaks(on_host, "here").tflops == {}
-    found = measurement.peaks_for(on_host, "here", ProcessRuntime(), lambda text: None)
+    peaks = measurement.peaks_for(on_host, "here", ProcessRuntime(), lambda text: None)
     says = f"the probe of fake 1.2.3 is refused: it gave 500 TFLOP/s in fp32, expected at most {most:.3g}: 2 core(s)"
-    assert found.tflops == {} and found.refused[0].startswith(says)
-    used = with_peak(on_host, found)
-    assert used.peak.tflops is None and says in used.peak.source and used.notices == found.refused
+    assert peaks.tflops == {} and peaks.refused[0].startswith(says)
+    used = with_peak(on_host, peaks)
+    assert used.peak.tflops is None and says in used.peak.source and used.notices == peaks.refused
     assert used.peak.limit_tflops == pytest.approx(most / 2)  # two devices share the host
     assert json.loads(measurement._peak_file(on_host, "here").read_text()) == {}
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {0.9 * most}}}}}')
@@ -260,7 +260,7 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("made", "reason"),
     [
         (measured(), None),
         (measured(timedelta(days=29, hours=23)), None),
@@ -280,9 +280,9 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
         (measured(spread=0.0), "timed its best product 1 time(s)"),  # of an earlier version
     ],
 )
-def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | None, why: str | None) -> None:
-    found = why_again(made, NOW)
-    assert (found is None) == (why is None) and (why or "") in (found or "")
+def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | None, reason: str | None) -> None:
+    doubt = why_again(made, NOW)
+    assert (doubt is None) == (reason is None) and (reason or "") in (doubt or "")
 
 
 def keep(plan: Plan, tflops: float, made: PeakMeasurement | None) -> None:
@@ -295,9 +295,9 @@ def keep(plan: Plan, tflops: float, made: PeakMeasurement | None) -> None:
 
 def asked(plan: Plan) -> list[str]:
     """What is said when a run asks for its peak."""
-    said: list[str] = []
-    measurement.peaks_for(plan, "here", ProcessRuntime(), said.append)
-    return said
+    sentences: list[str] = []
+    measurement.peaks_for(plan, "here", ProcessRuntime(), sentences.append)
+    return sentences
 
 
 def now(**beside: Any) -> PeakMeasurement:
@@ -360,7 +360,7 @@ def test_the_spread_is_the_medians_distance(plan: Plan, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("ratio", "products", "said"),
+    ("ratio", "products", "words"),
     [
         ("1.31", "onednn", "float32 products by oneDNN (oneDNN has 1.31 times MKL's rate)"),
         ("0.94", "onednn", "float32 products by oneDNN (oneDNN has 0.94 times MKL's rate)"),
@@ -369,14 +369,14 @@ def test_the_spread_is_the_medians_distance(plan: Plan, monkeypatch: pytest.Monk
     ],
 )
 def test_the_faster_library_of_products_reaches_the_job(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, ratio: str, products: str | None, said: str | None
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, ratio: str, products: str | None, words: str | None
 ) -> None:
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
     measure(plan)
     host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
     used = with_peak(host, measurement.known_peaks(plan, "here"))
     assert job_of(used, RunPaths(Path("/"))).get("products") == products
-    assert ("float32 products" in used.peak.source) is (said is not None) and (said or "") in used.peak.source
+    assert ("float32 products" in used.peak.source) is (words is not None) and (words or "") in used.peak.source
 
 
 def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
@@ -388,11 +388,11 @@ def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
 def test_the_dry_run_shows_age_and_doubt(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
-    monkeypatch.setattr(measurement, "known_peaks", lambda plan, machine: kept)
+    stored = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
+    monkeypatch.setattr(measurement, "known_peaks", lambda plan, machine: stored)
     assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "3 days" in shown and "1.50 of" in shown and "2 cores" in shown
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "3 days" in printed and "1.50 of" in printed and "2 cores" in printed
 
 
 # -- on machines that a launcher reaches
@@ -407,10 +407,10 @@ def launched(plan: Plan, *hosts: str) -> Plan:
 
 
 def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices(plan: Plan) -> None:
-    said: list[str] = []
-    found = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
-    assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
-    (sentence,) = said
+    sentences: list[str] = []
+    peaks = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), sentences.append)
+    assert peaks.tflops == {"fp32": 1.0} and peaks.measurements["fp32"].other_cores is None
+    (sentence,) = sentences
     assert "fp32" in sentence and " a (3" in sentence
     assert measurement.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
     assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
@@ -424,17 +424,17 @@ def slurm_runtime(plan: Plan) -> SlurmRuntime:
 
 def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedSlurm) -> None:
     """It asks for the nodes of the run, once; another partition, or another share of a node, is measured anew."""
-    said: list[str] = []
+    sentences: list[str] = []
     answers = ("4\n", '{"fp32": {"tflops": 3.0}}\n')
     planted.says("srun", *answers, *answers, *answers)
 
     def peak(**slurm: Any) -> MeasuredPeaks:
         launch = LaunchPlan(launcher="slurm", site=Site(slurm=SlurmSite(**slurm)))
-        asked = launched(plan).model_copy(update={"launch": launch})
-        return measurement.peaks_for(asked, "here", slurm_runtime(asked), said.append)
+        on_slurm = launched(plan).model_copy(update={"launch": launch})
+        return measurement.peaks_for(on_slurm, "here", slurm_runtime(on_slurm), sentences.append)
 
     assert [peak(partition="gpu").tflops for _ in range(2)] == [{"fp32": 1.5}] * 2
-    (sentence,) = said
+    (sentence,) = sentences
     assert "fp32" in sentence and "Slurm node" in sentence
     count, probe = planted.calls("srun")
     assert {"--nodes=1", "--partition=gpu", "--cpus-per-task=2"} <= {*count} & {*probe} and "--threads 4" in " ".join(
@@ -446,11 +446,11 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedS
 
 def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedSlurm) -> None:
     planted.says("srun", (1, "srun: error: Unable to allocate resources"))
-    asked = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
-    found = measurement.peaks_for(asked, "here", slurm_runtime(asked), lambda text: None)
-    assert found.tflops == {} and "CalledProcessError" in found.how
+    on_slurm = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
+    peaks = measurement.peaks_for(on_slurm, "here", slurm_runtime(on_slurm), lambda text: None)
+    assert peaks.tflops == {} and "CalledProcessError" in peaks.how
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
-    found = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
-    assert found.tflops == {} and "launcher any" in found.how
+    peaks = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
+    assert peaks.tflops == {} and "launcher any" in peaks.how

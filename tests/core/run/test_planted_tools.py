@@ -58,16 +58,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_without_a_named_vendor_the_run_is_refused(machine: AcmeMachine, body: str, reason: str) -> None:
     machine.tool(body)
     for arguments in ([], ["--dry-run"]):
-        code, _, said = machine.run("tiny:torch", *arguments)
-        assert code == 2 and f"vendor acme: {reason}" in said and "`:cpu`" in said
+        code, _, message = machine.run("tiny:torch", *arguments)
+        assert code == 2 and f"vendor acme: {reason}" in message and "`:cpu`" in message
     assert not (machine.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
 def test_the_named_vendor_is_refused_and_its_dry_run_says_why(machine: AcmeMachine, body: str, reason: str) -> None:
     machine.tool(body)
-    code, _, said = machine.run("tiny:fake:acme")
-    assert code == 2 and "(vendor acme)," in said and f" 1: {reason}" in said
+    code, _, message = machine.run("tiny:fake:acme")
+    assert code == 2 and "(vendor acme)," in message and f" 1: {reason}" in message
     code, out, _ = machine.run("tiny:fake:A1:1:2", "--dry-run", "--json")
     plan = json.loads(out)[0]["plan"]
     assert code == 0 and plan["hardware"]["assumed"]
@@ -98,8 +98,8 @@ def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Acme
     assert result["memory"]["capacity_bytes"] == 65536 * 2**20
     peak = result["memory"]["device_used_peak"]
     assert peak["value"] is None and "72057094144 bytes" in peak["reason"]
-    (said,) = [w for w in result["warnings"] if w.startswith("vendor acme: device 0: the tool's total memory")]
-    assert "4.9% apart" in said
+    (warning,) = [w for w in result["warnings"] if w.startswith("vendor acme: device 0: the tool's total memory")]
+    assert "4.9% apart" in warning
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,10 @@ def test_a_device_that_others_use_and_that_is_needed_is_named_in_plan_and_result
     first, second = result["other_use"]["devices"]
     assert (first["in_use"], first["load"], first["memory_used"]["value"]) == (True, 0.97, 30000 * 2**20)
     assert (second["in_use"], second["load"]) == (False, 0.03)
-    said = "others use device 0: 29.3 GiB of 64.0 GiB, load 97% before the training (limits: 10% of memory, 10% load)"
-    assert said in result["warnings"]
+    message = (
+        "others use device 0: 29.3 GiB of 64.0 GiB, load 97% before the training (limits: 10% of memory, 10% load)"
+    )
+    assert message in result["warnings"]
 
 
 def test_the_hosts_own_load_is_recorded_for_accelerators_too(machine: AcmeMachine) -> None:

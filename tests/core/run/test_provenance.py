@@ -65,8 +65,8 @@ def test_a_machine_with_infiniband(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_null(tmp_path: Path) -> None:
-    found = machine_facts(tmp_path)
-    assert (found["os"], found["processor"], found["model"], found["network"]) == (None, None, None, [])
+    facts = machine_facts(tmp_path)
+    assert (facts["os"], facts["processor"], facts["model"], facts["network"]) == (None, None, None, [])
 
 
 def test_this_machine_has_facts() -> None:
@@ -76,8 +76,8 @@ def test_this_machine_has_facts() -> None:
 def test_the_result_has_what_the_provenance_has(run: RunPaths) -> None:
     assert collect(run).system is None
     write_json(run.provenance, PROVENANCE)
-    found = collect(run).system
-    assert found and found.model_dump(mode="json") == {
+    machine = collect(run).system
+    assert machine and machine.model_dump(mode="json") == {
         **MACHINE,
         "software": {"driver": "470.129.06", "cuda": "11.8"},
         "engine": "docker 20.10.16",
@@ -98,8 +98,8 @@ def test_the_result_has_what_the_provenance_has(run: RunPaths) -> None:
     ],
 )
 def test_damaged_provenance_gives_no_false_fact(change: dict[str, Any], field: str, value: Any) -> None:
-    found = system_of({**PROVENANCE, **change})
-    assert found and getattr(found, field) == value
+    machine = system_of({**PROVENANCE, **change})
+    assert machine and getattr(machine, field) == value
 
 
 @pytest.mark.parametrize("content", [{}, {"machine": None}, {"machine": {"name": "of an earlier version"}}])
@@ -151,12 +151,12 @@ def test_files_that_differ_from_the_commit_are_named(repository: Path) -> None:
 
 
 def test_a_status_that_does_not_come_is_no_clean_checkout(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = provenance._git
+    original = provenance._git
     monkeypatch.setattr(
-        provenance, "_git", lambda folder, *words: None if words[0] == "status" else known(folder, *words)
+        provenance, "_git", lambda folder, *words: None if words[0] == "status" else original(folder, *words)
     )
-    found = source(repository)
-    assert found["commit"] and found["changed_files"] is None and "git status" in found["reason"]
+    facts = source(repository)
+    assert facts["commit"] and facts["changed_files"] is None and "git status" in facts["reason"]
 
 
 def test_outside_of_git_there_is_a_reason(tmp_path: Path) -> None:
@@ -175,11 +175,11 @@ def with_id(folder: Path, text: str) -> Path:
 
 def test_a_machine_is_known_by_its_identifier_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = with_id(tmp_path / "1", "0123456789abcdef\n"), with_id(tmp_path / "2", "fedcba9876543210\n")
-    found = machine_identity(one)
-    assert found == machine_identity(one) and found["identity"] != machine_identity(other)["identity"]
-    assert found["identity_rests_on"] == ["machine-id", "host name"]
+    machine = machine_identity(one)
+    assert machine == machine_identity(one) and machine["identity"] != machine_identity(other)["identity"]
+    assert machine["identity_rests_on"] == ["machine-id", "host name"]
     monkeypatch.setattr(platform, "node", lambda: "another")
-    assert machine_identity(one)["identity"] != found["identity"]
+    assert machine_identity(one)["identity"] != machine["identity"]
 
 
 @pytest.mark.parametrize("text", [None, "", "\n", "uninitialized\n", "\xff\xfe"])

@@ -55,8 +55,8 @@ def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(runs: Path, *arguments: str) -> list[str]:
-    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
-    return [*given, "--plugins", str(PLUGINS), "--runs", str(runs), *arguments]
+    options = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
+    return [*options, "--plugins", str(PLUGINS), "--runs", str(runs), *arguments]
 
 
 @pytest.fixture
@@ -106,13 +106,13 @@ def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
     assert main(["evidence", "bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
     capsys.readouterr()
     assert main(["evidence", "verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    assert found["seal"]["word"] == "sealed" and found["notes"] == []
+    (content,) = json.loads(capsys.readouterr().out)["runs"]
+    assert content["seal"]["word"] == "sealed" and content["notes"] == []
     reports = ["logs/rank0.imported.json", "logs/rank1.imported.json"]  # the paths of what was imported
-    assert found["redacted"] == ["job.json", *reports, "plan.json", "provenance.json", "request.json"]
+    assert content["redacted"] == ["job.json", *reports, "plan.json", "provenance.json", "request.json"]
     names = (f'"{platform.node()}"'.encode(), str(runs).encode(), str(Path.home()).encode() + b"/")
     with zipfile.ZipFile(bundle) as opened:
-        assert not [(each, name) for each in opened.namelist() for name in names if name in opened.read(each)]
+        assert not [(item, name) for item in opened.namelist() for name in names if name in opened.read(item)]
 
 
 def test_repeats_are_runs_of_their_own_from_one_plan(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +135,15 @@ def test_repeats_are_runs_of_their_own_from_one_plan(train: Run, runs: Path, mon
 def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     train()
-    found = json.loads(only(runs).provenance.read_text())
-    assert found["vendor_software"] == {"driver": "0.0"}
-    assert found["environment_packages"]["numpy"] and found["platform"]["pydantic"]
-    assert found["variables"]["NCCL_DEBUG"] == "INFO" and found["machine"]["memory_bytes"] > 0
-    assert "commit" in found["source"]
-    assert [device["index"] for device in found["devices"]] == [0, 1]
-    assert found["machine"]["identity"].startswith("sha256:")
+    content = json.loads(only(runs).provenance.read_text())
+    assert content["vendor_software"] == {"driver": "0.0"}
+    assert content["environment_packages"]["numpy"] and content["platform"]["pydantic"]
+    assert content["variables"]["NCCL_DEBUG"] == "INFO" and content["machine"]["memory_bytes"] > 0
+    assert "commit" in content["source"]
+    assert [device["index"] for device in content["devices"]] == [0, 1]
+    assert content["machine"]["identity"].startswith("sha256:")
     result = json.loads(only(runs).result.read_text())
-    assert result["origin"]["machine"] == found["machine"]["identity"] and result["origin"]["packages"]
+    assert result["origin"]["machine"] == content["machine"]["identity"] and result["origin"]["packages"]
     assert result["origin"]["implementation"] == load(Plan, only(runs).plan).implementation.rests_on
 
 
@@ -170,9 +170,9 @@ def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
 
 
 def test_layouts_start_from_the_same_weights(train: Run) -> None:
-    found = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
-    assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in found] == ["21", "12", "11"]
-    assert len({r["identity"]["initial_weights"] for r in found}) == 1 and found[0]["identity"]["initial_weights"]
+    results = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
+    assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in results] == ["21", "12", "11"]
+    assert len({r["identity"]["initial_weights"] for r in results}) == 1 and results[0]["identity"]["initial_weights"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
 ) -> None:
     """A process that has just begun another program shows no variables for a moment: it was never named."""
     looks: list[list[int]] = []
-    named: list[list[int]] = []
+    names: list[list[int]] = []
 
     def look() -> list[int]:
         looks.append(own_ranks())
@@ -208,9 +208,9 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
 
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
     monkeypatch.setattr("levelfield.run.runner.own_ranks", look)
-    monkeypatch.setattr(DeviceLocks, "keep", lambda self, processes: named.append(list(processes)))
+    monkeypatch.setattr(DeviceLocks, "keep", lambda self, processes: names.append(list(processes)))
     train()
-    assert named[0] == [] and len(named[1]) == 2
+    assert names[0] == [] and len(names[1]) == 2
 
 
 def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
 
 
 def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", interrupt)
@@ -269,7 +269,7 @@ def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypa
 
 
 def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def press(*given: object) -> None:
+    def press(*arguments: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
 
@@ -366,9 +366,9 @@ def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
         while os.statvfs(small_disk).f_bavail * 4096 > free:
             rest.write(bytes(4096))
     code = main(command(runs))
-    said = " ".join(capsys.readouterr().err.split())
-    assert code == 2 and says in said and str(runs) in said
-    assert os.strerror(errno.ENOSPC) in said and "bytes and" in said and "files free" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert code == 2 and says in message and str(runs) in message
+    assert os.strerror(errno.ENOSPC) in message and "bytes and" in message and "files free" in message
     assert not list(runs.glob("*/events/*")) and '"state": "running"' not in "".join(
         path.read_text() for path in runs.glob("*/status.json")
     )
@@ -378,7 +378,7 @@ def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
 def test_a_stale_file_handle_during_the_run_is_a_failed_run(
     train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    def stale(*given: object) -> None:
+    def stale(*arguments: object) -> None:
         while not list(runs.glob("*/events/rank0.jsonl")) and where.endswith("read"):
             time.sleep(0.1)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(runs / "events"))
@@ -425,8 +425,8 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
 
     monkeypatch.setattr("levelfield.run.runner.collect", damaged)
     assert main(command(runs)) == 3
-    said = " ".join(capsys.readouterr().err.split())
-    assert str(only(runs).plan) in said and f"`evidence collect {only(runs).root}`" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert str(only(runs).plan) in message and f"`evidence collect {only(runs).root}`" in message
     only(runs).plan.write_text(plan[0])
     assert main(["evidence", "collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
 
@@ -463,9 +463,9 @@ def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
     with ExitStack() as stack:
         at_step(3, lambda: stack.enter_context(read_only(disk)), monkeypatch)
         assert main(command(disk / "runs")) == 3
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"failed (storage): {disk}" in said and os.strerror(errno.EROFS) in said
-    assert "(`dmesg` says" in said and "`evidence collect" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"failed (storage): {disk}" in message and os.strerror(errno.EROFS) in message
+    assert "(`dmesg` says" in message and "`evidence collect" in message
     assert finish(only(disk / "runs")).steps_done >= 3
 
 
@@ -560,9 +560,9 @@ def test_a_run_keeps_the_digest_of_its_code_at_both_ends(train: Run, runs: Path,
 def test_progress_is_told_step_by_step(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(runs)) == 0
     out, err = capsys.readouterr()
-    said = " ".join(err.split())
-    assert "--scale smoke" in said
-    assert "fp32 matmul" in said and "step 12/12" in said and "loss 1.1297" in said
+    message = " ".join(err.split())
+    assert "--scale smoke" in message
+    assert "fp32 matmul" in message and "step 12/12" in message and "loss 1.1297" in message
     assert "\r" not in err and "\x1b" not in err + out
     assert "result   valid" in out and only(runs).root.name in out
     assert [line for line in (out + err).splitlines() if len(line) > 80 and "runs" not in line] == []

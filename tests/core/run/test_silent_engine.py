@@ -45,7 +45,7 @@ class Answers(BaseHTTPRequestHandler):
     server: Engine
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *given: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         pass
 
     def do_GET(self) -> None:

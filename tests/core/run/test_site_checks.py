@@ -29,10 +29,10 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return findings
 
 
-def of(found: list[dict[str, str]], subject: str) -> tuple[str, str]:
+def of(findings: list[dict[str, str]], subject: str) -> tuple[str, str]:
     """The words and texts about one subject."""
-    own = [each for each in found if each["subject"] == subject]
-    return ",".join(each["word"] for each in own), " | ".join(each["says"] for each in own)
+    about = [item for item in findings if item["subject"] == subject]
+    return ",".join(item["word"] for item in about), " | ".join(item["says"] for item in about)
 
 
 def site_file(folder: Path, **content: Any) -> str:
@@ -43,33 +43,33 @@ def site_file(folder: Path, **content: Any) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
-    found = SimulatedCluster(lambda cluster: None)
+    simulated = SimulatedCluster(lambda cluster: None)
     bound = {"status": {"phase": "Bound"}, "spec": {"accessModes": ["ReadWriteMany"]}}
     machines = [{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}, {"status": {"allocatable": {"cpu": "4"}}}]
     queue = "/apis/kueue.x-k8s.io/v1beta1/namespaces/benchmarks/localqueues/gpus"
-    found.objects = {NAMESPACE: {}, CLAIM: bound, "/api/v1/nodes": {"items": machines}, queue: {}}
-    with served(found, tmp_path) as config:
+    simulated.objects = {NAMESPACE: {}, CLAIM: bound, "/api/v1/nodes": {"items": machines}, queue: {}}
+    with served(simulated, tmp_path) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
-        yield found
+        yield simulated
 
 
 def whole(folder: Path, **changed: Any) -> str:
     (folder / "runs").mkdir(exist_ok=True)
-    given = {"namespace": "benchmarks", "image": "example.org/image:1", "queue": "gpus", "devices": "nvidia.com/gpu"}
+    settings = {"namespace": "benchmarks", "image": "example.org/image:1", "queue": "gpus", "devices": "nvidia.com/gpu"}
     claim = {"claim": "runs", "claim_folder": str(folder / "runs")}
-    return site_file(folder, launcher="kubernetes", kubernetes={**given, **claim, **changed})
+    return site_file(folder, launcher="kubernetes", kubernetes={**settings, **claim, **changed})
 
 
 def test_a_whole_cluster_lacks_nothing(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(capsys, "--site", whole(tmp_path))
-    assert {each["word"] for each in found} == {"ok"} and len(found) == 8
-    word, says = of(found, "devices")
+    findings = checked(capsys, "--site", whole(tmp_path))
+    assert {finding["word"] for finding in findings} == {"ok"} and len(findings) == 8
+    word, says = of(findings, "devices")
     assert word == "ok" and "nvidia.com/gpu: 8" in says and re.findall(r"\d+", says) == ["1", "2", "8"]
     assert {method for method, path, _ in cluster.requests if not path.endswith("reviews")} == {"GET"}
-    asked = {body["spec"]["resourceAttributes"]["subresource"] for _, _, body in cluster.requests if body}
-    assert asked == {"", "log"}
+    subresources = {body["spec"]["resourceAttributes"]["subresource"] for _, _, body in cluster.requests if body}
+    assert subresources == {"", "log"}
 
 
 def test_each_planted_lack_is_named_with_what_to_do(
@@ -80,7 +80,7 @@ def test_each_planted_lack_is_named_with_what_to_do(
     cluster.objects[CLAIM]["spec"]["accessModes"] = ["ReadWriteOnce"]
     cluster.objects["/api/v1/nodes"] = {"items": []}
     site = whole(tmp_path, queue="tpus", claim_folder="/nowhere", image=None)
-    found = checked(capsys, "--site", site, code=4)
+    findings = checked(capsys, "--site", site, code=4)
     for subject, facts in (
         ("rights", ("create secrets", "benchmarks")),
         ("claim", ("runs has", "ReadWriteOnce")),
@@ -90,9 +90,9 @@ def test_each_planted_lack_is_named_with_what_to_do(
         ("image", ()),
         ("devices", ("nvidia.com/gpu",)),
     ):
-        word, says = of(found, subject)
+        word, says = of(findings, subject)
         assert word == "missing" and all(fact in says for fact in facts), (subject, says)
-    assert all(each["do"] for each in found if each["word"] == "missing")
+    assert all(finding["do"] for finding in findings if finding["word"] == "missing")
 
 
 def test_what_this_user_may_not_see_is_unknown(
@@ -100,8 +100,8 @@ def test_what_this_user_may_not_see_is_unknown(
 ) -> None:
     cluster.refusals["GET", "/nodes"] = 403, "nodes is forbidden"
     cluster.refusals["GET", "/namespaces/benchmarks"] = 403, "namespaces is forbidden"
-    found = checked(capsys, "--site", whole(tmp_path))
-    assert of(found, "devices")[0] == of(found, "namespace")[0] == "unknown"
+    findings = checked(capsys, "--site", whole(tmp_path))
+    assert of(findings, "devices")[0] == of(findings, "namespace")[0] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_version_that_cannot_be_read_is_unknown(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, word: str
 ) -> None:
     cluster.objects["/version"] = {"gitVersion": version}
-    found = checked(capsys, "--site", whole(tmp_path))
-    assert of(found, "cluster")[0] == word
-    assert any("1.26 or" in each["do"] for each in found) is (word == "unknown")
+    findings = checked(capsys, "--site", whole(tmp_path))
+    assert of(findings, "cluster")[0] == word
+    assert any("1.26 or" in finding["do"] for finding in findings) is (word == "unknown")
 
 
 def test_a_cluster_that_does_not_answer_ends_the_list(
@@ -139,8 +139,8 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         'new) printf "Offending ECDSA key in /etc/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
         '*) echo "{}";;\nesac',
     )
-    listed = [{"name": name} for name in ("good", "loud", "new", "other")]
-    (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
+    entries = [{"name": name} for name in ("good", "loud", "new", "other")]
+    (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": entries}))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node", "config": "/etc/own"})
     return ["--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site]
@@ -151,21 +151,21 @@ def test_each_host_is_tried_and_named(
 ) -> None:
     monkeypatch.setattr(site_findings, "ENVIRONMENT_BYTES", 1)
     monkeypatch.setattr(site_findings, "LEAST_BYTES", 1)
-    found = checked(capsys, *hosts, code=4)
-    words, said = of(found, "good")
-    assert words == "ok,ok,ok,ok" and "reached, Python" in said and "on-the-node can" in said
-    words, said = of(found, "loud")
-    assert words == "missing" and "'a greeting" in said
-    assert of(found, "new")[0] == "missing" and "host key" in of(found, "new")[1]
-    assert of(found, "other")[0] == "missing"
-    assert of(found, "new")[1].endswith(" /etc/known_hosts:3")
-    (new,) = [each for each in found if each["subject"] == "new"]
+    findings = checked(capsys, *hosts, code=4)
+    words, message = of(findings, "good")
+    assert words == "ok,ok,ok,ok" and "reached, Python" in message and "on-the-node can" in message
+    words, message = of(findings, "loud")
+    assert words == "missing" and "'a greeting" in message
+    assert of(findings, "new")[0] == "missing" and "host key" in of(findings, "new")[1]
+    assert of(findings, "other")[0] == "missing"
+    assert of(findings, "new")[1].endswith(" /etc/known_hosts:3")
+    (new,) = [finding for finding in findings if finding["subject"] == "new"]
     assert new["do"].split("`")[1].split() == [f"{tmp_path}/ssh", "-F", "/etc/own", "new"]
     assert not (tmp_path / "on-the-node").exists()
 
 
 @pytest.mark.parametrize(
-    ("changed", "word", "said"),
+    ("changed", "word", "words"),
     [
         ({}, "ok", "it has the interface eth0"),
         ({"interfaces": ["eth1", "lo"]}, "missing", "found no interface eth0; it has eth1, lo"),
@@ -186,7 +186,7 @@ def test_each_host_is_tried_and_named(
     ],
 )
 def test_planted_answers_of_a_host(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], word: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], word: str, words: str
 ) -> None:
     answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's default"}
     answer |= {"interfaces": ["eth0", "lo"]}
@@ -196,8 +196,8 @@ def test_planted_answers_of_a_host(
     (tmp_path / "hosts.json").write_text('{"schema": "levelfield.hosts/1", "hosts": [{"name": "a"}]}')
     # the hosts file is beside the site's file
     site = site_file(tmp_path, launcher="ssh", ssh={"command": [str(ssh)]}, interface="eth0", hosts="hosts.json")
-    found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
-    assert [each["word"] for each in found if said in each["says"]] == [word], found
+    findings = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
+    assert [finding["word"] for finding in findings if words in finding["says"]] == [word], findings
 
 
 def test_a_folder_of_wheels_without_any_is_named(
@@ -206,13 +206,13 @@ def test_a_folder_of_wheels_without_any_is_named(
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(folder))
-    word, said = of(checked(capsys, *hosts, code=4), "wheels")
-    assert word == "missing" and f"LEVELFIELD_WHEELS={folder}: " in said
+    word, message = of(checked(capsys, *hosts, code=4), "wheels")
+    assert word == "missing" and f"LEVELFIELD_WHEELS={folder}: " in message
     with pytest.raises(UsageError, match=f"LEVELFIELD_WHEELS={folder}: .*`environment wheels.*{folder}`"):
         wheels_archive(folder)  # as a run brings them
     (folder / "a-1.whl").write_bytes(b"wheel")
-    word, said = of(checked(capsys, *hosts, code=4), "wheels")
-    assert word == "ok" and said.startswith("1 file(s) ") and f" {folder} " in said
+    word, message = of(checked(capsys, *hosts, code=4), "wheels")
+    assert word == "ok" and message.startswith("1 file(s) ") and f" {folder} " in message
 
 
 @pytest.fixture
@@ -232,13 +232,13 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_whole_slurm_lacks_nothing(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(shared)))
-    assert [each["word"] for each in found] == ["ok"] * 6, found
-    assert of(found, "shared")[1].endswith(f"sees {shared}") and list(shared.iterdir()) == []
+    findings = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(shared)))
+    assert [finding["word"] for finding in findings] == ["ok"] * 6, findings
+    assert of(findings, "shared")[1].endswith(f"sees {shared}") and list(shared.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "subject", "word", "said"),
+    ("name", "body", "subject", "word", "words"),
     [
         ("scontrol", 'echo "Slurmctld(primary) at head is DOWN"', "controller", "missing", "is DOWN"),
         ("sbatch", 'echo "sbatch: error: invalid partition specified: gpus" >&2; exit 1', "job", "missing", "gpus"),
@@ -250,33 +250,33 @@ def test_a_whole_slurm_lacks_nothing(slurm: Path, tmp_path: Path, capsys: pytest
 )
 def test_planted_answers_of_slurm(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    name: str, body: str, subject: str, word: str, said: str,
+    name: str, body: str, subject: str, word: str, words: str,
 ) -> None:  # fmt: skip
     (tmp_path / "shared").mkdir()
     stand_in(slurm / name, body.replace("{shared}", str(tmp_path / "shared")))
     site = site_file(tmp_path, launcher="slurm", shared=str(tmp_path / "shared"), slurm={"partition": "gpus"})
-    found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
-    assert of(found, subject)[0] == word and said in of(found, subject)[1], found
+    findings = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
+    assert of(findings, subject)[0] == word and words in of(findings, subject)[1], findings
 
 
 def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"launcher": "slurm", "shared": f"{tmp_path}/sharde", "slurm": {"options": ["--array=1-2", "--mem=1G"]}}
-    found = checked(capsys, "--site", site_file(tmp_path, **given), code=4)
+    settings = {"launcher": "slurm", "shared": f"{tmp_path}/sharde", "slurm": {"options": ["--array=1-2", "--mem=1G"]}}
+    findings = checked(capsys, "--site", site_file(tmp_path, **settings), code=4)
     for subject, name in (("shared", f"{tmp_path}/sharde"), ("options", "--array=1-2")):
-        word, said = of(found, subject)
-        assert word == "missing" and said.startswith(f"{name} ")
+        word, message = of(findings, subject)
+        assert word == "missing" and message.startswith(f"{name} ")
     assert not (tmp_path / "sharde").exists()
     stand_in(slurm / "sbatch", 'echo "sbatch: error: Memory specification can not be satisfied" >&2; exit 1')
-    for options, said in ((["--mem=9T"], "correct slurm.options in"), ([], "name what it asks for")):
+    for options, message in ((["--mem=9T"], "correct slurm.options in"), ([], "name what it asks for")):
         site = site_file(tmp_path, launcher="slurm", slurm={"options": options})
-        (job,) = [each for each in checked(capsys, "--site", site, code=4) if each["subject"] == "job"]
-        assert job["do"].startswith(said)
+        (job,) = [finding for finding in checked(capsys, "--site", site, code=4) if finding["subject"] == "job"]
+        assert job["do"].startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("limits", "given", "word"),
+    ("limits", "arguments", "word"),
     [
         ({"a": "1-12:00:00"}, {"partition": "a", "minutes": 2160}, "ok"),
         ({"a": "1-12:00:00"}, {"partition": "a", "minutes": 2161}, "missing"),
@@ -289,15 +289,15 @@ def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
 )
 def test_minutes_are_compared_with_the_limit_of_the_partition(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, str],
-    given: dict[str, Any], word: str,
+    arguments: dict[str, Any], word: str,
 ) -> None:  # fmt: skip
     lines = [f"PartitionName={name} Default={'NO' if at else 'YES'} MaxTime={limit}"
              for at, (name, limit) in enumerate(limits.items())]  # fmt: skip
-    shown = "\\n".join(lines)
-    stand_in(slurm / "scontrol", f'case "$*" in ping) echo "at head is UP";; *) printf "{shown}\\n";; esac')
-    found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(tmp_path), slurm=given),
+    printed = "\\n".join(lines)
+    stand_in(slurm / "scontrol", f'case "$*" in ping) echo "at head is UP";; *) printf "{printed}\\n";; esac')
+    findings = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(tmp_path), slurm=arguments),
                     code=4 if word == "missing" else 0)  # fmt: skip
-    assert of(found, "minutes")[0] == word
+    assert of(findings, "minutes")[0] == word
 
 
 def test_the_lines_fit_the_terminal_and_obey_nothing(

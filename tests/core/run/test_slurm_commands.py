@@ -13,7 +13,7 @@ AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect f
 
 
 @pytest.mark.parametrize(
-    ("printed", "found"),
+    ("printed", "expected"),
     [
         ("PENDING|Resources|\n", JobState("PENDING", "Resources")),
         ("PENDING|Nodes required for job are DOWN, DRAINED or reserved|\n",
@@ -22,9 +22,9 @@ AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect f
         ("NODE_FAIL|NodeDown|node1\n", JobState("NODE_FAIL", "NodeDown", ("node1",))),
     ],
 )  # fmt: skip
-def test_states_of_the_controller(planted: PlantedSlurm, printed: str, found: JobState) -> None:
+def test_states_of_the_controller(planted: PlantedSlurm, printed: str, expected: JobState) -> None:
     planted.says("squeue", printed)
-    assert slurm.state_of(JOB) == found
+    assert slurm.state_of(JOB) == expected
 
 
 def test_a_list_of_nodes_is_in_the_job_s_order(planted: PlantedSlurm) -> None:
@@ -36,8 +36,8 @@ def test_a_list_of_nodes_is_in_the_job_s_order(planted: PlantedSlurm) -> None:
 
 def test_a_controller_that_does_not_answer_is_unknown_and_not_ended(planted: PlantedSlurm) -> None:
     planted.says("squeue", AWAY)
-    found = slurm.state_of(JOB)
-    assert found == UNKNOWN and not found.is_ended
+    state = slurm.state_of(JOB)
+    assert state == UNKNOWN and not state.is_ended
     assert planted.calls("sacct") == []
 
 
@@ -59,8 +59,8 @@ def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounting(
     planted.says("squeue", GONE)
     planted.says("sacct", printed)
     planted.says("scontrol", "node1\nnode2\n")
-    found = slurm.state_of(JOB)
-    assert (found.word, found.by, found.is_ended) == (word, by, word is not None)
+    state = slurm.state_of(JOB)
+    assert (state.word, state.by, state.is_ended) == (word, by, word is not None)
 
 
 def test_the_position_counts_the_waiting_jobs_of_the_same_partition(planted: PlantedSlurm) -> None:
@@ -84,7 +84,7 @@ def test_a_job_is_submitted_with_its_secrets_and_without_the_user_s_own_defaults
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("words", "expected"),
     [
         ("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition",
          "`sinfo -s` lists the partitions"),
@@ -98,12 +98,12 @@ def test_a_job_is_submitted_with_its_secrets_and_without_the_user_s_own_defaults
         ("sbatch: error: something new", "sbatch: something new"),
     ],
 )  # fmt: skip
-def test_a_refusal_has_slurm_s_words_and_what_to_do(planted: PlantedSlurm, said: str, expected: str) -> None:
-    planted.says("sbatch", (1, said))
+def test_a_refusal_has_slurm_s_words_and_what_to_do(planted: PlantedSlurm, words: str, expected: str) -> None:
+    planted.says("sbatch", (1, words))
     with pytest.raises(SubmissionError) as error:
         slurm.submit(("sbatch", "x"), {})
     assert expected in str(error.value)
-    assert said.splitlines()[0].removeprefix("sbatch: error: ") in str(error.value)
+    assert words.splitlines()[0].removeprefix("sbatch: error: ") in str(error.value)
 
 
 @pytest.mark.parametrize("printed", ["", "Submitted batch job 12\n", "12;\n", "12 13\n", "-3\n"])

@@ -42,8 +42,8 @@ def test_files_and_number_are_written_and_the_secret_is_not(
     assert SlurmLauncher().execute(request_, look).cause == "exited"
     nodes = tmp_path / "run" / "nodes"
     assert (nodes / "job.sbatch").read_text() == "#!/bin/bash\n" and (nodes / "node0.json").read_text() == "{}\n"
-    found = json.loads((nodes / "engine.json").read_text())
-    assert (found["schema"], found["engine"], found["job"], found["cluster"]) == (
+    content = json.loads((nodes / "engine.json").read_text())
+    assert (content["schema"], content["engine"], content["job"], content["cluster"]) == (
         "levelfield.engine/1", "slurm", "12", "alpha"
     )  # fmt: skip
     assert "HF_TOKEN=verysecret" in planted.environment("sbatch")
@@ -54,8 +54,8 @@ def test_files_and_number_are_written_and_the_secret_is_not(
 def test_a_refused_job_is_a_failed_launch_even_where_slurm_keeps_it(planted: PlantedSlurm, request_: Request) -> None:
     planted.says("sbatch", REFUSED)
     planted.says("squeue", "12\n", "FAILED|BadConstraints|\n")
-    found = SlurmLauncher().execute(request_, look)
-    assert found.cause == "launch-error" and "node configuration" in str(found.evidence)
+    outcome = SlurmLauncher().execute(request_, look)
+    assert outcome.cause == "launch-error" and "node configuration" in str(outcome.evidence)
 
 
 def test_a_job_whose_answer_was_lost_is_found_and_watched(
@@ -71,8 +71,8 @@ def test_a_folder_that_cannot_be_written_is_named(planted: PlantedSlurm, request
     (tmp_path / "run" / "nodes" / "node0.record.jsonl").unlink()
     (tmp_path / "run" / "nodes").rmdir()
     (tmp_path / "run" / "nodes").write_text("no folder")
-    found = SlurmLauncher().execute(request_, look)
-    assert found.cause == "launch-error" and str(tmp_path / "run/nodes") in str(found.evidence)
+    outcome = SlurmLauncher().execute(request_, look)
+    assert outcome.cause == "launch-error" and str(tmp_path / "run/nodes") in str(outcome.evidence)
     assert planted.calls("sbatch") == []
 
 
@@ -81,14 +81,14 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(planted: PlantedSlurm, reque
     (tmp_path / "run/nodes/engine.json").mkdir()  # as a disk that became full after the submission
     planted.says("sbatch", "12\n")
     planted.says("squeue", "CANCELLED|None|\n")
-    found = SlurmLauncher().execute(request_, look)
-    assert found.cause == "launch-error" and "job 12" in str(found.evidence)
-    assert str(tmp_path / "run/nodes/engine.json") in str(found.evidence)
+    outcome = SlurmLauncher().execute(request_, look)
+    assert outcome.cause == "launch-error" and "job 12" in str(outcome.evidence)
+    assert str(tmp_path / "run/nodes/engine.json") in str(outcome.evidence)
     assert planted.calls("scancel") == [["12"]]
 
 
 @pytest.mark.parametrize(
-    ("site", "said"),
+    ("site", "words"),
     [
         ({"shared": "/elsewhere"}, "a folder below /elsewhere"),
         ({"slurm": {"options": ["--array=1-2"]}}, "'--array=1-2'"),
@@ -96,21 +96,21 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(planted: PlantedSlurm, reque
 )
 def test_what_cannot_run_is_refused_before_a_peak_is_measured(
     planted: PlantedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    site: dict[str, object], said: str,
+    site: dict[str, object], words: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "site.json").write_text(json.dumps({"schema": "levelfield.site/1", "launcher": "slurm", **site}))
-    given = ["--plugins", str(PLUGINS), "--site", str(tmp_path / "site.json"), "--runs", str(tmp_path / "runs")]
-    assert main(["--case", "tiny:fake:F1:1:1", *given]) == 2
-    assert said in " ".join(capsys.readouterr().err.split()) and planted.calls("srun") == []
+    arguments = ["--plugins", str(PLUGINS), "--site", str(tmp_path / "site.json"), "--runs", str(tmp_path / "runs")]
+    assert main(["--case", "tiny:fake:F1:1:1", *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split()) and planted.calls("srun") == []
 
 
 def test_attach_says_which_job_it_watches(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
     (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
     planted.says("squeue", DONE)
-    said: list[str] = []
-    assert SlurmLauncher().saying(said.append).attach(request_, look).cause == "exited"
-    (sentence,) = said
+    sentences: list[str] = []
+    assert SlurmLauncher().saying(sentences.append).attach(request_, look).cause == "exited"
+    (sentence,) = sentences
     assert sentence.endswith("job 12") and planted.calls("sbatch") == []
 
 

@@ -31,22 +31,22 @@ def outcome(node_run: Path, word: str, *records: str | None, intent: Intent | No
     return outcome_of(request_of(node_run), JOB, JobState(word, nodes=NODES, **state), intent)
 
 
-def words(found: Outcome) -> list[str]:
-    return [f"{node.name}: {node.word}" for node in found.nodes]
+def words(ended_run: Outcome) -> list[str]:
+    return [f"{node.name}: {node.word}" for node in ended_run.nodes]
 
 
 def test_a_good_run(node_run: Path) -> None:
-    found = outcome(node_run, "COMPLETED", *GOOD)
-    assert (found.cause, found.evidence, words(found)) == ("exited", None, ["alpha: ended", "beta: ended"])
-    assert [(end.rank, end.exit_code) for end in found.ends] == [(0, 0), (1, 0)]
+    ended_run = outcome(node_run, "COMPLETED", *GOOD)
+    assert (ended_run.cause, ended_run.evidence, words(ended_run)) == ("exited", None, ["alpha: ended", "beta: ended"])
+    assert [(end.rank, end.exit_code) for end in ended_run.ends] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("word", ["CANCELLED", "NODE_FAIL", "TIMEOUT"])
 def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(node_run: Path, word: str) -> None:
     """A controller that was killed may recall an older state of the job."""
-    found = outcome(node_run, word, *GOOD)
-    assert found.cause == "exited"
-    (warning,) = found.warnings
+    ended_run = outcome(node_run, word, *GOOD)
+    assert ended_run.cause == "exited"
+    (warning,) = ended_run.warnings
     assert f"job 12 is {word}," in warning
 
 
@@ -62,10 +62,10 @@ def test_a_run_that_every_node_has_ended_is_good_whatever_slurm_says_later(node_
 def test_slurm_s_own_ends(node_run: Path, word: str, cause: str, node: str) -> None:
     """Its signal may have reached a rank before the node's own part."""
     records = (ended("stopped", (0, None, 15)), ended("rank-failed", (1, None, 15)))
-    found = outcome(node_run, word, *records)
-    assert found.cause == cause and str(found.evidence).endswith(f"job 12: {word}")
-    assert words(found) == [f"alpha: {node}", f"beta: {node}"]
-    assert all(end.stopped_by_us for end in found.ends)
+    ended_run = outcome(node_run, word, *records)
+    assert ended_run.cause == cause and str(ended_run.evidence).endswith(f"job 12: {word}")
+    assert words(ended_run) == [f"alpha: {node}", f"beta: {node}"]
+    assert all(end.stopped_by_us for end in ended_run.ends)
 
 
 @pytest.mark.parametrize(
@@ -78,25 +78,25 @@ def test_who_cancelled_is_named(node_run: Path, number: str, evidence: str) -> N
 
 def test_a_lost_node_is_named_with_slurm_s_reason(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("sinfo", "alpha|idle|none\nbeta|down*|silent\n")
-    found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
-    assert found.cause == "node-lost"
-    assert "12: NODE_FAIL;" in str(found.evidence) and str(found.evidence).endswith("down* (silent)")
-    assert words(found) == ["alpha: stopped", "beta: lost"]
-    assert found.nodes[1].missing == ("last record", "facts", "telemetry")
+    ended_run = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
+    assert ended_run.cause == "node-lost"
+    assert "12: NODE_FAIL;" in str(ended_run.evidence) and str(ended_run.evidence).endswith("down* (silent)")
+    assert words(ended_run) == ["alpha: stopped", "beta: lost"]
+    assert ended_run.nodes[1].missing == ("last record", "facts", "telemetry")
 
 
 def test_a_lost_node_that_slurm_shows_no_more_is_the_one_without_a_last_record(node_run: Path) -> None:
-    found = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
-    assert "12: NODE_FAIL;" in str(found.evidence) and str(found.evidence).endswith("from beta")
+    ended_run = outcome(node_run, "NODE_FAIL", ended("stopped", (0, None, 15)), None)
+    assert "12: NODE_FAIL;" in str(ended_run.evidence) and str(ended_run.evidence).endswith("from beta")
 
 
 def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(node_run: Path) -> None:
     records = (ended("rank-failed", (0, None, 15)), ended("rank-failed", (1, None, 9)))
-    found = outcome(node_run, "FAILED", *records)
-    assert found.cause == "rank-failed" and str(found.evidence).startswith("beta: ")
-    assert "rank 1" in str(found.evidence) and str(found.evidence).endswith(" SIGKILL")
-    assert [end.stopped_by_us for end in found.ends] == [True, False]
-    assert words(found) == ["alpha: stopped", "beta: failed"]
+    ended_run = outcome(node_run, "FAILED", *records)
+    assert ended_run.cause == "rank-failed" and str(ended_run.evidence).startswith("beta: ")
+    assert "rank 1" in str(ended_run.evidence) and str(ended_run.evidence).endswith(" SIGKILL")
+    assert [end.stopped_by_us for end in ended_run.ends] == [True, False]
+    assert words(ended_run) == ["alpha: stopped", "beta: failed"]
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(node_run: 
 )
 def test_a_full_disk_is_said_beside_the_rank_that_failed(node_run: Path, free: object, is_full: bool) -> None:
     record = json.dumps({**json.loads(ended("rank-failed", (0, 1, None))), "disk_free_bytes": free}) + "\n"
-    found = outcome(node_run, "FAILED", record, GOOD[1])
-    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: ")
-    assert "rank 0" in str(found.evidence) and "code 1" in str(found.evidence)
-    assert (DISK_IS_FULL in str(found.evidence)) == is_full
+    ended_run = outcome(node_run, "FAILED", record, GOOD[1])
+    assert ended_run.cause == "rank-failed" and str(ended_run.evidence).startswith("alpha: ")
+    assert "rank 0" in str(ended_run.evidence) and "code 1" in str(ended_run.evidence)
+    assert (DISK_IS_FULL in str(ended_run.evidence)) == is_full
 
 
 def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(node_run: Path) -> None:
-    found = outcome(node_run, "FAILED", ended("rank-failed", (0, None, 15)), ended("stopped", (1, None, 15)))
-    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: ")
-    assert "rank 0" in str(found.evidence) and str(found.evidence).endswith(" SIGTERM")
+    ended_run = outcome(node_run, "FAILED", ended("rank-failed", (0, None, 15)), ended("stopped", (1, None, 15)))
+    assert ended_run.cause == "rank-failed" and str(ended_run.evidence).startswith("alpha: ")
+    assert "rank 0" in str(ended_run.evidence) and str(ended_run.evidence).endswith(" SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -130,49 +130,51 @@ def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(node_run: Path) -> No
 )
 def test_a_node_s_own_word_explains_the_failure_of_others(node_run: Path, cause: str, expected: str) -> None:
     records = (ended("rank-failed", (0, 1, None)), ended(cause, evidence="its reason"))
-    found = outcome(node_run, "FAILED", *records)
-    assert (found.cause, found.evidence) == (expected, ": ".join(["beta", "its reason"]))
+    ended_run = outcome(node_run, "FAILED", *records)
+    assert (ended_run.cause, ended_run.evidence) == (expected, ": ".join(["beta", "its reason"]))
 
 
 def test_a_node_without_a_last_word(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("sacct", "12|FAILED|1:0\n12.batch|FAILED|1:0\n12.0|FAILED|137:0\n")
-    found = outcome(node_run, "FAILED", ended("stopped", (0, None, 15)), None)
-    assert found.cause == "node-lost"
+    ended_run = outcome(node_run, "FAILED", ended("stopped", (0, None, 15)), None)
+    assert ended_run.cause == "node-lost"
     steps = ("12: FAILED", "(12.batch FAILED", "1:0,", "FAILED 137:0);")
-    assert all(step in str(found.evidence) for step in steps) and str(found.evidence).endswith("from beta")
+    assert all(step in str(ended_run.evidence) for step in steps) and str(ended_run.evidence).endswith("from beta")
 
 
 def test_where_nothing_was_started_the_job_s_last_line_is_the_evidence(node_run: Path) -> None:
     last = "python3: can't open file 'node_agent.py'"
     (node_run / "logs" / "job.log").write_text(f"srun: error\n{last}\n\n")
-    found = outcome(node_run, "FAILED", None, None, reason="NonZeroExitCode")
-    assert (found.cause, found.nodes) == ("launch-error", ())
-    assert str(found.evidence).endswith(f"12: FAILED; {last}")
+    ended_run = outcome(node_run, "FAILED", None, None, reason="NonZeroExitCode")
+    assert (ended_run.cause, ended_run.nodes) == ("launch-error", ())
+    assert str(ended_run.evidence).endswith(f"12: FAILED; {last}")
 
 
 def test_a_job_without_any_output_asks_for_a_shared_folder(node_run: Path) -> None:
-    found = outcome(node_run, "FAILED", None, None, reason="JobLaunchFailure")
+    ended_run = outcome(node_run, "FAILED", None, None, reason="JobLaunchFailure")
     log = node_run / "logs" / "job.log"
-    assert "FAILED (JobLaunchFailure)" in str(found.evidence) and f"{log}: " in str(found.evidence)
+    assert "FAILED (JobLaunchFailure)" in str(ended_run.evidence) and f"{log}: " in str(ended_run.evidence)
 
 
 def test_a_forgotten_job_has_the_end_that_its_nodes_recorded(node_run: Path) -> None:
     assert outcome(node_run, FORGOTTEN, *GOOD).cause == "exited"
     (node_run / "nodes" / "node1.record.jsonl").unlink()
-    found = outcome(node_run, FORGOTTEN, GOOD[0], None)
-    assert found.cause == "node-lost" and str(found.evidence).endswith("from beta")
+    ended_run = outcome(node_run, FORGOTTEN, GOOD[0], None)
+    assert ended_run.cause == "node-lost" and str(ended_run.evidence).endswith("from beta")
 
 
 def test_out_of_memory_is_kept_as_slurm_s_evidence(node_run: Path) -> None:
-    found = outcome(node_run, "OUT_OF_MEMORY", GOOD[0], ended("rank-failed", (1, None, 9)))
-    assert (found.cause, found.oom_kills) == ("rank-failed", 1)
-    assert str(found.oom_evidence).endswith("12: OUT_OF_MEMORY")
+    ended_run = outcome(node_run, "OUT_OF_MEMORY", GOOD[0], ended("rank-failed", (1, None, 9)))
+    assert (ended_run.cause, ended_run.oom_kills) == ("rank-failed", 1)
+    assert str(ended_run.oom_evidence).endswith("12: OUT_OF_MEMORY")
 
 
 def test_the_platform_s_own_reason_wins(node_run: Path) -> None:
     intent: Intent = ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
-    found = outcome(node_run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent)
-    assert (found.cause, found.evidence) == intent
+    ended_run = outcome(
+        node_run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent
+    )
+    assert (ended_run.cause, ended_run.evidence) == intent
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_the_platform_s_own_reason_wins(node_run: Path) -> None:
     ["", "no json\n", "[1]\n", '{"event": "ended"}\n', '{"event": "started"}\n', ended("exited")[:40], "\x00" * 50],
 )
 def test_a_damaged_record_is_a_missing_one(node_run: Path, damage: str) -> None:
-    found = outcome(node_run, "FAILED", GOOD[0], damage)
-    assert (found.cause, words(found)) == ("node-lost", ["alpha: ended", "beta: lost"])
+    ended_run = outcome(node_run, "FAILED", GOOD[0], damage)
+    assert (ended_run.cause, words(ended_run)) == ("node-lost", ["alpha: ended", "beta: lost"])
 
 
 def test_ends_in_a_record_that_are_none_leave_the_rank_unknown(node_run: Path) -> None:
     damage = ended("rank-failed").replace('"ends": []', '"ends": [{"rank": 1, "colour": 7}]')
-    found = outcome(node_run, "FAILED", GOOD[0], damage)
-    assert [(end.exit_code, end.signal) for end in found.ends] == [(0, None), (None, None)]
+    ended_run = outcome(node_run, "FAILED", GOOD[0], damage)
+    assert [(end.exit_code, end.signal) for end in ended_run.ends] == [(0, None), (None, None)]
 
 
 CANCELLED = "slurmstepd: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-01-01T00:00:00{} ***\n"
@@ -197,9 +199,9 @@ CANCELLED = "slurmstepd: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-01-01T0
 @pytest.mark.parametrize("records", [(None, None), (ended("stopped"), ended("stopped"))])
 def test_a_step_that_somebody_cancels(node_run: Path, reason: str, cause: str, records: tuple[str | None, ...]) -> None:
     (node_run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
-    found = outcome(node_run, "FAILED", *records)
-    assert found.cause == (cause if records[0] is None else "cancelled")
-    assert ("STEP 12.0" in str(found.evidence)) == (not reason or records[0] is None)
+    ended_run = outcome(node_run, "FAILED", *records)
+    assert ended_run.cause == (cause if records[0] is None else "cancelled")
+    assert ("STEP 12.0" in str(ended_run.evidence)) == (not reason or records[0] is None)
 
 
 def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(node_run: Path) -> None:

@@ -18,7 +18,7 @@ RUNS = "/shared/runs"
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str, **site: Any) -> list[dict[str, Any]]:
     """Return the requests of a dry run with this site's file."""
     assert main(given(tmp_path, *arguments, **site)) == 0, capsys.readouterr().err
-    return [each["request"] for each in json.loads(capsys.readouterr().out)]
+    return [document["request"] for document in json.loads(capsys.readouterr().out)]
 
 
 def given(tmp_path: Path, *arguments: str, **site: Any) -> list[str]:
@@ -110,12 +110,12 @@ def test_cores_of_a_divided_host_are_taken_and_else_left_to_the_site(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     host = ("--case", "gpt3_6.7B:torch:cpu:2:2", "--threads", "3")
-    asked = "#SBATCH --cpus-per-task=6"
+    cores = "#SBATCH --cpus-per-task=6"
     (request,) = shown(capsys, tmp_path, *host)
-    assert asked in script_of(request)
+    assert cores in script_of(request)
     for slurm in ({"exclusive": True}, {"options": ["--cpus-per-task=9"]}):
         (request,) = shown(capsys, tmp_path, *host, slurm=slurm)
-        assert asked not in script_of(request)
+        assert cores not in script_of(request)
     (request,) = shown(capsys, tmp_path, *CASE)
     assert not [line for line in script_of(request) if "--cpus-per" in line]
 
@@ -139,7 +139,7 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "site", "said"),
+    ("arguments", "site", "words"),
     [
         (CASE, {"slurm": {"options": ["--requeue"]}}, "slurm.options: found '--requeue'"),
         (CASE, {"slurm": {"options": ["--nodes=9"]}}, "slurm.options: found '--nodes=9'"),
@@ -151,17 +151,17 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ],
 )
 def test_what_cannot_work_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], site: dict[str, Any], said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], site: dict[str, Any], words: str
 ) -> None:
     command = given(tmp_path, **site)
     assert main([*command, *arguments]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_node_of_the_suites_is_rendered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = shown(capsys, tmp_path, "--suite", "oneflow_gpt")
-    assert len(found) == 18 and {len(request["nodes"]) for request in found} == {1, 2, 4}
-    for request in found:
+    requests = shown(capsys, tmp_path, "--suite", "oneflow_gpt")
+    assert len(requests) == 18 and {len(request["nodes"]) for request in requests} == {1, 2, 4}
+    for request in requests:
         files = request["submissions"][0]["files"]
         assert f"#SBATCH --nodes={len(request['nodes'])}" in files["nodes/job.sbatch"]
         assert sorted(files) == sorted(
@@ -170,8 +170,8 @@ def test_every_node_of_the_suites_is_rendered(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_largest_published_run_is_rendered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = shown(capsys, tmp_path, "--suite", "flagperf_llama3")
-    largest = max(found, key=lambda request: len(request["nodes"]))
+    requests = shown(capsys, tmp_path, "--suite", "flagperf_llama3")
+    largest = max(requests, key=lambda request: len(request["nodes"]))
     files = largest["submissions"][0]["files"]
     contents = [json.loads(files[f"nodes/node{k}.json"]) for k in range(55)]
     ranks = [process["rank"] for content in contents for process in content["processes"]]

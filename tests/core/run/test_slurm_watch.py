@@ -62,8 +62,8 @@ def test_a_controller_that_is_away_is_asked_again(node_run: Path, planted: Plant
     planted.says("squeue", RUNNING, AWAY, AWAY, RUNNING, DONE)
     good(node_run)
     watched = Watched(node_run)
-    found = watched.outcome()
-    assert (found.cause, found.warnings) == ("exited", ())
+    ended_run = watched.outcome()
+    assert (ended_run.cause, ended_run.warnings) == ("exited", ())
     (sentence,) = watched.said
     assert "job 12;" in sentence
 
@@ -74,17 +74,19 @@ def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
     monkeypatch.setattr(slurm_watch, "PATIENCE_SECONDS", 0.05)
     planted.says("squeue", AWAY)
     good(node_run)
-    found = Watched(node_run).outcome()
-    assert found.cause == "exited"
-    (warning,) = found.warnings
+    ended_run = Watched(node_run).outcome()
+    assert ended_run.cause == "exited"
+    (warning,) = ended_run.warnings
     assert warning.endswith("`scancel 12`")
 
 
 @pytest.mark.parametrize("reason", sorted(slurm_watch._HOPELESS))
 def test_a_job_that_waits_forever_is_cancelled(node_run: Path, planted: PlantedSlurm, reason: str) -> None:
     planted.says("squeue", f"PENDING|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(node_run).outcome()
-    assert found.cause == "launch-error" and f"({reason}): {slurm_watch._HOPELESS[reason]}" in str(found.evidence)
+    ended_run = Watched(node_run).outcome()
+    assert ended_run.cause == "launch-error" and f"({reason}): {slurm_watch._HOPELESS[reason]}" in str(
+        ended_run.evidence
+    )
     assert planted.calls("scancel") == [["12"]]
 
 
@@ -95,30 +97,38 @@ def test_a_job_that_waits_again_after_it_ran_is_cancelled(
     node_run: Path, planted: PlantedSlurm, state: str, reason: str
 ) -> None:
     planted.says("squeue", RUNNING, f"{state}|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(node_run).outcome()
-    assert found.cause == "cancelled" and "the queue" in str(found.evidence) and f"({reason})" in str(found.evidence)
+    ended_run = Watched(node_run).outcome()
+    assert (
+        ended_run.cause == "cancelled"
+        and "the queue" in str(ended_run.evidence)
+        and f"({reason})" in str(ended_run.evidence)
+    )
     assert planted.calls("scancel") == [["12"]]
 
 
 def test_a_lost_node_is_named_though_slurm_has_it_back(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", RUNNING, "NODE_FAIL|NodeDown|alpha,beta\n")
     planted.says("sinfo", "alpha|idle|none\nbeta|down|fan\n", "alpha|idle|none\nbeta|idle|none\n")
-    found = Watched(node_run).outcome()
-    assert found.cause == "node-lost" and "beta is" in str(found.evidence) and "down (fan)" in str(found.evidence)
+    ended_run = Watched(node_run).outcome()
+    assert (
+        ended_run.cause == "node-lost"
+        and "beta is" in str(ended_run.evidence)
+        and "down (fan)" in str(ended_run.evidence)
+    )
 
 
 def test_a_job_that_is_interrupted_while_it_waits_has_no_node(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", "PENDING|Resources|\n", "12|gpu\n", "CANCELLED|None|\n")
-    found = Watched(node_run, look2=interrupt).outcome()
-    assert (found.cause, found.nodes, found.ends) == ("interrupted", (), ())
+    ended_run = Watched(node_run, look2=interrupt).outcome()
+    assert (ended_run.cause, ended_run.nodes, ended_run.ends) == ("interrupted", (), ())
 
 
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says(
         "squeue", RUNNING, "COMPLETING|None|alpha,beta\n", "COMPLETING|None|alpha,beta\n", "CANCELLED|None|alpha\n"
     )
-    found = Watched(node_run, look2=interrupt).outcome()
-    assert (found.cause, found.warnings) == ("interrupted", ())
+    ended_run = Watched(node_run, look2=interrupt).outcome()
+    assert (ended_run.cause, ended_run.warnings) == ("interrupted", ())
     assert planted.calls("scancel") == [["12"]]
     assert len(planted.calls("squeue")) == 4
 
@@ -128,8 +138,8 @@ def test_a_job_that_cannot_be_cancelled_is_named(
 ) -> None:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.05)
     planted.says("squeue", RUNNING)
-    found = Watched(node_run, look2=interrupt).outcome()
-    (warning,) = found.warnings
+    ended_run = Watched(node_run, look2=interrupt).outcome()
+    (warning,) = ended_run.warnings
     assert warning.endswith("`scancel 12`")
 
 
@@ -160,9 +170,9 @@ def limited(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPat
 def test_a_node_without_any_sign_is_lost(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = limited(node_run, planted, monkeypatch)
-    assert found.cause == "node-lost"
-    assert "of beta" in str(found.evidence) and "allocated* (Not" in str(found.evidence)
+    ended_run = limited(node_run, planted, monkeypatch)
+    assert ended_run.cause == "node-lost"
+    assert "of beta" in str(ended_run.evidence) and "allocated* (Not" in str(ended_run.evidence)
     assert planted.calls("scancel") == [["12"]]
 
 
@@ -170,12 +180,12 @@ def test_a_node_without_any_sign_is_lost(
 def test_a_node_with_any_sign_is_not(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    found = limited(node_run, planted, monkeypatch, sign)
-    assert found.cause == "cancelled" and str(found.evidence).endswith("12: CANCELLED")
+    ended_run = limited(node_run, planted, monkeypatch, sign)
+    assert ended_run.cause == "cancelled" and str(ended_run.evidence).endswith("12: CANCELLED")
 
 
 def test_no_step_in_time_is_a_hang(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
     planted.says("squeue", RUNNING)
-    found = Watched(node_run, limit=0.2).outcome()
-    assert found.cause == "hang" and "first step" in str(found.evidence)
+    ended_run = Watched(node_run, limit=0.2).outcome()
+    assert ended_run.cause == "hang" and "first step" in str(ended_run.evidence)

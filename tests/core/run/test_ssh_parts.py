@@ -65,22 +65,22 @@ print(code_digest(Path(sys.argv[1], 'models', sys.argv[2])))
 
 
 def test_the_same_code_is_the_same_archive_whatever_its_times(tmp_path: Path) -> None:
-    own = Path(shutil.copytree(ROOT / "models" / "torch", tmp_path / "models" / "torch"))
-    before = code_archive(own)
-    for path in own.rglob("*.py"):
+    copy = Path(shutil.copytree(ROOT / "models" / "torch", tmp_path / "models" / "torch"))
+    before = code_archive(copy)
+    for path in copy.rglob("*.py"):
         os.utime(path, (1, 1))
         path.chmod(0o600)
-    assert code_archive(own) == before
-    (own / "model.py").write_text("# another")
-    assert code_archive(own) != before
+    assert code_archive(copy) == before
+    (copy / "model.py").write_text("# another")
+    assert code_archive(copy) != before
 
 
 def test_the_wheels_of_a_folder_are_archived_and_nothing_else(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
-    with tarfile.open(fileobj=io.BytesIO(bytes(wheels_archive(tmp_path)))) as found:
-        assert found.getnames() == [path.name]
-        member = found.extractfile(path.name)
+    with tarfile.open(fileobj=io.BytesIO(bytes(wheels_archive(tmp_path)))) as archive_file:
+        assert archive_file.getnames() == [path.name]
+        member = archive_file.extractfile(path.name)
         assert member is not None and member.read() == path.read_bytes()
 
 
@@ -111,7 +111,7 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "words"),
     [
         ("echo welcome to h1", "its container engine printed 'welcome to h1\\n', expected an image's id"),
         ("head -c 5000000 /dev/zero", "its container engine printed more than 4194304 bytes"),
@@ -123,14 +123,14 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
     ],
 )
 def test_an_engine_of_a_node_without_a_usable_answer_is_named(
-    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_by(script, tmp_path)
     monkeypatch.setattr(ssh_runtime, "image_of", lambda plan: "levelfield:x")
     monkeypatch.setattr(ssh_runtime, "QUESTION_SECONDS", 2.0)
     with pytest.raises(NodesNotReady, match="h1") as error:
         ssh_runtime.NodeEngine(plan, 0).image_id()
-    assert said in str(error.value) and error.value.nodes[0].node_rank == 0
+    assert words in str(error.value) and error.value.nodes[0].node_rank == 0
 
 
 def plan_by(ssh: str, folder: Path) -> Plan:
@@ -150,7 +150,7 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("complaint", "said", "code"),
+    ("complaint", "words", "code"),
     [
         ("Host key verification failed.", "its host key is not known", 255),
         (
@@ -171,14 +171,14 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
         ("sh: go: No such file or directory\nConnection to h closed by remote host.", "code 255: Connection to h", 255),
     ],
 )
-def test_each_failure_of_ssh_has_its_meaning(complaint: str, said: str, code: int) -> None:
-    found = explained("h1", code, complaint)
-    assert found.startswith("h1: ") and said in found
+def test_each_failure_of_ssh_has_its_meaning(complaint: str, words: str, code: int) -> None:
+    sentence = explained("h1", code, complaint)
+    assert sentence.startswith("h1: ") and words in sentence
 
 
 def test_what_a_host_prints_reaches_no_terminal_as_it_is() -> None:
-    found = explained("h1", 1, "fine\n\x1b[31mred\x07 text\u202e\n")
-    assert found.endswith("[31mred text") and found.isprintable()
+    sentence = explained("h1", 1, "fine\n\x1b[31mred\x07 text\u202e\n")
+    assert sentence.endswith("[31mred text") and sentence.isprintable()
 
 
 # ---- the preparation of a node, as the process that ssh starts
@@ -215,15 +215,15 @@ class Setup:
 
 def archive(link: str | None = None, **files: str) -> bytes:
     output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w") as found:
+    with tarfile.open(fileobj=output, mode="w") as archive_file:
         for name, text in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(text)
-            found.addfile(member, io.BytesIO(text.encode()))
+            archive_file.addfile(member, io.BytesIO(text.encode()))
         if link:
             member = tarfile.TarInfo("link")
             member.type, member.linkname = tarfile.SYMTYPE, link
-            found.addfile(member)
+            archive_file.addfile(member)
     return output.getvalue()
 
 
@@ -233,21 +233,21 @@ def announced(kind: str, content: bytes, **changed: Any) -> dict[str, Any]:
 
 
 def header(folder: Path, code: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    given = {"name": None, "python": sys.executable}
-    return {"folder": str(folder), "code": code, "wheels": None, "environment": given, **more}
+    settings = {"name": None, "python": sys.executable}
+    return {"folder": str(folder), "code": code, "wheels": None, "environment": settings, **more}
 
 
 CODE = archive(**{"platform/a.py": "A=1\n", "models/x/train.py": "B=2\n"})
 
 
 def test_code_is_brought_once_and_in_one_step(tmp_path: Path) -> None:
-    given = header(tmp_path / "node", announced("code", CODE))
-    first = Setup(given, {"code": CODE})
+    sent = header(tmp_path / "node", announced("code", CODE))
+    first = Setup(sent, {"code": CODE})
     assert first.needed == ["code"] and first.code == 0
     assert first.answers[-1]["ready"]["environment"] == sys.version.split()[0]
     assert (tmp_path / "node/code/abc/models/x/train.py").read_text() == "B=2\n"
     assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
-    assert Setup(given, {}).needed == []
+    assert Setup(sent, {}).needed == []
 
 
 def test_the_rest_of_a_killed_attempt_is_replaced(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_the_rest_of_a_killed_attempt_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "changed", "said"),
+    ("content", "changed", "words"),
     [
         (CODE, {"sha256": "0" * 64}, "expected 000000000000"),
         (archive(**{"../outside": "x"}), {}, "found the member '../outside'"),
@@ -270,10 +270,10 @@ def test_the_rest_of_a_killed_attempt_is_replaced(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_or_hostile_archive_is_refused(
-    tmp_path: Path, content: bytes, changed: dict[str, Any], said: str
+    tmp_path: Path, content: bytes, changed: dict[str, Any], words: str
 ) -> None:
-    found = Setup(header(tmp_path / "node", announced("code", content, **changed)), {"code": content})
-    assert said in found.error and not (tmp_path / "node/code/abc").exists()
+    setup = Setup(header(tmp_path / "node", announced("code", content, **changed)), {"code": content})
+    assert words in setup.error and not (tmp_path / "node/code/abc").exists()
     assert not (tmp_path / "node/outside").exists() and not (tmp_path / "outside").exists()
 
 
@@ -283,26 +283,26 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "file").write_text("x")
-    for name, said in {
+    for name, message in {
         "link": "found a link",
         "open": "found mode 0777, with which others can write, expected 0700",
         "file": "File exists",
     }.items():
-        assert said in Setup(header(tmp_path / name, announced("code", CODE)), {}).error, name
+        assert message in Setup(header(tmp_path / name, announced("code", CODE)), {}).error, name
     assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    given = {"name": None, "python": "/nothing/python"}
-    found = Setup(header(tmp_path / "node", announced("code", CODE), environment=given), {"code": CODE})
-    assert "/nothing/python" in found.error and found.error.endswith(f": {os.strerror(errno.ENOENT)}")
+    settings = {"name": None, "python": "/nothing/python"}
+    setup = Setup(header(tmp_path / "node", announced("code", CODE), environment=settings), {"code": CODE})
+    assert "/nothing/python" in setup.error and setup.error.endswith(f": {os.strerror(errno.ENOENT)}")
 
 
 def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) -> None:
     short = CODE[: len(CODE) // 2]
-    given = header(tmp_path / "node", announced("code", CODE))
+    sent = header(tmp_path / "node", announced("code", CODE))
     program = Path(node_setup.__file__).read_bytes()
-    text = b"%d\n%s%s\n%s" % (len(program), program, json.dumps(given).encode(), short)
+    text = b"%d\n%s%s\n%s" % (len(program), program, json.dumps(sent).encode(), short)
     done = subprocess.run([sys.executable, "-c", LOADER], input=text, capture_output=True)
     assert done.returncode == 1 and b"before the end of the code" in done.stdout
     assert [path.suffix for path in (tmp_path / "node/code").iterdir()] == [".lock"]
@@ -311,16 +311,18 @@ def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) ->
 @pytest.mark.thorough
 def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> None:
     content = bytes(wheels_archive(wheel(tmp_path).parent))
-    wanted = {"name": "env-1", "digest": "sha256:x", "requirements": ["acme==1.0"]}
-    given = header(tmp_path / "node", announced("code", CODE), wheels=announced("wheels", content), environment=wanted)
-    first = Setup(given, {"code": CODE, "wheels": content})
+    environment = {"name": "env-1", "digest": "sha256:x", "requirements": ["acme==1.0"]}
+    sent = header(
+        tmp_path / "node", announced("code", CODE), wheels=announced("wheels", content), environment=environment
+    )
+    first = Setup(sent, {"code": CODE, "wheels": content})
     assert first.needed == ["code", "wheels"] and first.code == 0, first.answers
     python = tmp_path / "node/environments/env-1/bin/python"
     printed = subprocess.check_output([python, "-c", "import acme; print(acme.VALUE)"], text=True)
     assert printed == "42\n"
-    assert Setup(given, {}).needed == []
-    lacking = {**wanted, "name": "env-2", "requirements": ["acme==2.0"]}
-    failed = Setup({**given, "environment": lacking}, {"wheels": content})
+    assert Setup(sent, {}).needed == []
+    lacking = {**environment, "name": "env-2", "requirements": ["acme==2.0"]}
+    failed = Setup({**sent, "environment": lacking}, {"wheels": content})
     assert "for acme==2.0" in failed.error
     assert not (tmp_path / "node/environments/env-2/levelfield-environment.json").exists()
 
@@ -331,8 +333,8 @@ def test_a_silent_installer_is_reported_while_it_works(
     monkeypatch.setattr(node_setup, "SAY_SECONDS", 0.1)
     monkeypatch.setattr(node_setup, "_running", [])
     node_setup._run([sys.executable, "-c", "import time; time.sleep(0.5)"], {})
-    said = [json.loads(line)["say"] for line in capsys.readouterr().out.splitlines()]
-    assert said and all(line.endswith("so far") and "-c" in line for line in said)
+    sentences = [json.loads(line)["say"] for line in capsys.readouterr().out.splitlines()]
+    assert sentences and all(line.endswith("so far") and "-c" in line for line in sentences)
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
@@ -347,7 +349,7 @@ def test_the_loader_names_an_old_python(version: str) -> None:
 @pytest.mark.parametrize("answer", ["hello", "[]", "{}", '{"need": "wheels"}', '{"need": []}', '{"ready": 1}'])
 def test_a_node_that_answers_something_else_is_named(tmp_path: Path, answer: str) -> None:
     with pytest.raises(NodesNotReady, match=r"^h1: "):
-        prepare(plan_by(f"echo '{answer}'\nexec sleep 600", tmp_path), lambda said: None)
+        prepare(plan_by(f"echo '{answer}'\nexec sleep 600", tmp_path), lambda message: None)
 
 
 # ---- the process of a connection
@@ -356,16 +358,16 @@ def test_a_node_that_answers_something_else_is_named(tmp_path: Path, answer: str
 def test_a_connection_carries_bytes_both_ways_and_its_code() -> None:
     connection = Connection("h1", ["sh", "-c", "cat; echo oops >&2; exit 9"])
     connection.send(b"x" * 300_000)
-    found = b""
+    received = b""
     while (part := connection.read()) is not None:
-        found += part
+        received += part
         connection.flush()
-        if len(found) == 300_000:
+        if len(received) == 300_000:
             connection.close_input()
         wait_for_output([connection], 1)
     while not connection.has_ended():
         wait_for_output([connection], 0.05)
-    assert (found, connection.code, connection.complaint) == (b"x" * 300_000, 9, "oops\n")
+    assert (received, connection.code, connection.complaint) == (b"x" * 300_000, 9, "oops\n")
     connection.end()
 
 
@@ -391,10 +393,10 @@ def test_an_ended_connection_says_nothing_more_however_often_it_is_ended() -> No
 
 
 @pytest.mark.parametrize(
-    ("printed", "said"), [("", "h1 sent nothing for"), ("hello", "h1 sent no proper frame: found b'hello'")]
+    ("printed", "words"), [("", "h1 sent nothing for"), ("hello", "h1 sent no proper frame: found b'hello'")]
 )
 def test_a_node_that_is_given_up_is_a_lost_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, words: str
 ) -> None:
     monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.LEAST_SILENCE_SECONDS", 0.5)
     monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.SILENCE_SECONDS", 0.5)
@@ -404,5 +406,5 @@ def test_a_node_that_is_given_up_is_a_lost_node(
     node = NodeWork(0, "h1", (rank,), name="h1")
     events = str(tmp_path / "events")
     outcome = SshLauncher().execute(Request("ssh", "process", (node,), events, 60, 60, 0.5, (), (sent,)), lambda: None)
-    assert outcome.cause == "node-lost" and str(outcome.evidence).startswith(said)
+    assert outcome.cause == "node-lost" and str(outcome.evidence).startswith(words)
     assert [end.word for end in outcome.nodes] == ["lost"] and outcome.ends[0].exit_code is None

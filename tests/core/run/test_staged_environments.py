@@ -38,24 +38,24 @@ def test_a_build_for_processors_is_refused_where_an_accelerator_needs_another(
     kind: str, tmp_path: Path, source: Path
 ) -> None:
     write(source, "engine", "", version="1.0+cpu")
-    wanted = plan(tmp_path, "engine==1.0", name=f"acme-{kind}")
+    environment = plan(tmp_path, "engine==1.0", name=f"acme-{kind}")
     if kind == "cpu":
-        assert use(wanted)
+        assert use(environment)
         return
     with pytest.raises(RunFailed, match=r"engine 1.0\+cpu,"):
-        use(wanted.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
+        use(environment.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
 
 
 def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Path, source: Path) -> None:
-    wanted = plan(tmp_path, "acme==1.0", name="acme-nvidia", builds=(STEP,))
-    said = use(wanted)
-    assert any(text.startswith("building engine==1.0 ") for text in said)
-    against, seen = json.loads(subprocess.check_output([wanted.python, "-c", READ]))
-    packages = next(Path(wanted.folder).glob("lib/python3*/site-packages"))
+    environment = plan(tmp_path, "acme==1.0", name="acme-nvidia", builds=(STEP,))
+    sentences = use(environment)
+    assert any(text.startswith("building engine==1.0 ") for text in sentences)
+    against, seen = json.loads(subprocess.check_output([environment.python, "-c", READ]))
+    packages = next(Path(environment.folder).glob("lib/python3*/site-packages"))
     assert against == 42 and seen["ENGINE_HOME"] == str(packages / "acme")
     assert seen["CPATH"].split(":") == sorted(str(path) for path in packages.glob("acme*"))
-    assert seen["PATH"].split(":")[0] == str(Path(wanted.folder) / "bin")
-    stamp = json.loads((Path(wanted.folder) / "levelfield-environment.json").read_text())
+    assert seen["PATH"].split(":")[0] == str(Path(environment.folder) / "bin")
+    stamp = json.loads((Path(environment.folder) / "levelfield-environment.json").read_text())
     assert stamp["requirements"] == ["acme==1.0", "engine==1.0"]
 
 
@@ -75,8 +75,8 @@ def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Pat
 
 
 def test_a_node_installs_in_the_same_stages(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = {"digest": "sha256:0", "requirements": ["acme==1.0"], "builds": [STEP.model_dump(mode="json")]}
-    node_setup._make(tmp_path / "made", wanted, {})
+    environment = {"digest": "sha256:0", "requirements": ["acme==1.0"], "builds": [STEP.model_dump(mode="json")]}
+    node_setup._make(tmp_path / "made", environment, {})
     against, seen = json.loads(subprocess.check_output([str(tmp_path / "made/bin/python"), "-c", READ]))
     assert against == 42 and seen["PATH"].startswith(str(tmp_path / "made/bin"))
     assert json.loads((tmp_path / "made" / node_setup.STAMP).read_text())["requirements"] == [
@@ -115,7 +115,7 @@ def test_pip_installs_from_the_named_index(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "index/acme/index.html").write_text('<a href="acme-1.0-py3-none-any.whl">acme</a>')
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "empty").as_uri())
     monkeypatch.setenv("LEVELFIELD_ACME_INDEX", (tmp_path / "index").as_uri())
-    wanted = plan(tmp_path, name="acme-nvidia", index="LEVELFIELD_ACME_INDEX")
-    use(wanted)
-    printed = subprocess.check_output([wanted.python, "-c", "import acme; print(acme.VALUE)"])
+    environment = plan(tmp_path, name="acme-nvidia", index="LEVELFIELD_ACME_INDEX")
+    use(environment)
+    printed = subprocess.check_output([environment.python, "-c", "import acme; print(acme.VALUE)"])
     assert printed == b"42\n"

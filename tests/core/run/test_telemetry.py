@@ -160,16 +160,16 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.05)
     monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.05)
-    free, asked, answered = threading.Event(), threading.Event(), threading.Event()
+    free, requests, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:
-        asked.set()
+        requests.set()
         free.wait(30)
         answered.set()
         return []
 
     with watching(Tool(sample), DEVICES, paths.telemetry):  # type: ignore[arg-type]
-        assert asked.wait(30)
+        assert requests.wait(30)
     assert not answered.is_set()  # the block has ended before the tool has
     free.set()
 

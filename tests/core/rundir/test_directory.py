@@ -55,7 +55,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "suffix"),
     [
         ("111111", "111111"),
         ("20260102", "222222"),
@@ -64,8 +64,8 @@ def runs(tmp_path: Path) -> Path:
         ("20260101T000000Z_a_torch_cpu_111111", "111111"),
     ],
 )
-def test_a_run_is_found_by_what_only_it_has(runs: Path, name: str, found: str) -> None:
-    assert directory.find_run(runs, name).root.name.endswith(found)
+def test_a_run_is_found_by_what_only_it_has(runs: Path, name: str, suffix: str) -> None:
+    assert directory.find_run(runs, name).root.name.endswith(suffix)
 
 
 def test_the_latest_run_is_the_one_that_began_last_and_not_the_one_with_the_latest_id(runs: Path) -> None:
