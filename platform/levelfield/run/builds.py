@@ -45,10 +45,22 @@ def build_of(commit: str, *, say: Say) -> CommitBuild:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
-    build = CommitBuild(commit, own_cache() / "builds" / commit[:16])
-    if not (build.folder / "run_benchmarks.py").is_file():
-        say(f"checking out the build {build}")
-        _make(build)
+    folder = own_cache() / "builds" / commit[:16]
+    build = CommitBuild(commit, folder)
+    if (folder / "run_benchmarks.py").is_file():
+        return build
+    say(f"checking out the build {build}")
+    unfinished = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
+        _git("checkout", "--quiet", "--detach", commit, folder=unfinished)
+        unfinished.rename(folder)  # last, so that a killed attempt does not count
+    except OSError as error:
+        if not (folder / "run_benchmarks.py").is_file():  # another nightly made it meanwhile
+            raise RunFailed(f"the build {build} cannot be made in {folder}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return build
 
 
@@ -91,22 +103,6 @@ def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], in
     log = _git("log", f"--max-count={most}", f"--format=%H{_BETWEEN}%an{_BETWEEN}%s", f"{first}..{last}")
     count = int(_git("rev-list", "--count", f"{first}..{last}"))
     return [LoggedCommit(*line.split(_BETWEEN, 2)) for line in log.splitlines()], count
-
-
-def _make(build: CommitBuild) -> None:
-    """Clone this checkout at a commit. The folder gets its name last, so that a killed attempt does not count."""
-    commit, folder = build.commit, build.folder
-    unfinished = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
-        _git("checkout", "--quiet", "--detach", commit, folder=unfinished)
-        unfinished.rename(folder)
-    except OSError as error:
-        if not (folder / "run_benchmarks.py").is_file():  # another nightly made it meanwhile
-            raise RunFailed(f"the build {build} cannot be made in {folder}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:

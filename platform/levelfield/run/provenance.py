@@ -101,23 +101,22 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
     # the active InfiniBand ports, such as `mlx5_0 100 Gb/sec (4X EDR)`, and the physical interfaces that are up
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     interfaces = sorted(path for path in (root / "sys/class/net").glob("*") if (path / "device").exists())
+    network = [
+        f"{path.parents[1].name} {file_text(path / 'rate') or 'of unknown rate'}"
+        for path in ports
+        if "ACTIVE" in file_text(path / "state")
+    ]
+    for path in interfaces:
+        if file_text(path / "operstate") == "up":
+            speed = file_text(path / "speed")  # in Mb/s
+            is_rate = speed.isdecimal() and int(speed) > 0
+            network.append(f"{path.name} {int(speed) / 1000:g} Gb/s" if is_rate else f"{path.name} of unknown rate")
     return {
         "os": _value(root / "etc/os-release", "PRETTY_NAME", "="),
         "kernel": platform.release(),
         "processor": _value(root / "proc/cpuinfo", "model name", ":"),
         "model": " ".join(filter(None, firmware)) or None,  # maker and name, such as `NVIDIA DGXA100`
-        "network": [
-            *(
-                f"{path.parents[1].name} {file_text(path / 'rate') or 'of unknown rate'}"
-                for path in ports
-                if "ACTIVE" in file_text(path / "state")
-            ),
-            *(
-                f"{path.name} {_rate(file_text(path / 'speed'))}"
-                for path in interfaces
-                if file_text(path / "operstate") == "up"
-            ),
-        ],
+        "network": network,
     }
 
 
@@ -128,11 +127,6 @@ def _value(path: Path, name: str, sign: str) -> str | None:
         if separator and key.strip() == name:
             return value.strip().strip("\"'") or None
     return None
-
-
-def _rate(megabits: str) -> str:
-    is_rate = megabits.isdecimal() and int(megabits) > 0
-    return f"{int(megabits) / 1000:g} Gb/s" if is_rate else "of unknown rate"
 
 
 def machine_identity(root: Path = _ROOT) -> dict[str, Any]:

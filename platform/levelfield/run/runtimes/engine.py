@@ -184,6 +184,12 @@ def _arguments(
     from docker.types import DeviceRequest, Ulimit
 
     options, devices = work.options, list(work.options.device_request)
+    groups = []  # by their numbers on the host: the image may lack the group or use another number
+    for name in options.groups:
+        try:
+            groups.append(str(grp.getgrnam(name).gr_gid))
+        except KeyError:
+            groups.append(name)
     request = DeviceRequest(driver=options.request_driver or "", device_ids=devices, capabilities=[["gpu"]])
     host = client.api.create_host_config(
         binds={path: {"bind": path, "mode": mode} for path, mode in work.mounts.items()},
@@ -195,7 +201,7 @@ def _arguments(
         security_opt=["no-new-privileges", *options.security_options],
         devices=[f"{node}:{node}:rw" for node in options.device_nodes],
         device_requests=[request] if devices else [],
-        group_add=[_group(name) for name in options.groups],
+        group_add=groups,
         runtime=options.engine_runtime,
         ipc_mode="host" if options.host_ipc else None,
         shm_size=options.shm_bytes,
@@ -215,11 +221,3 @@ def _arguments(
         "host_config": host,
         "networking_config": {"EndpointsConfig": {work.network: {"Aliases": [address]}}} if has_alias else None,
     }
-
-
-def _group(name: str) -> str:
-    """Return the number of a group on the host. The image may lack the group or use another number."""
-    try:
-        return str(grp.getgrnam(name).gr_gid)
-    except KeyError:
-        return name

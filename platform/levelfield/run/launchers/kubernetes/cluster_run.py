@@ -62,6 +62,7 @@ class ClusterRun:
         self._complaint: str | None = None
         self._refused_since: float | None = None
         self._say, self._sentences = say, list[str]()
+        self._names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
 
     def run(self, watch: Watch) -> Outcome:
         """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
@@ -108,7 +109,7 @@ class ClusterRun:
             return self._failure(self._pods.first_failure)
         for node, log in self._logs.items():
             if log.fault:
-                return "node-lost", f"{self._name(node)}: {log.fault}"
+                return "node-lost", f"{self._names[node]}: {log.fault}"
         if evidence := self._hang(states):
             return "hang", evidence
         if len(states) < len(self._request.nodes) and self._is_refused_for_good():
@@ -134,9 +135,9 @@ class ClusterRun:
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
             if self._job.is_suspended(self._api):
-                return "preempted", f"{self._name(failed.node_rank)}: its queue suspended the run"
+                return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
         wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
-        return failed.cause or "rank-failed", f"{self._name(failed.node_rank)}: {failed.says}"
+        return failed.cause or "rank-failed", f"{self._names[failed.node_rank]}: {failed.says}"
 
     def _job_state(self) -> tuple[Cause, str | None] | None:
         """Return the failure of the main object itself. Its pods may still give a better reason."""
@@ -204,9 +205,6 @@ class ClusterRun:
             for node, log in zip(nodes, logs, strict=True)
         )
         return Outcome(cause, ends, evidence, killed, kills, tuple(left), nodes=nodes)
-
-    def _name(self, node: int) -> str:
-        return self._request.nodes[node].name or f"node{node}"
 
 
 def node_ends(

@@ -139,13 +139,13 @@ def _job(site: Site) -> Iterator[SiteFinding]:
             return
     lines = done.stdout.splitlines()
     if len(lines) >= 3:
-        yield from _node(site, lines, python, shared)
-        yield from _site_keys(site, lines, local)
+        yield from _node(site, lines, python, shared, local)
     else:
         yield unknown("node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`")
 
 
-def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[SiteFinding]:
+def _node(site: Site, lines: list[str], python: str, shared: Path, local: str) -> Iterator[SiteFinding]:
+    """Yield what the node has: Python, modules, interface and the folders that the site's file names."""
     host = lines[0][:64]
     if lines[1].strip() == "True":
         yield ok("node", f"{host} has {python} of 3.8 or newer")
@@ -159,11 +159,6 @@ def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[S
         yield missing("shared", f"{host} does not see {shared.parent}", do)
     if site.slurm.container == "apptainer" and not any(line.startswith("apptainer") for line in lines[3:]):
         yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
-
-
-def _site_keys(site: Site, lines: list[str], local: str) -> Iterator[SiteFinding]:
-    """Yield what the node has of the modules, the interface and the folder that the site's file names."""
-    host = lines[0][:64]
     loading = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
     if site.modules and loading:
         names, reason = " ".join(site.modules), _line(loading[0])

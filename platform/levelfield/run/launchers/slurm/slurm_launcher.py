@@ -115,7 +115,10 @@ class SlurmLauncher:
         try:
             write_json(root_of(request) / "nodes" / "engine.json", {**record, "submitted": submitted_at})
         except OSError as error:  # without a record no later command would end the job
-            return job_watch.stopped(("launch-error", f"{_unwritten(error)}; Slurm job {job.number} was cancelled"))
+            evidence = (
+                f"{error.filename or 'the run directory'}: {error.strerror}; Slurm job {job.number} was cancelled"
+            )
+            return job_watch.stopped(("launch-error", evidence))
         except KeyboardInterrupt:
             return job_watch.stopped(INTERRUPTED)
         self.say(f"Slurm job {job.number} was submitted")
@@ -214,16 +217,12 @@ def _submitted(request: Request) -> SlurmJob | Outcome:
             write_atomically(root / name, text)
         return submit(submission.argv, secret_values(request))
     except OSError as error:
-        return Outcome("launch-error", (), _unwritten(error))
+        return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
     except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
         job = find(submission.name)
         if job is None or state_of(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
             return Outcome("launch-error", (), str(error))
         return job
-
-
-def _unwritten(error: OSError) -> str:
-    return f"{error.filename or 'the run directory'}: {error.strerror}"
 
 
 def root_of(request: Request) -> Path:

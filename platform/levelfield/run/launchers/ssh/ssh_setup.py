@@ -47,17 +47,17 @@ class Archive(NamedTuple):
 def _archives(plan: Plan) -> dict[str, Archive]:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
     places = places_of(plan, 0)
-    code = memoryview(code_archive(Path(plan.implementation.folder)))
-    archives = {"code": _archive("code", code, places.code.name)}
+    contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
     wheels = installer.wheels_folder()
     if wheels and places.environment:
-        archives["wheels"] = _archive("wheels", wheels_archive(wheels))
+        contents["wheels"] = wheels_archive(wheels)
+    archives = {}
+    for kind, content in contents.items():
+        digest = hashlib.sha256(content).hexdigest()
+        name = places.code.name if kind == "code" else digest[:16]
+        description = {"kind": kind, "name": name, "bytes": len(content), "sha256": digest}
+        archives[kind] = Archive(description, content)
     return archives
-
-
-def _archive(kind: str, content: memoryview, name: str | None = None) -> Archive:
-    digest = hashlib.sha256(content).hexdigest()
-    return Archive({"kind": kind, "name": name or digest[:16], "bytes": len(content), "sha256": digest}, content)
 
 
 def prepare(plan: Plan, say: Say) -> None:
@@ -115,7 +115,13 @@ class NodeSetup:
         is_taking = self.connection.flush()
         part = self.connection.read()
         if part is None:
-            return self._ended()
+            if not self.connection.has_ended() or self.ready is not None:
+                time.sleep(POLL_SECONDS / 10)
+                return
+            reason = explained(self.name, self.connection.code, self.connection.complaint)
+            if self._answered or self.connection.code != FAILURE_OF_SSH:
+                raise self.failed("environment", "failed", reason)
+            raise self.failed("unreachable", "unreachable", reason)
         now = self._clock.look()
         if part or is_taking:
             self._last = now
@@ -153,16 +159,6 @@ class NodeSetup:
         else:
             advice = INCOMPLETE if "wheels" in self._archives else SOURCES_NEEDED
             raise self._failed(f"{text}; {advice}" if "pip install" in text else text)
-
-    def _ended(self) -> None:
-        """Raises NodesNotReady where the connection ended before the node was ready."""
-        if not self.connection.has_ended() or self.ready is not None:
-            time.sleep(POLL_SECONDS / 10)
-            return
-        reason = explained(self.name, self.connection.code, self.connection.complaint)
-        if self._answered or self.connection.code != FAILURE_OF_SSH:
-            raise self.failed("environment", "failed", reason)
-        raise self.failed("unreachable", "unreachable", reason)
 
     def _failed(self, reason: str) -> NodesNotReady:
         return self.failed("environment", "failed", f"{self.name}: {reason}")
