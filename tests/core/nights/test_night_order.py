@@ -19,7 +19,9 @@ from levelfield.nights.nightly import (
 from levelfield.specs.record import Point, Subject
 
 
-def candidate(name: str, seconds: float = 60.0, new: bool = False, wide: float | None = 0.01, unseen: int | None = 0):
+def candidate(
+    name: str, seconds: float = 60.0, new: bool = False, wide: float | None = 0.01, unseen: int | None = 0
+) -> Candidate:
     return Candidate(name, seconds, new, wide, unseen)
 
 
