@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
 from levelfield.testing.findings import CheckFinding
 from plans import PLUGINS, make_plan
 
-# The changes to the case `tiny`, whose global batch is 8, and what `case check` says behind the file.
+# The changes to the case `tiny`, whose global batch is 8, and the words of `case check` after the file.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tuning.smoke.micro_batch": 5}, "key 'tuning.smoke.micro_batch': found 5, expected a divisor of global_batch 8"),
     ({"tuning.full.micro_batch": 3}, "key 'tuning.full.micro_batch': found 3, expected a divisor of global_batch 8"),
@@ -35,40 +36,45 @@ def values(registry: Registry, name: str) -> CheckFinding:
     return next(f for f in check_case(CaseSubject(registry, registry.case(name), HARDWARE)) if f.check == "values")
 
 
-@pytest.mark.parametrize(("change", "says"), WRONG)
+@pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_value_that_no_run_can_use_is_named_by_file_and_key(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     path = written(tmp_path, {"name": "case", **change})
-    found = values(Registry([PLUGINS], case_files=[path]), "case")
-    assert found.status == "fails" and found.says.startswith(f"{path}: {says}")
-    assert found.says.count(str(path)) == 1
+    finding = values(Registry([PLUGINS], case_files=[path]), "case")
+    assert finding.status == "fails"
+    assert finding.says.startswith(f"{path}: {words}")
+    assert finding.says.count(str(path)) == 1
 
 
-def test_an_unreadable_layout_is_said_once(tmp_path: Path) -> None:
+def test_an_unreadable_layout_is_reported_once(tmp_path: Path) -> None:
     path = written(tmp_path, {"name": "case", "tuning.smoke.layout": "DP3QX"})
     registry = Registry([PLUGINS], case_files=[path])
-    found = list(check_case(CaseSubject(registry, registry.case("case"), HARDWARE)))
-    assert sum("DP3QX" in finding.says for finding in found) == 1
-    assert [finding.check for finding in found if not finding.is_good] == ["values"]
+    findings = list(check_case(CaseSubject(registry, registry.case("case"), HARDWARE)))
+    assert sum("DP3QX" in finding.says for finding in findings) == 1
+    assert [finding.check for finding in findings if not finding.is_good] == ["values"]
 
 
 def test_a_run_takes_the_nearest_micro_batch_in_place_of_one_that_does_not_divide(tmp_path: Path) -> None:
     path = written(tmp_path, {"name": "case", "tuning.smoke.micro_batch": 5})
     plan = make_plan(Registry([PLUGINS], case_files=[path]), "case:fake:F1:1:1", scale="smoke", assume=True)
-    assert plan.tuning.micro_batch == 4 and "nearest to 5" in plan.origins["micro_batch"]
+    assert plan.tuning.micro_batch == 4
+    assert re.search(r"\b5\b", plan.origins["micro_batch"])  # the value that was replaced
 
 
 def test_an_extended_case_names_the_file_that_has_the_value(tmp_path: Path) -> None:
     base = written(tmp_path, {"name": "case", "tuning.smoke.micro_batch": 5, "evidence.gradient_steps": [1, 1]})
-    child = {"schema": "levelfield.case/1", "name": "child", "title": "A child", "source": "tests", "extends": "case"}
+    child: dict[str, Any] = {"schema": "levelfield.case/1", "source": "tests"}
+    child |= {"name": "child", "title": "A child", "extends": "case"}
     child |= {"changes": {"evidence": {"gradient_steps": [2, 1]}}, "tuning": {"full": {"micro_batch": 3}}}
     path = tmp_path / "child.yaml"
     path.write_text(yaml.safe_dump(child))
     says = values(Registry([PLUGINS], case_files=[base, path]), "child").says
-    assert f"{path}: key 'changes.evidence.gradient_steps': found [2, 1]" in says
-    assert f"{path}: key 'tuning.full.micro_batch': found 3" in says
-    assert f"{base}: key 'tuning.smoke.micro_batch': found 5" in says
+    assert set(re.findall(r"(\S+): key '(\S+)': found (\[.*?\]|\d+)", says)) == {
+        (str(path), "changes.evidence.gradient_steps", "[2, 1]"),
+        (str(path), "tuning.full.micro_batch", "3"),
+        (str(base), "tuning.smoke.micro_batch", "5"),
+    }
 
 
 @pytest.mark.parametrize("change", [{}, {"tuning.full.layout": "DP2TP2"}, {"evidence.gradient_steps": [1, 2]}])
@@ -86,12 +92,12 @@ def test_a_smoke_scale_with_dropout_does_not_pass(tmp_path: Path, capsys: pytest
     assert main(["case", "check", "wrong", "--case-file", str(path), "--json"]) == 4
     report = json.loads(capsys.readouterr().out)
     assert [c["check"] for c in report["checks"] if c["status"] == "fails"] == ["smoke"] and not report["passes"]
-    assert main(["case", "check", "wrong", "--case-file", str(path), "--hardware", "8 of them"]) == 2
-    assert "--hardware: found '8 of them'" in capsys.readouterr().err
+    assert main(["case", "check", "wrong", "--case-file", str(path), "--hardware", "eight"]) == 2
+    assert "--hardware: found 'eight'" in capsys.readouterr().err
 
 
 def test_every_shipped_case_passes() -> None:
     registry = Registry()
     for name in registry.all_cases:
-        found = list(check_case(CaseSubject(registry, registry.case(name), HARDWARE)))
-        assert all(finding.is_good for finding in found), (name, [f for f in found if not f.is_good])
+        findings = check_case(CaseSubject(registry, registry.case(name), HARDWARE))
+        assert [finding for finding in findings if not finding.is_good] == [], name

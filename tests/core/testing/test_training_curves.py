@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
@@ -22,7 +23,7 @@ SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-22, "head
 CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {1: SQUARES})
 
 
-def changed(**fields: object) -> Curve:
+def changed(**fields: Any) -> Curve:
     return dataclasses.replace(RIGHT, **fields)
 
 
@@ -51,7 +52,7 @@ def changed(**fields: object) -> Curve:
         {"gradients": {1: {name: square for name, square in SQUARES.items() if name != "head.weight"}}},
     ],
 )
-def test_the_comparison_sees(fault: dict[str, object]) -> None:
+def test_the_comparison_sees(fault: dict[str, Any]) -> None:
     assert compare(CURVE, CURVE).within()
     assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
 
@@ -94,5 +95,5 @@ def test_routers_without_a_loss() -> None:
         {"experts": {1: {1: (6, 2)}, 2: {1: (4, 4)}}},
     ],
 )
-def test_routing_that_is_missing_or_of_other_layers(fields: dict[str, object]) -> None:
+def test_routing_that_is_missing_or_of_other_layers(fields: dict[str, Any]) -> None:
     assert compare_routing(changed(**fields), RIGHT)[0] == math.inf
