@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from levelfield.specs.architecture import GATED, Model
 from levelfield.specs.base import LATER
-from levelfield.worker import Initializer, architecture, load_job
+from levelfield.worker import Initializer, architecture
 from levelfield.worker.job import Job, parse
 from levelfield.worker.loop import MOST_COUNTERS, counted_steps
 from levelfield.worker.parameters import list_parameters
@@ -50,9 +50,10 @@ def test_an_old_job_has_every_part_unused(tmp_path: Path) -> None:
 def test_a_job_keeps_the_parts_that_it_gives(tmp_path: Path) -> None:
     job = make_job(tmp_path, model=dict(LLAMA, head_dim=12, experts=EXPERTS), layout=dict(expert=2, data=2))
     assert (architecture.head_size(job.model), job.layout.expert) == (12, 2)
+    assert job.model.experts is not None
     assert job.model.experts.router.scores == "softmax"
     written = json.loads((tmp_path / "job.json").read_text())
-    assert asdict(load_job(str(tmp_path / "job.json")).model.experts) == written["model"]["experts"]
+    assert asdict(job.model.experts) == written["model"]["experts"]
 
 
 @pytest.mark.parametrize(("first", "every"), [(0, 1), (1, 1), (0, 2), (2, 3)])
@@ -75,27 +76,27 @@ def test_an_expert_has_its_values_whichever_rank_makes_it(tmp_path: Path) -> Non
 
 def test_the_experts_of_a_layer_are_one_parameter_with_the_spread_of_a_matrix() -> None:
     model = parsed(experts={**EXPERTS, "shared": 2, "first_layer": 1})
-    found = list_parameters(model, 32)
-    assert found["layers.1.mlp.experts.down.weight"].shape == (4, 16, 24)
-    assert found["layers.1.mlp.experts.up.weight"].std == found["layers.0.mlp.up.weight"].std == 0.02
-    assert found["layers.1.mlp.experts.down.weight"].std == found["layers.0.mlp.down.weight"].std == 0.01
-    assert found["layers.1.mlp.router.weight"].shape == (4, 16)
-    assert found["layers.1.mlp.shared.gate.weight"].shape == (48, 16)
-    assert "layers.0.mlp.router.weight" not in found and "layers.1.mlp.up.weight" not in found
+    parameters = list_parameters(model, 32)
+    assert parameters["layers.1.mlp.experts.down.weight"].shape == (4, 16, 24)
+    assert parameters["layers.1.mlp.experts.up.weight"].std == parameters["layers.0.mlp.up.weight"].std == 0.02
+    assert parameters["layers.1.mlp.experts.down.weight"].std == parameters["layers.0.mlp.down.weight"].std == 0.01
+    assert parameters["layers.1.mlp.router.weight"].shape == (4, 16)
+    assert parameters["layers.1.mlp.shared.gate.weight"].shape == (48, 16)
+    assert "layers.0.mlp.router.weight" not in parameters and "layers.1.mlp.up.weight" not in parameters
 
 
 def test_query_and_key_norms_have_the_width_of_a_head_and_start_at_one() -> None:
-    found = list_parameters(parsed(query_key_norm=True, head_dim=12), 32)
+    parameters = list_parameters(parsed(query_key_norm=True, head_dim=12), 32)
     for name in ("query_norm", "key_norm"):
-        spec = found[f"layers.0.attention.{name}.weight"]
+        spec = parameters[f"layers.0.attention.{name}.weight"]
         assert (spec.shape, spec.fill) == ((12,), 1.0)
-    assert found["layers.0.attention.query.weight"].shape == (48, 16)
-    assert found["layers.0.attention.output.weight"].shape == (16, 48)
+    assert parameters["layers.0.attention.query.weight"].shape == (48, 16)
+    assert parameters["layers.0.attention.output.weight"].shape == (16, 48)
 
 
 def test_biases_of_queries_keys_and_values_only() -> None:
-    found = list_parameters(parsed(qkv_bias=True), 32)
-    biased = {name.split(".")[3] for name in found if name.endswith(".bias")}
+    parameters = list_parameters(parsed(qkv_bias=True), 32)
+    biased = {name.split(".")[3] for name in parameters if name.endswith(".bias")}
     assert biased == {"query", "key", "value"}
 
 

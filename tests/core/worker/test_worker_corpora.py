@@ -1,6 +1,9 @@
 """Corpora on disk as a rank opens them: right windows, and every planted fault refused with what and where."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +19,20 @@ WRITERS = {"megatron": write_megatron, "paddle": write_paddle}
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
-def test_samples_are_windows_of_the_flat_tokens(tmp_path, kind, dtype):
+def test_samples_are_windows_of_the_flat_tokens(tmp_path: Path, kind: str, dtype: str) -> None:
     tokens = WRITERS[kind](tmp_path / "c", [100, 5, 895], dtype=dtype)
     job = make_job(
         tmp_path, corpus=dict(kind=kind, prefix=str(tmp_path / "c")), data=dict(shuffle=False, split=[1, 0, 0])
     )
-    found = open_source(job).samples(np.array([0, 3, 30, 31], dtype=np.uint64))
-    for row, place in zip(found, [0, 3, 30, 0], strict=True):  # (1000 - 1) // 32 = 31 samples, then again
+    samples = open_source(job).samples(np.array([0, 3, 30, 31], dtype=np.uint64))
+    for row, place in zip(samples, [0, 3, 30, 0], strict=True):  # (1000 - 1) // 32 = 31 samples, then again
         assert np.array_equal(row, tokens[place * 32 : place * 32 + 33])
     corpus = open_corpus(kind, str(tmp_path / "c"))
     assert (len(corpus.tokens), corpus.documents) == (1000, 3)
     assert not corpus.tokens[:].flags.writeable
 
 
-def test_training_reads_its_part_only(tmp_path):
+def test_training_reads_its_part_only(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [3201])  # 100 samples
     job = make_job(
         tmp_path, corpus=dict(kind="megatron", prefix=str(tmp_path / "c")), data=dict(shuffle=False, split=[90, 5, 5])
@@ -43,7 +46,7 @@ def test_training_reads_its_part_only(tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "split", "message"), [(32, [1, 0, 0], "make 0 samples of 32"), (65, [1, 2, 0], "0 in the training part")]
 )
-def test_a_corpus_too_small_is_refused(tmp_path, tokens, split, message):
+def test_a_corpus_too_small_is_refused(tmp_path: Path, tokens: Any, split: list[int], message: str) -> None:
     write_megatron(tmp_path / "c", [tokens])
     with pytest.raises(CorpusError, match=message):
         open_source(
@@ -52,26 +55,26 @@ def test_a_corpus_too_small_is_refused(tmp_path, tokens, split, message):
 
 
 @pytest.mark.parametrize(("token", "dtype"), [(1000, "uint16"), (-1, "int32"), (2**40, "int64")])
-def test_a_token_outside_the_vocabulary_is_named(tmp_path, token, dtype):
+def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path, token: int, dtype: str) -> None:
     tokens = np.arange(1000)
     tokens[70] = token
     write_megatron(tmp_path / "c", [1000], tokens, dtype=dtype)
     job = make_job(tmp_path, corpus=dict(kind="megatron", prefix=str(tmp_path / "c")), data=dict(shuffle=False))
     source = open_source(job)
     source.samples(np.array([0, 1, 3], dtype=np.uint64))
-    with pytest.raises(
-        CorpusError, match=rf"token {token} in sample 2, position 6 \(token 70 .*0..999 \(vocab_size 1000\)"
-    ):
+    with pytest.raises(CorpusError) as error:
         source.samples(np.array([1, 2], dtype=np.uint64))
+    for fact in (f"token {token}", "sample 2", "position 6", "token 70", "0..999", "vocab_size 1000"):
+        assert fact in str(error.value)
 
 
-def test_the_largest_number_of_the_vocabulary_is_accepted(tmp_path):
+def test_the_largest_number_of_the_vocabulary_is_accepted(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [100], np.full(100, 999))
     job = make_job(tmp_path, corpus=dict(kind="megatron", prefix=str(tmp_path / "c")))
     assert (open_source(job).samples(np.array([0], dtype=np.uint64)) == 999).all()
 
 
-MEGATRON_FAULTS = {
+MEGATRON_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "magic": (dict(magic=b"MMIDIDX\x00\x01"), r"c\.idx: found b'MMIDIDX\\x00\\x01' at byte 0"),
     "version": (dict(version=2), "found version 2 at byte 9, expected 1"),
     "version in the other byte order": (dict(version=1 << 56), "found version 72057594037927936"),
@@ -87,7 +90,7 @@ MEGATRON_FAULTS = {
 
 
 @pytest.mark.parametrize("name", MEGATRON_FAULTS)
-def test_a_wrong_megatron_index_is_refused(tmp_path, name):
+def test_a_wrong_megatron_index_is_refused(tmp_path: Path, name: str) -> None:
     faults, message = MEGATRON_FAULTS[name]
     write_megatron(tmp_path / "c", [100, 5, 895], **faults)
     with pytest.raises(CorpusError, match=message):
@@ -105,31 +108,31 @@ def test_a_wrong_megatron_index_is_refused(tmp_path, name):
         (".bin", 0, "found 0 bytes, expected 2000"),
     ],
 )
-def test_a_cut_megatron_file_is_refused(tmp_path, suffix, size, message):
+def test_a_cut_megatron_file_is_refused(tmp_path: Path, suffix: str, size: int, message: str) -> None:
     write_megatron(tmp_path / "c", [100, 5, 895])
     cut(tmp_path / f"c{suffix}", size)
     with pytest.raises(CorpusError, match=message):
         open_corpus("megatron", str(tmp_path / "c"))
 
 
-def test_zeros_and_absent_files_are_refused(tmp_path):
+def test_zeros_and_absent_files_are_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [100])
     (tmp_path / "c.idx").write_bytes(bytes(62))
     with pytest.raises(CorpusError, match="expected b'MMIDIDX"):
         open_corpus("megatron", str(tmp_path / "c"))
     (tmp_path / "c.idx").unlink()
-    with pytest.raises(CorpusError, match=r"c\.idx: found nothing"):
+    with pytest.raises(CorpusError, match=r"c\.idx: .*nothing"):
         open_corpus("megatron", str(tmp_path / "c"))
     with pytest.raises(CorpusError, match="kind 'mongolian'"):
         open_corpus("mongolian", str(tmp_path / "c"))
 
 
-def test_counts_that_overflow_are_refused(tmp_path):
+def test_counts_that_overflow_are_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [100])
     content = bytearray((tmp_path / "c.idx").read_bytes())
     content[18:26] = b"\xff" * 8
     (tmp_path / "c.idx").write_bytes(content)
-    with pytest.raises(CorpusError, match="found 62 bytes, expected 221360928884514619"):
+    with pytest.raises(CorpusError, match=r"\b62\b.*\b221360928884514619"):
         open_corpus("megatron", str(tmp_path / "c"))
 
 
@@ -143,7 +146,7 @@ def test_counts_that_overflow_are_refused(tmp_path):
         (dict(lens=np.array([{}], object)), "lens is object"),
     ],
 )
-def test_a_wrong_paddle_index_is_refused(tmp_path, arrays, message):
+def test_a_wrong_paddle_index_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     write_paddle(tmp_path / "c", [1000], **arrays)
     with pytest.raises(CorpusError, match=message):
         open_corpus("paddle", str(tmp_path / "c"))
@@ -159,7 +162,7 @@ def test_a_wrong_paddle_index_is_refused(tmp_path, arrays, message):
         (np.zeros(0, "int32"), r"int32 \(0,\)"),
     ],
 )
-def test_wrong_paddle_tokens_are_refused(tmp_path, tokens, message):
+def test_wrong_paddle_tokens_are_refused(tmp_path: Path, tokens: Any, message: str) -> None:
     write_paddle(tmp_path / "c", [1000])
     np.save(tmp_path / "c_ids.npy", tokens, allow_pickle=True)
     with pytest.raises(CorpusError, match=message):
@@ -176,7 +179,7 @@ def test_wrong_paddle_tokens_are_refused(tmp_path, tokens, message):
         ("c_idx.npz", 0, "not a whole .npz file"),
     ],
 )
-def test_a_cut_paddle_file_is_refused(tmp_path, name, size, message):
+def test_a_cut_paddle_file_is_refused(tmp_path: Path, name: str, size: int, message: str) -> None:
     write_paddle(tmp_path / "c", [100, 900])
     cut(tmp_path / name, size)
     with pytest.raises(CorpusError, match=message):
@@ -184,7 +187,7 @@ def test_a_cut_paddle_file_is_refused(tmp_path, name, size, message):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_corpus_that_is_cut_short_while_it_is_read_is_named_with_both_sizes(tmp_path, kind):
+def test_a_corpus_that_is_cut_short_while_it_is_read_is_named_with_both_sizes(tmp_path: Path, kind: str) -> None:
     """A memory map would end this process by SIGBUS."""
     WRITERS[kind](tmp_path / "c", [100_000])
     job = make_job(
@@ -196,23 +199,24 @@ def test_a_corpus_that_is_cut_short_while_it_is_read_is_named_with_both_sizes(tm
     (path,) = (p for p in (tmp_path / "c.bin", tmp_path / "c_ids.npy") if p.exists())
     size = path.stat().st_size
     cut(path, 4096)
-    assert len(source.samples(np.array([0], dtype=np.uint64))) == 1, "what is left can be read"
-    with pytest.raises(CorpusError, match=rf"{path}: was truncated from {size} to 4096 bytes while it was read"):
+    assert len(source.samples(np.array([0], dtype=np.uint64))) == 1  # what is left can be read
+    with pytest.raises(CorpusError, match=rf"{path}: .*\b{size}\b.*\b4096\b"):
         source.samples(last)
 
 
-def test_an_index_that_is_cut_short_while_it_is_read_is_named(tmp_path):
+def test_an_index_that_is_cut_short_while_it_is_read_is_named(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [1] * 5000)
     index = open_index(str(tmp_path / "c.idx"))
     assert index.lengths[-1] == 1 and len(index.pointers[4990:6000]) == 10 and len(index.lengths[7:3]) == 0
+    size = (tmp_path / "c.idx").stat().st_size
     cut(tmp_path / "c.idx", 100)
-    with pytest.raises(CorpusError, match=r"c\.idx: was truncated from \d+ to 100 bytes"):
+    with pytest.raises(CorpusError, match=rf"c\.idx: .*\b{size}\b.*\b100\b"):
         index.documents[-1]
     with pytest.raises(IndexError):
         index.lengths[5000]
 
 
-def test_an_open_corpus_gives_its_files_back(tmp_path):
+def test_an_open_corpus_gives_its_files_back(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [100])
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):

@@ -1,11 +1,17 @@
 """Initial weights: pinned, sliced, distributed as they should be, at a cost proportional to the slice."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.worker import Initializer, checksum_slice, hashing, normal
 from levelfield.worker.faults import WorkerError
+from levelfield.worker.init import normal_array
 from levelfield.worker.parameters import list_parameters
+from levelfield.worker.slices import Slices
 from worker_jobs import LLAMA, PLATFORM, make_job
 
 
 @pytest.fixture
-def initializer(tmp_path):
+def initializer(tmp_path: Path) -> Initializer:
     return Initializer(make_job(tmp_path))
 
 
-def test_values_are_pinned(initializer):
+def test_values_are_pinned(initializer: Initializer) -> None:
     values = initializer.array("layers.0.mlp.up.weight", (64, 16))
     assert (
         hashlib.sha256(values.tobytes()).hexdigest()
@@ -31,7 +39,7 @@ def test_values_are_pinned(initializer):
     assert values.dtype == np.float32
 
 
-def test_values_by_the_definition_alone(initializer):
+def test_values_by_the_definition_alone(initializer: Initializer) -> None:
     # written out in plain integers: what another implementation, in another language, would do
     values = initializer.array("x", (3, 7), std=0.5)
     table = [round(float(v) * 2**20) for v in normal.standard_normal_table()]
@@ -43,7 +51,7 @@ def test_values_by_the_definition_alone(initializer):
         assert values[row, column] == np.float32(table[level] / 2**20) * np.float32(0.5)
 
 
-def test_another_table_is_refused(monkeypatch):
+def test_another_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     units = normal._quantile_units()
     units[40000] += 1
     monkeypatch.setattr(normal, "_quantile_units", lambda: units)
@@ -51,32 +59,26 @@ def test_another_table_is_refused(monkeypatch):
         normal.standard_normal_table.__wrapped__()
 
 
-def test_the_table_does_not_hang_on_rounding():
+def test_the_table_does_not_hang_on_rounding() -> None:
     # the nearest any entry comes to a rounding tie is far above what two mathematical libraries may differ by
-    inverse = normal.NormalDist().inv_cdf
+    inverse = NormalDist().inv_cdf
     upper = np.array([inverse((k + 0.5) / normal.LEVELS) for k in range(normal.LEVELS // 2, normal.LEVELS)])
     scaled = upper * (normal.UNIT / math.sqrt(math.fsum(upper * upper) / len(upper)))
     assert np.abs(scaled - np.floor(scaled) - 0.5).min() > 1e-6
 
 
 @given(data=st.data(), shape=st.lists(st.integers(1, 13), min_size=1, max_size=3))
-def test_a_slice_is_the_slice_of_the_whole(data, shape):
+def test_a_slice_is_the_slice_of_the_whole(data: st.DataObject, shape: Sequence[int]) -> None:
     slices = []
     for size in shape:
         start = data.draw(st.integers(0, size))
         slices.append(data.draw(st.sampled_from([None, slice(start, data.draw(st.integers(start, size)))])))
-    whole = normal_array(shape, None)
-    part = normal_array(shape, slices)
+    whole = normal_array(12345, shape, None, 0.02)
+    part = normal_array(12345, shape, slices, 0.02)
     assert np.array_equal(part, whole[tuple(s or slice(None) for s in slices)])
 
 
-def normal_array(shape, slices):
-    from levelfield.worker.init import normal_array
-
-    return normal_array(12345, shape, slices, 0.02)
-
-
-def test_a_slice_across_blocks(initializer):
+def test_a_slice_across_blocks(initializer: Initializer) -> None:
     wide = initializer.array("wide", (3, 100_003), std=1.0)
     part = initializer.array("wide", (3, 100_003), (slice(1, 3), slice(30_001, 99_999)), std=1.0)
     assert np.array_equal(part, wide[1:3, 30_001:99_999])
@@ -84,7 +86,7 @@ def test_a_slice_across_blocks(initializer):
     assert np.array_equal(initializer.array("tall", (20_000, 6), (slice(7, 19_000), None), std=1.0), tall[7:19_000])
 
 
-def test_values_are_normal(initializer):
+def test_values_are_normal(initializer: Initializer) -> None:
     values = initializer.array("big", (1000, 1000), std=1.0).astype(np.float64)
     n = values.size
     assert abs(values.mean()) < 4 / math.sqrt(n)
@@ -92,18 +94,18 @@ def test_values_are_normal(initializer):
     assert abs((values**3).mean()) < 4 * math.sqrt(15 / n)
     assert abs((values**4).mean() - 3) < 4 * math.sqrt(96 / n)
     places = np.sort(values.reshape(-1))[:: n // 1000]
-    expected = np.array([normal.NormalDist().cdf(v) for v in places])
+    expected = np.array([NormalDist().cdf(v) for v in places])
     # the Kolmogorov-Smirnov distance, at a level of about one in a million
     assert np.abs(expected - np.arange(len(places)) / len(places)).max() < 2.7 / math.sqrt(n) + 1e-5
 
 
-def test_neighbours_are_independent(initializer):
+def test_neighbours_are_independent(initializer: Initializer) -> None:
     values = initializer.array("big", (1000, 1000), std=1.0).astype(np.float64)
     for shift, axis in itertools.product((1, 2, 3, 4, 8), (0, 1)):
         assert abs((values * np.roll(values, shift, axis)).mean()) < 5 / 1000
 
 
-def test_names_and_seeds_give_other_values(tmp_path):
+def test_names_and_seeds_give_other_values(tmp_path: Path) -> None:
     first = Initializer(make_job(tmp_path))
     other = Initializer(make_job(tmp_path, training={"seed": 43}))
     arrays = [
@@ -117,17 +119,19 @@ def test_names_and_seeds_give_other_values(tmp_path):
 
 
 @pytest.mark.parametrize("slices", [(slice(0, 128), None), (None, slice(128, 256))])
-def test_an_eighth_costs_an_eighth(initializer, monkeypatch, slices):
-    mixed = []
-    original = normal.mix_in_place
-    monkeypatch.setattr(
-        normal, "mix_in_place", lambda words, scratch: mixed.append(words.size) or original(words, scratch)
-    )
+def test_an_eighth_costs_an_eighth(initializer: Initializer, monkeypatch: pytest.MonkeyPatch, slices: Slices) -> None:
+    sizes = []
+
+    def mix_in_place(words: hashing.Words, scratch: hashing.Words) -> hashing.Words:
+        sizes.append(words.size)
+        return hashing.mix_in_place(words, scratch)
+
+    monkeypatch.setattr(normal, "mix_in_place", mix_in_place)
     initializer.array("m", (1024, 1024), slices, std=1.0)
-    assert sum(mixed) == 1024 * 1024 // 8 // 4
+    assert sum(sizes) == 1024 * 1024 // 8 // 4
 
 
-def test_constants_and_what_the_list_says(initializer):
+def test_constants_and_what_the_list_says(initializer: Initializer) -> None:
     assert (initializer.array("final_norm.weight", (16,)) == 1).all()
     assert (initializer.array("final_norm.bias", (16,), (slice(0, 4),)) == 0).all()
     up, down = (initializer.array(f"layers.1.mlp.{n}.weight", s) for n, s in (("up", (64, 16)), ("down", (16, 64))))
@@ -145,27 +149,27 @@ def test_constants_and_what_the_list_says(initializer):
         (dict(name="x", shape=(9,), slices=(slice(0, 8, 2),), std=1.0), "step"),
     ],
 )
-def test_wrong_requests_are_refused(initializer, arguments, message):
+def test_wrong_requests_are_refused(initializer: Initializer, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         initializer.array(**arguments)
 
 
-def test_the_list_of_parameters(tmp_path):
+def test_the_list_of_parameters(tmp_path: Path) -> None:
     gpt = make_job(tmp_path).model
-    found = list_parameters(gpt, 32)
+    parameters = list_parameters(gpt, 32)
     layer = 4 * (16 * 16 + 16) + 2 * 16 * 64 + 64 + 16 + 4 * 16
-    assert sum(math.prod(spec.shape) for spec in found.values()) == 1000 * 16 + 32 * 16 + 2 * layer + 2 * 16
-    assert list(found)[:3] == ["embedding.weight", "position.weight", "layers.0.attention_norm.weight"]
-    assert "head.weight" not in found
+    assert sum(math.prod(spec.shape) for spec in parameters.values()) == 1000 * 16 + 32 * 16 + 2 * layer + 2 * 16
+    assert list(parameters)[:3] == ["embedding.weight", "position.weight", "layers.0.attention_norm.weight"]
+    assert "head.weight" not in parameters
 
 
-def test_llama3_8b_has_its_published_number_of_parameters(tmp_path):
+def test_llama3_8b_has_its_published_number_of_parameters(tmp_path: Path) -> None:
     sizes = dict(layers=32, hidden_size=4096, ffn_hidden_size=14336, heads=32, kv_heads=8, vocab_size=128256)
     model = make_job(tmp_path, model={**LLAMA, **sizes}).model
     assert sum(math.prod(spec.shape) for spec in list_parameters(model, 8192).values()) == 8_030_261_248
 
 
-def test_checksums_of_slices_add_up(initializer):
+def test_checksums_of_slices_add_up(initializer: Initializer) -> None:
     whole = initializer.array("m", (37, 53), std=1.0)
     total = checksum_slice("m", whole, (37, 53), None)
     rows = [(slice(0, 20), None), (slice(20, 37), slice(0, 9)), (slice(20, 37), slice(9, 53))]
@@ -174,7 +178,7 @@ def test_checksums_of_slices_add_up(initializer):
     assert total == 0xBD98FE971AC9C803
 
 
-def test_a_checksum_sees_every_kind_of_change(initializer):
+def test_a_checksum_sees_every_kind_of_change(initializer: Initializer) -> None:
     whole = initializer.array("m", (8, 8), std=1.0)
     bit, swapped, moved = whole.copy(), whole.copy(), whole.copy()
     bit.view(np.uint32)[3, 4] ^= 1
@@ -189,14 +193,14 @@ def test_a_checksum_sees_every_kind_of_change(initializer):
     assert len(set(sums)) == len(sums)
 
 
-def test_a_checksum_refuses_another_dtype_or_shape(initializer):
+def test_a_checksum_refuses_another_dtype_or_shape(initializer: Initializer) -> None:
     with pytest.raises(ValueError, match="float64"):
-        checksum_slice("m", np.zeros((2, 2)), (2, 2), None)
+        checksum_slice("m", np.zeros((2, 2)), (2, 2), None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
         checksum_slice("m", np.zeros((2, 3), np.float32), (2, 2), None)
 
 
-def test_the_worker_needs_the_standard_library_and_numpy_only():
+def test_the_worker_needs_the_standard_library_and_numpy_only() -> None:
     code = (
         "import sys, json; before = set(sys.modules); import numpy; import levelfield.worker.interface;"
         "print(json.dumps(sorted({m.partition('.')[0] for m in set(sys.modules) - before})))"
@@ -209,9 +213,9 @@ def test_the_worker_needs_the_standard_library_and_numpy_only():
 
 
 @pytest.mark.parametrize("room", ["worker", "node"])
-def test_what_runs_on_nodes_keeps_to_python_3_8(room):
+def test_what_runs_on_nodes_keeps_to_python_3_8(room: str) -> None:
     pytest.importorskip("vermin")
     main = "from vermin import main; main()"
     command = [sys.executable, "-c", main, "-t=3.8-", "--violations", "--no-tips", str(PLATFORM / "levelfield" / room)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

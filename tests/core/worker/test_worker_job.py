@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,7 +18,7 @@ from levelfield.worker import job as worker_job
 from worker_jobs import SCHEDULE, document, make_job
 
 
-def test_the_job_is_read_with_the_ranks_environment(tmp_path, monkeypatch):
+def test_the_job_is_read_with_the_ranks_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     job = make_job(tmp_path)
@@ -25,22 +27,22 @@ def test_the_job_is_read_with_the_ranks_environment(tmp_path, monkeypatch):
     assert job.data.split == (998, 1, 1)
 
 
-def test_a_pipeline_stage_is_one_chunk_unless_the_job_says_more(tmp_path):
+def test_a_pipeline_stage_is_one_chunk_unless_the_job_says_more(tmp_path: Path) -> None:
     assert make_job(tmp_path).tuning.virtual_pipeline == 1
     assert make_job(tmp_path, tuning=dict(virtual_pipeline=2)).tuning.virtual_pipeline == 2
 
 
-def test_all_layers_are_computed_again_unless_the_job_says_how_many(tmp_path):
+def test_all_layers_are_computed_again_unless_the_job_says_how_many(tmp_path: Path) -> None:
     assert make_job(tmp_path).tuning.recompute_layers is None
     assert make_job(tmp_path, tuning=dict(recompute="full", recompute_layers=2)).tuning.recompute_layers == 2
 
 
-def test_no_step_is_a_graph_unless_the_job_says_so(tmp_path):
+def test_no_step_is_a_graph_unless_the_job_says_so(tmp_path: Path) -> None:
     assert make_job(tmp_path).tuning.graph is False
     assert make_job(tmp_path, tuning=dict(graph=True)).tuning.graph is True
 
 
-def test_without_a_launcher_there_is_one_rank(tmp_path, monkeypatch):
+def test_without_a_launcher_there_is_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     job = make_job(tmp_path)
@@ -56,27 +58,28 @@ def test_without_a_launcher_there_is_one_rank(tmp_path, monkeypatch):
         (json.dumps(document(schema="levelfield.job/2")), "found 'levelfield.job/2'"),
     ],
 )
-def test_a_wrong_job_is_refused(tmp_path, content, message):
+def test_a_wrong_job_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "job.json").write_text(content)
     with pytest.raises(JobError, match=message):
         load_job(str(tmp_path / "job.json"))
 
 
-def test_a_missing_job_is_refused(tmp_path, monkeypatch):
+def test_a_missing_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEVELFIELD_JOB", raising=False)
     with pytest.raises(JobError, match="LEVELFIELD_JOB"):
         load_job()
-    with pytest.raises(JobError, match="No such file"):
+    with pytest.raises(JobError, match=r"job\.json") as error:
         load_job(str(tmp_path / "job.json"))
+    assert os.strerror(errno.ENOENT) in str(error.value)
 
 
-def test_a_rank_that_is_no_number_is_refused(tmp_path, monkeypatch):
+def test_a_rank_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(JobError, match="RANK: found 'first'"):
+    with pytest.raises(JobError, match=r"RANK: .*'first'"):
         make_job(tmp_path)
 
 
-def test_tensor_is_innermost_and_pipeline_outermost(tmp_path):
+def test_tensor_is_innermost_and_pipeline_outermost(tmp_path: Path) -> None:
     job = make_job(tmp_path, layout=dict(data=3, tensor=2, pipeline=2))
     places = [coordinates(replace(job, world_size=12, rank=rank)) for rank in range(12)]
     triples = [(place.pipeline, place.data, place.tensor) for place in places]
@@ -143,7 +146,8 @@ def test_a_part_of_the_job_has_the_fields_of_the_platforms_document(
         assert plain(hints[field.name]) == plain(document.annotation), field.name
         if field.default is not MISSING:
             default = document.default.model_dump() if isinstance(document.default, Value) else document.default
-            assert (asdict(field.default) if is_dataclass(field.default) else field.default) == default, field.name
+            value = asdict(field.default) if is_dataclass(type(field.default)) else field.default
+            assert value == default, field.name
 
 
 def plain(kind: Any) -> Any:
@@ -158,9 +162,9 @@ def plain(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 4), (0, 1), (2, 2), (-1, 2)])
-def test_a_world_that_is_not_the_layouts_is_refused(tmp_path, rank, world):
+def test_a_world_that_is_not_the_layouts_is_refused(tmp_path: Path, rank: int, world: int) -> None:
     job = make_job(tmp_path, layout=dict(data=2, tensor=1, pipeline=1))
-    with pytest.raises(JobError, match="needs 2 ranks"):
+    with pytest.raises(JobError, match=r"\b2 ranks"):
         coordinates(replace(job, rank=rank, world_size=world))
 
 
@@ -168,11 +172,11 @@ def test_a_world_that_is_not_the_layouts_is_refused(tmp_path, rank, world):
     ("step", "expected"),
     [(1, 1.2e-4 / 188), (100, 6.382978723e-5), (188, 1.2e-4), (136314880, 1.2e-5), (200_000_000, 1.2e-5)],
 )
-def test_the_learning_rate_of_gpt3(tmp_path, step, expected):
+def test_the_learning_rate_of_gpt3(tmp_path: Path, step: int, expected: float) -> None:
     assert learning_rate(make_job(tmp_path).training.schedule, step) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_cosine_without_warm_up(tmp_path):
+def test_the_cosine_without_warm_up(tmp_path: Path) -> None:
     schedule = make_job(
         tmp_path, training=dict(schedule=dict(SCHEDULE, peak_lr=1e-5, min_lr=1e-6, warmup_steps=0, decay_steps=300))
     ).training.schedule
@@ -184,7 +188,7 @@ def test_the_cosine_without_warm_up(tmp_path):
     assert rates[0] < 1e-5
 
 
-def test_another_schedule_is_refused(tmp_path):
+def test_another_schedule_is_refused(tmp_path: Path) -> None:
     schedule = replace(make_job(tmp_path).training.schedule, style="linear")
     with pytest.raises(Unsupported, match="found 'linear'"):
         learning_rate(schedule, 1)

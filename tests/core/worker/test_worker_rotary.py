@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +11,18 @@ from levelfield.specs.architecture import RopeScaling
 from levelfield.worker import rotary_magnitude, scaled_frequencies
 from levelfield.worker.architecture import RopeScaling as WorkerScaling
 from levelfield.worker.job import parse
+from numpy.typing import NDArray
 
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_length": 8192, "low_factor": 1.0, "high_factor": 4.0}
 YARN = {"kind": "yarn", "factor": 40.0, "original_length": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
-def scaling(**content: object) -> SimpleNamespace:
+def scaling(**content: Any) -> WorkerScaling:
     """As a job has it: every key of the document."""
     return parse(WorkerScaling, RopeScaling.model_validate(content).model_dump(), "rope_scaling")
 
 
-def plain(base: float, size: int) -> np.ndarray:
+def plain(base: float, size: int) -> NDArray[np.float64]:
     return base ** -(np.arange(0, size, 2) / size)
 
 
@@ -67,7 +68,7 @@ def test_yarn_where_both_ends_are_the_same_pair() -> None:
         ({**YARN, "magnitude": 0.707}, 0.707),
     ],
 )
-def test_only_yarn_has_a_magnitude(content: dict[str, object], expected: float) -> None:
+def test_only_yarn_has_a_magnitude(content: dict[str, Any], expected: float) -> None:
     assert rotary_magnitude(scaling(**content)) == expected
 
 
