@@ -78,12 +78,12 @@ def recorded(runs: Path) -> RecordedRun:
 def explain(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """explain(arguments): what `report explain` prints, on one line."""
 
-    def shown(*arguments: str) -> str:
+    def run(*arguments: str) -> str:
         capsys.readouterr()
         assert main(["report", "explain", *arguments]) == 0
         return " ".join(capsys.readouterr().out.split())
 
-    return shown
+    return run
 
 
 def append(paths: RunPaths, rank: int, events: list[dict[str, Any]]) -> None:

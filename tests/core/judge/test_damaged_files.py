@@ -55,10 +55,10 @@ def with_hostile(content: dict[str, Any]) -> Iterator[str]:
 
 def one_of_each_kind(lines: list[str]) -> dict[str, int]:
     """The number of the first line of each kind of event."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, line in enumerate(lines):
-        found.setdefault(str(json.loads(line).get("event")), number)
-    return found
+        numbers.setdefault(str(json.loads(line).get("event")), number)
+    return numbers
 
 
 @pytest.mark.parametrize("name", ["events/rank0.jsonl", "telemetry.jsonl", "outcome.json"])

@@ -86,8 +86,8 @@ def test_a_failure_that_the_launcher_reports_is_reported_once(run: RunPaths) -> 
 def test_how_many_nodes_ended_in_which_way(run: RunPaths, words: tuple[NodeWord, NodeWord], row: str) -> None:
     ends = (ProcessEnd(0, 1, None, False), ProcessEnd(1, 1, None, False))
     nodes = (NodeEnd(rank, f"rack-{rank}", word, "why") for rank, word in enumerate(words))
-    shown = terminal_rows(ended(spread(run), "rank-failed", ends, *nodes))["nodes"]
-    assert shown.partition(" node")[0] == row
+    row_of_nodes = terminal_rows(ended(spread(run), "rank-failed", ends, *nodes))["nodes"]
+    assert row_of_nodes.partition(" node")[0] == row
 
 
 def test_every_cause_of_the_contract_has_a_word(run: RunPaths) -> None:

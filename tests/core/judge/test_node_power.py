@@ -80,14 +80,14 @@ def test_the_energy_of_the_window_beside_the_chips(run: RunPaths) -> None:
 
 
 def test_one_percent_shows(run: RunPaths) -> None:
-    found = nodes_of(recorded(run, answers(lambda second: 1.01 * ripple(second))))
-    assert found.joules.value == pytest.approx(1.01 * NODE_WATTS * SECONDS, rel=1e-4)
+    nodes = nodes_of(recorded(run, answers(lambda second: 1.01 * ripple(second))))
+    assert nodes.joules.value == pytest.approx(1.01 * NODE_WATTS * SECONDS, rel=1e-4)
 
 
 def test_only_the_window_counts(run: RunPaths) -> None:
     """Before the window, which begins after the second step, the node drew ten times as much."""
-    found = nodes_of(recorded(run, answers(lambda second: ripple(second) * (10 if second < 0.8 else 1))))
-    assert found.joules.value == pytest.approx(NODE_WATTS * SECONDS, rel=1e-3)
+    nodes = nodes_of(recorded(run, answers(lambda second: ripple(second) * (10 if second < 0.8 else 1))))
+    assert nodes.joules.value == pytest.approx(NODE_WATTS * SECONDS, rel=1e-3)
 
 
 def test_the_source_names_a_certificate_that_was_not_checked(run: RunPaths) -> None:
@@ -189,8 +189,8 @@ def two(run: RunPaths, ahead_ns: int, wall_ahead_ns: int, of_second: Callable[[f
 
 @pytest.mark.parametrize("ahead_ns", [0, HOUR_NS, -HOUR_NS])
 def test_each_node_is_placed_by_the_time_of_day(run: RunPaths, ahead_ns: int) -> None:
-    found = nodes_of(two(run, ahead_ns, 0, lambda second: 2 * ripple(second)))
-    assert found.mean_watts.value == pytest.approx(3 * NODE_WATTS, rel=1e-3)
+    nodes = nodes_of(two(run, ahead_ns, 0, lambda second: 2 * ripple(second)))
+    assert nodes.mean_watts.value == pytest.approx(3 * NODE_WATTS, rel=1e-3)
 
 
 def test_a_node_whose_time_of_day_is_wrong_is_named(run: RunPaths) -> None:
@@ -241,8 +241,8 @@ def test_a_repeated_answer_counts_once() -> None:
 
 
 def test_the_cost_is_of_the_nodes_power_where_it_was_measured() -> None:
-    own = {"capital": 87660.0, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.3, "pue": 1.5}
-    chips = {"X1": {"per": "node", "own": own}}
+    owned = {"capital": 87660.0, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.3, "pue": 1.5}
+    chips = {"X1": {"per": "node", "own": owned}}
     prices = parse(Prices, {"schema": "levelfield.prices/1", "currency": "EUR", "chips": chips}, "prices")
 
     def power(joules_per_token: float | None, node_joules_per_token: float | None) -> tuple[float | None, str | None]:
@@ -256,8 +256,8 @@ def test_the_cost_is_of_the_nodes_power_where_it_was_measured() -> None:
 
 
 def test_the_cost_of_a_run_names_whose_power_it_has(run: RunPaths) -> None:
-    own = {"capital": 1000.0, "years": 4, "utilisation": 1, "power_per_kwh": 0.3, "pue": 1}
-    content = {"schema": "levelfield.prices/1", "currency": "EUR", "chips": {"F1": {"per": "node", "own": own}}}
+    owned = {"capital": 1000.0, "years": 4, "utilisation": 1, "power_per_kwh": 0.3, "pue": 1}
+    content = {"schema": "levelfield.prices/1", "currency": "EUR", "chips": {"F1": {"per": "node", "own": owned}}}
     costs = RunCosts(parse(Prices, content, "prices"))
     before, after = collect(run), recorded(run, answers(ripple))
     assert "its chips" in costs.explained(before)[1]

@@ -432,9 +432,9 @@ def test_align_shows_each_layer_and_exits_4_unless_aligned(
     run: RunPaths, twin: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["align", str(twin.root), "--reference", str(run.root), "--json"]) == 4
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["verdict"] == "inconclusive"
-    assert [layer["passed"] for layer in shown["layers"]] == [None, None, None, True, None]
+    content = json.loads(capsys.readouterr().out)
+    assert content["verdict"] == "inconclusive"
+    assert [layer["passed"] for layer in content["layers"]] == [None, None, None, True, None]
     scale_losses(twin, float("nan"), first=30 if read_plan(run).work.training.steps >= 30 else 3)
     assert main(["align", str(twin.root), "--reference", str(run.root)]) == 4
     assert capsys.readouterr().out.startswith("diverged: ")
