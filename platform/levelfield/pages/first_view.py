@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -329,15 +330,12 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
     setup = setup_of(work, Tuning(**{name: getattr(series, name) for name in _TUNED}), on_host, constants.keeping)
     flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
     value = flops / moved_bytes(setup, constants.pace_on(on_host))
-    return PlannedIntensity(value, None if on_host else _ridge(series.chip, row.peak_tflops, registry))
-
-
-def _ridge(name: str, peak_tflops: float | None, registry: Registry) -> float | None:
-    try:
-        bandwidth = find_chip(registry, name)[1].memory_bandwidth_bytes_per_second
-    except UsageError:
-        return None
-    return peak_tflops * 1e12 / bandwidth if bandwidth and peak_tflops is not None else None
+    ridge = None
+    if not on_host and row.peak_tflops is not None:
+        with suppress(UsageError):  # a chip that no vendor has
+            bandwidth = find_chip(registry, series.chip)[1].memory_bandwidth_bytes_per_second
+            ridge = row.peak_tflops * 1e12 / bandwidth if bandwidth else None
+    return PlannedIntensity(value, ridge)
 
 
 # -- the page

@@ -90,12 +90,18 @@ def build_pages(
             if not writer.keeps(f"data/{name}.js", stamp):
                 writer.write(f"data/{name}.js", data_script(name, history(runs, surroundings)), stamp)
                 rebuilt.add(runs.slug)
-        months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
-        rebuilt |= {month.runs.slug for month in months}
+        months = []
+        for runs in content.series.values():
+            reference = references.get((runs.series.work, runs.series.corpus))
+            for month, points in grouped(runs.points, lambda point: month_of(point.began)).items():
+                name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
+                if not writer.keeps(f"data/{name}.js", stamp):
+                    months.append(MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference))
+        rebuilt |= {changed.runs.slug for changed in months}
         with rare_collections():
-            for done, (month, records) in enumerate(_with_records(months, results), start=1):
-                value = month_file(month.runs.series, records, month.reference)
-                writer.write(f"data/{month.file}.js", data_script(month.file, value), month.stamp)
+            for done, (changed, records) in enumerate(_with_records(months, results), start=1):
+                value = month_file(changed.runs.series, records, changed.reference)
+                writer.write(f"data/{changed.file}.js", data_script(changed.file, value), changed.stamp)
                 if progress:
                     progress(done, len(months))
         for name in (*ASSETS, *VENDORED):
@@ -109,14 +115,6 @@ def stored_references(registry: Registry) -> References:
     """Return the loss curves of the stored references, by what they are references of."""
     references = [registry.reference(name) for name in registry.references]
     return {(r.identity.work, r.identity.corpus): (r.name, list(r.losses)) for r in references}
-
-
-def _changed_months(runs: SeriesRuns, references: References, writer: PagesWriter) -> Iterator[MonthRuns]:
-    reference = references.get((runs.series.work, runs.series.corpus))
-    for month, points in grouped(runs.points, lambda point: month_of(point.began)).items():
-        name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
-        if not writer.keeps(f"data/{name}.js", stamp):
-            yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
 
 
 def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterator[tuple[MonthRuns, list[RunRecord]]]:
@@ -173,8 +171,16 @@ def write_pages(
     # The switch of the metric is a link, which needs no script and has an address.
     files = {view.metric.name: f"by-{view.metric.name}.html" if view.overall.rows else None for view in views}
     files[views[0].metric.name] = "index.html"
-    lacking = {view.metric.name: _lacking(view) for view in views}
-    switch = {"metrics": files, "lacking": lacking, "paid": _paid(views[-1], prices) if prices else ()}
+    lacking = {}  # why no run has the figure; empty where one has it or nothing ran
+    for view in views:
+        reasons = [side.reason for training in view.trainings for side in training.ranking.unranked]
+        lacking[view.metric.name] = "" if view.overall.rows else "; ".join(dict.fromkeys(reasons))
+    paid: list[str] = []  # the prices of the chips that have a cost, each with what the cost includes
+    if prices:
+        sides = [bar.contender.side.first for training in views[-1].trainings for bar in training.ranking.bars]
+        covers = {side.series.chip: views[-1].metric.quantity.covers(side) for side in sides}
+        paid = [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
+    switch = {"metrics": files, "lacking": lacking, "paid": paid}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
             (file, "index", {"v": view, "o": night, "planned": _planned(view, registry), **switch})
@@ -207,20 +213,6 @@ def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]
     bars = [bar for training in view.trainings for bar in training.best] if view.metric.name == "mfu" else []
     planned = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
     return {run_id: intensity for run_id, intensity in planned.items() if intensity}
-
-
-def _lacking(view: FirstView) -> str:
-    """Return why no run has the figure; empty where one has it or nothing ran."""
-    if view.overall.rows:
-        return ""
-    return "; ".join(dict.fromkeys(side.reason for training in view.trainings for side in training.ranking.unranked))
-
-
-def _paid(view: FirstView, prices: Prices) -> list[str]:
-    """Return the prices of the chips that have a cost, each with what the cost includes."""
-    sides = [bar.contender.side.first for training in view.trainings for bar in training.ranking.bars]
-    covers = {side.series.chip: view.metric.quantity.covers(side) for side in sides}
-    return [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
 
 
 def _beside_rows(
