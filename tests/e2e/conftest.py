@@ -16,6 +16,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
-    found = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
-    yield found
-    found.stop()
+    benchmark = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
+    yield benchmark
+    benchmark.stop()

@@ -46,12 +46,12 @@ def test_a_rank_that_cannot_be_killed_gives_a_result_and_keeps_its_devices(bench
         status = benchmark.result()["status"]
         assert done.returncode == (130 if pressed else 3)
         assert (status["word"], status["failure"]) == ("failed", "unkillable")
-        assert f"rank 1 (process {frozen}, state D) did not end by SIGKILL" in status["evidence"]
+        assert f"(process {frozen}," in status["evidence"] and "SIGKILL" in status["evidence"]
         assert list(trainings(benchmark.runs)) == [1]
         refused = benchmark.run(*TINY)
         (result,) = json.loads(refused.stdout)
         assert (refused.returncode, result["status"]["word"]) == (3, "not-run")
-        assert f"is in use by process {frozen}, which SIGKILL did not end" in result["status"]["evidence"]
+        assert f"process {frozen}," in result["status"]["evidence"]
     finally:
         freezer.remove()
     assert all_ended(benchmark.runs)
@@ -77,7 +77,7 @@ def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_w
     process = begun(benchmark, LONG)
     name = benchmark.only_run().name
     done = benchmark.run("evidence", "collect", "latest")
-    assert done.returncode == 2 and f"{name} is running (process {process.pid} of " in done.stderr
+    assert done.returncode == 2 and name in done.stderr and f"(process {process.pid} of" in done.stderr
     assert not (benchmark.only_run() / "result.json").exists()
     process.kill()
     process.communicate()
@@ -94,13 +94,13 @@ def test_a_platform_that_stands_still_for_longer_than_the_limit_ends_no_run(benc
     process = begun(benchmark, LONG)
     ranks = trainings(benchmark.runs)
     everyone = [*[rank.pid for rank in ranks.values()], process.pid]
-    for each in everyone:
-        os.kill(each, signal.SIGSTOP)
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(8)
     os.kill(process.pid, signal.SIGCONT)
     time.sleep(0.3)  # it looks at the old files first
-    for each in everyone:
-        os.kill(each, signal.SIGCONT)
+    for pid in everyone:
+        os.kill(pid, signal.SIGCONT)
     time.sleep(3)
     assert process.poll() is None, finished(process).stderr
     process.send_signal(signal.SIGINT)

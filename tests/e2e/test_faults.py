@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driving import LONG, Benchmark, all_ended, begun, finished, trainings
@@ -18,12 +19,12 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 pytestmark = pytest.mark.e2e
 TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
-BOTH = {"argnames": "command", "ids": ["pretending", "torch"]}
-with_torch_now = pytest.mark.parametrize(argvalues=[LONG, TORCH], **BOTH)
-with_torch_later = pytest.mark.parametrize(argvalues=[LONG, pytest.param(TORCH, marks=pytest.mark.thorough)], **BOTH)
+LATER = pytest.param(TORCH, marks=pytest.mark.thorough)
+with_torch_now = pytest.mark.parametrize("command", [LONG, TORCH], ids=["pretending", "torch"])
+with_torch_later = pytest.mark.parametrize("command", [LONG, LATER], ids=["pretending", "torch"])
 
 
-def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple[int, dict]:
+def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple[int, dict[str, Any]]:
     """Send a signal to one rank after some steps, and see the run end."""
     process = begun(benchmark, command)
     trainings(benchmark.runs)[1].send_signal(number)
@@ -37,7 +38,7 @@ def test_a_killed_rank_is_named_and_the_steps_done_are_kept(benchmark: Benchmark
     code, result = broken(benchmark, command, signal.SIGKILL)
     assert code == 3
     assert (result["status"]["word"], result["status"]["failure"]) == ("failed", "killed")
-    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
+    assert "rank 1" in result["status"]["evidence"] and "SIGKILL" in result["status"]["evidence"]
     assert result["steps_done"] >= 5
     assert result["throughput"] is None
 
@@ -47,7 +48,7 @@ def test_a_stopped_rank_is_a_hang_told_by_its_heartbeat(benchmark: Benchmark, co
     code, result = broken(benchmark, command, signal.SIGSTOP)
     assert code == 3
     assert result["status"]["word"] == "timeout"
-    assert "rank 1 gave no heartbeat" in result["status"]["evidence"]
+    assert "rank 1" in result["status"]["evidence"] and "heartbeat" in result["status"]["evidence"]
     assert result["steps_done"] >= 5
 
 
@@ -57,7 +58,7 @@ def test_a_loss_that_is_not_finite_makes_the_run_invalid(benchmark: Benchmark) -
     result = benchmark.result()
     assert done.returncode == 3
     assert (result["status"]["word"], result["status"]["failure"]) == ("invalid", "non-finite")
-    assert "the loss is" in result["status"]["reasons"][0]
+    assert "loss is" in result["status"]["reasons"][0]
     assert result["loss"]["first"] is not None
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("fresh") / "levelfield"
     copy_checkout(folder)
     yield folder
@@ -36,7 +37,7 @@ def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: 
     first = start(clone, cache, "--case", "gpt3_6.7B:torch")
     assert first.returncode == 0, first.stderr
     assert "making .venv" in first.stderr and "making .venvs/torch-cpu" in first.stderr
-    assert "smoke scale: there is no accelerator here" in first.stderr and "6,658,596,864 parameters" in first.stderr
+    assert "smoke scale:" in first.stderr and "6,658,596,864 parameters" in first.stderr
     assert "result   valid" in first.stdout
     (run,) = (clone / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())

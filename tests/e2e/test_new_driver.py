@@ -41,13 +41,13 @@ class Nights(ClonedNights):
             for i in range(1, 9):
                 day = (TONIGHT - timedelta(days=i)).isoformat()
                 near = (real.tokens_per_second_per_device or 0.0) * (1 + 0.002 * (i % 3 - 1))
-                own = {
+                fields = {
                     "run_id": f"quiet{i}",
                     "content": f"sha256:{i:064}",
                     "night": day,
                     "began": f"{day}T02:00:00+00:00",
                 }
-                store.add([real.model_copy(update={**own, "tokens_per_second_per_device": near})])
+                store.add([real.model_copy(update={**fields, "tokens_per_second_per_device": near})])
 
     def make_slower(self, factor: float) -> None:
         """Change the code of the training: the clock that it shows."""
@@ -63,11 +63,11 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     project.make_slower(1.06)
     faster = {"OMP_WAIT_POLICY": "active", "FAKE_PACE": str(PACE / 1.06)}
     code, findings, _err = project.night(TONIGHT.isoformat(), "--pairs", "20", **faster)
-    found = of_speed(findings)
-    assert (code, found["word"]) == (4, "regression"), found
-    assert found["build_change"] == pytest.approx(1 / 1.06 - 1, abs=0.01)
-    assert found["conditions_change"] == pytest.approx(0.06, abs=0.01) and "OMP_WAIT_POLICY" in found["detail"]
-    assert "beside the arms' bias of" in found["detail"] and "null pairs" in found["detail"]
+    finding = of_speed(findings)
+    assert (code, finding["word"]) == (4, "regression"), finding
+    assert finding["build_change"] == pytest.approx(1 / 1.06 - 1, abs=0.01)
+    assert finding["conditions_change"] == pytest.approx(0.06, abs=0.01) and "OMP_WAIT_POLICY" in finding["detail"]
+    assert "arms' bias" in finding["detail"] and "null pairs" in finding["detail"]
     runs = project.records()
     tonight = [run for run in runs if run.night == TONIGHT.isoformat()]
     purposes = Counter(run.purpose for run in tonight)

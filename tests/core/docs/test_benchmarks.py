@@ -59,5 +59,5 @@ def test_its_figures_are_positive_numbers(name: str) -> None:
 
 
 def test_every_benchmark_is_run_by_a_test() -> None:
-    found = {path.stem for path in FOLDER.glob("*.py")} - {"all"}
-    assert found == {*NO_FRAMEWORK, *WITH_FRAMEWORK, *WITH_ENGINE}
+    programs = {path.stem for path in FOLDER.glob("*.py")} - {"all"}
+    assert programs == {*NO_FRAMEWORK, *WITH_FRAMEWORK, *WITH_ENGINE}

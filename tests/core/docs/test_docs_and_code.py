@@ -45,9 +45,9 @@ def named_files() -> list[tuple[str, str]]:
 
 
 def test_a_file_that_a_page_names_is_there() -> None:
-    named = sorted(set(named_files()))
-    assert len(named) > 60
-    for page, name in named:
+    references = sorted(set(named_files()))
+    assert len(references) > 60
+    for page, name in references:
         places = (ROOT / name, PLATFORM / name, PLATFORM.parent / name, (ROOT / page).parent / name)
         assert FOREIGN.fullmatch(name) or any(place.exists() for place in places), f"{page}: {name} is not there"
 
@@ -60,24 +60,24 @@ def test_an_option_that_a_page_names_is_there() -> None:
         *ROOT.glob("tools/*.py"),
     ]
     text = "".join(path.read_text() for path in sources)
-    known = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
-    known |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}
-    known |= {option for name in FREE_FIELDS for option in (f"--{name}".replace("_", "-"), f"--no-{name}")}
-    named = {(page.name, o) for page, text in page_texts() for o in re.findall(r"(?<=[` ])--[a-z][a-z-]+", text)}
-    assert len(named) > 60
-    assert [(page, o) for page, o in sorted(named) if o not in known | FOREIGN_OPTIONS] == []
+    options = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
+    options |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}
+    options |= {option for name in FREE_FIELDS for option in (f"--{name}".replace("_", "-"), f"--no-{name}")}
+    references = {(page.name, o) for page, text in page_texts() for o in re.findall(r"(?<=[` ])--[a-z][a-z-]+", text)}
+    assert len(references) > 60
+    assert [(page, o) for page, o in sorted(references) if o not in options | FOREIGN_OPTIONS] == []
 
 
 def commands() -> list[str]:
     """The commands of the pages' indented blocks, without remarks behind them and without brackets."""
-    found = []
+    lines = []
     for _, text in page_texts():
         for line in re.findall(
             r"^ {4,}(?:\$ )?(?:python )?run_benchmarks\.py (.+)$", text.replace("\\\n", " "), re.MULTILINE
         ):
             bare = re.sub(r"\s{3,}.*|\s#.*|\.\.\.", "", line)
-            found.append(re.sub(r"[\[\]]|\|[A-Za-z|]+", "", bare).strip())
-    return sorted(set(found))
+            lines.append(re.sub(r"[\[\]]|\|[A-Za-z|]+", "", bare).strip())
+    return sorted(set(lines))
 
 
 @pytest.mark.parametrize("command", commands())

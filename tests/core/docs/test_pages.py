@@ -19,8 +19,8 @@ FENCES = re.MULTILINE | re.DOTALL
 
 def links(page: Path) -> list[str]:
     """The page's links without those that leave the repository."""
-    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    return [link for link in found if "://" not in link]
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [target for target in targets if "://" not in target]
 
 
 def anchors(page: Path) -> set[str]:
@@ -31,11 +31,12 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_lead_somewhere() -> None:
     assert len(PAGES) > 30
-    for page, link in ((each, link) for each in PAGES for link in links(each)):
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), (page, link)
-        assert not anchor or anchor in anchors(target), (page, link)
+    for page in PAGES:
+        for link in links(page):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), (page, link)
+            assert not anchor or anchor in anchors(target), (page, link)
 
 
 def pages_of(entries: Any) -> Iterator[str]:
@@ -66,10 +67,10 @@ def test_pages_of_docs_link_nothing_outside_of_docs() -> None:
 def test_a_further_paragraph_of_an_item_has_four_spaces() -> None:
     """With fewer the site's Markdown ends the list there, and the next item is number 1 again."""
     for page in DOCS.rglob("*.md"):
-        found = re.findall(
+        paragraphs = re.findall(
             r"\n\n {1,3}(\S.*)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=FENCES)
         )
-        assert found == [], page
+        assert paragraphs == [], page
 
 
 def test_the_readme_is_short_and_keeps_the_two_commands() -> None:

@@ -20,9 +20,9 @@ def test_fields_are_found_at_every_depth() -> None:
 
 def test_every_field_has_a_meaning_and_every_number_a_unit() -> None:
     for path, model, name, *_ in FIELDS:
-        said = meaning(model, name)
-        assert said.endswith("."), f"{path}: give the field a description, a sentence"
-        assert max(len(sentence.split()) for sentence in said.split(". ")) <= 20, f"{path}: a sentence is too long"
+        text = meaning(model, name)
+        assert text.endswith("."), f"{path}: give the field a description, a sentence"
+        assert max(len(sentence.split()) for sentence in text.split(". ")) <= 20, f"{path}: a sentence is too long"
         assert bool(unit(model, name)) == is_number(model.model_fields[name].annotation), f"{path}: unit"
 
 

@@ -28,7 +28,7 @@ def texts() -> Iterator[str]:
             elif id(node) in docstrings:
                 continue
             elif isinstance(node, ast.JoinedStr):
-                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
 
