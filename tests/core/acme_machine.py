@@ -37,12 +37,12 @@ class AcmeMachine:
     def command(self, *arguments: str) -> tuple[int, str, str]:
         """Return the exit code, the output and the errors on one line."""
         code = main([*arguments, "--plugins", str(self.plugins)])
-        said = self._capsys.readouterr()
-        return code, said.out, " ".join(said.err.split())
+        printed = self._capsys.readouterr()
+        return code, printed.out, " ".join(printed.err.split())
 
     def run(self, case: str, *arguments: str) -> tuple[int, str, str]:
-        given = ["--case", case, "--scale", "smoke", "--python", sys.executable, "--runs", str(self.folder / "runs")]
-        return self.command(*given, *arguments)
+        options = ["--case", case, "--scale", "smoke", "--python", sys.executable, "--runs", str(self.folder / "runs")]
+        return self.command(*options, *arguments)
 
     def result(self, case: str, *arguments: str) -> dict[str, Any]:
         code, out, err = self.run(case, "--json", *arguments)

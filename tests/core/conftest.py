@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import ReadyRuntime
 from levelfield.node import code_digest
 from levelfield.run.runtimes import process_runtime
-from levelfield.run.runtimes.process_runtime import ReadyRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, ROOT, make_plan
@@ -27,14 +28,15 @@ settings.load_profile("shared machine")
 @pytest.fixture(scope="session", autouse=True)
 def packages_listed_once() -> Iterator[None]:
     """The packages of this Python are listed by the first run that each process starts, not by hundreds."""
-    listed, kept = process_runtime.packages, {}
+    list_packages = process_runtime.packages
+    packages_here: dict[str, str] = {}
 
     def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
         if type(runtime) is not process_runtime.ProcessRuntime or plan.environment.python != sys.executable:
-            return listed(runtime, plan, seconds)
-        if not kept:
-            kept.update(listed(runtime, plan, seconds))
-        return dict(kept)
+            return list_packages(runtime, plan, seconds)
+        if not packages_here:
+            packages_here.update(list_packages(runtime, plan, seconds))
+        return dict(packages_here)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process_runtime, "packages", packages)
@@ -44,11 +46,11 @@ def packages_listed_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def own_code_read_once() -> Iterator[None]:
     """The checkout's code stays as it is while tests run: its digest is computed once in each process."""
-    own = {ROOT / "models", ROOT / "platform"}
+    of_checkout = {ROOT / "models", ROOT / "platform"}
 
-    def remembered(found: Callable[[Path], object]) -> Callable[[Path], object]:
-        kept = functools.lru_cache(maxsize=None)(found)
-        return lambda folder: (kept if own & {*folder.parents} else found)(folder)
+    def remembered(digest: Callable[[Path], object]) -> Callable[[Path], object]:
+        cached = functools.lru_cache(maxsize=None)(digest)
+        return lambda folder: (cached if of_checkout & {*folder.parents} else digest)(folder)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("folder_digest", "shared_folders"):
@@ -72,8 +74,8 @@ def plugins(tmp_path: Path) -> Path:
 def plan_for(registry: Registry) -> Callable[..., Plan]:
     """plan_for(case string, scale=..., measured=..., ...): the plan that would run."""
 
-    def make(text: str, **asked: object) -> Plan:
-        return make_plan(registry, text, **asked)
+    def make(text: str, **values: Any) -> Plan:
+        return make_plan(registry, text, **values)
 
     return make
 

@@ -69,14 +69,14 @@ def outcome(*arguments: str, named: Sequence[Path] = ()) -> tuple[int, str]:
 
     named: places that variables of the environment name.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     guard = Guard(_folders, [*named_places(arguments), *named], list(own_places(arguments)))
-    with redirect_stdout(said), redirect_stderr(said), in_time(), guarded(guard):
+    with redirect_stdout(output), redirect_stderr(output), in_time(), guarded(guard):
         try:
             code = main(list(arguments))
         except SystemExit as end:  # argparse
             code = end.code if isinstance(end.code, int) else 1
-    text = said.getvalue()
+    text = output.getvalue()
     assert code in CODES, f"exit code {code} of {list(arguments)}:\n{text[-2000:]}"
     assert "Traceback (most recent call last)" not in text, text[-2000:]
     assert not guard.found, f"{list(arguments)} writes elsewhere: {guard.found}\n{text[-2000:]}"
@@ -131,10 +131,10 @@ def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 def damaged(content: Any, draw: random.Random) -> Any:
     """The document with one to three values replaced, removed, doubled or renamed. It is changed in place."""
     for _ in range(draw.randint(1, 3)):
-        found = list(places(content))
-        if not found:
+        paths = list(places(content))
+        if not paths:
             return content
-        *way, last = draw.choice(found)
+        *way, last = draw.choice(paths)
         holder = content
         for key in way:
             holder = holder[key]
@@ -156,10 +156,10 @@ def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
     if kind == 0:
         return content[:where]
     if kind == 1:
-        found = bytearray(content or b"\0")
+        changed = bytearray(content or b"\0")
         for _ in range(draw.randint(1, 20)):
-            found[draw.randrange(len(found))] = draw.randrange(256)
-        return bytes(found)
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        return bytes(changed)
     if kind == 2:
         return content[:where] + content[max(0, where - 200) :]
     if kind == 3:

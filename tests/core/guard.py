@@ -71,10 +71,10 @@ class Guard:
         if writes and not isinstance(path, int):
             self._written(path, -1, "open")
 
-    def _written(self, given: Any, folder: int, event: str) -> None:
-        if isinstance(given, int):  # a descriptor, whose opening was checked
+    def _written(self, target: Any, folder: int, event: str) -> None:
+        if isinstance(target, int):  # a descriptor, whose opening was checked
             return
-        path = os.fsdecode(given)
+        path = os.fsdecode(target)
         if event == "sqlite3.connect":
             path = path.removeprefix("file:").partition("?")[0]
             if path in ("", ":memory:"):

@@ -34,7 +34,7 @@ def control_group(controller: str, *settings: Mapping[str, str]) -> Iterator[Pat
 
 def _set(folder: Path, settings: tuple[Mapping[str, str], ...]) -> None:
     """Raises OSError where the folder has none of the settings' files."""
-    present = next((each for each in settings if (folder / next(iter(each))).exists()), None)
+    present = next((files for files in settings if (folder / next(iter(files))).exists()), None)
     if present is None:
         raise OSError("the controller is not there")
     for name, text in present.items():

@@ -29,8 +29,8 @@ def spread(run: RunPaths, ahead_ns: int = HOUR_NS, rate: float = 1.0, wall_ahead
     run.nodes.mkdir(exist_ok=True)
     for node, (ahead, speed) in enumerate(((0, 1.0), (ahead_ns, rate))):
         _retime(run.events / f"rank{node}.jsonl", ahead, speed)
-        own = [_of_node(line, node, ahead, speed, wall_ahead_ns * node) for line in lines]
-        write_lines(run.node_telemetry(node), own)
+        events = [_of_node(line, node, ahead, speed, wall_ahead_ns * node) for line in lines]
+        write_lines(run.node_telemetry(node), events)
         run.node_facts(node).write_text(json.dumps(_facts(node, ahead, wall_ahead_ns * node)))
     seal_again(run)
     return run

@@ -20,16 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 
 
-def make_plan(registry: Registry, text: str, measured: MeasuredPeaks | None = None, **given: object) -> Plan:
+def make_plan(registry: Registry, text: str, measured: MeasuredPeaks | None = None, **values: object) -> Plan:
     """The plan of a case string; keywords are those of UserRequest, of TuningChoice, of Decision and of resolve."""
-    choice = TuningChoice.model_validate(taken(given, TuningChoice.model_fields))
-    request = UserRequest(choice=choice, **taken(given, [f.name for f in fields(UserRequest)]))
+    choice = TuningChoice.model_validate(taken(values, TuningChoice.model_fields))
+    request = UserRequest(choice=choice, **taken(values, [f.name for f in fields(UserRequest)]))
     selector = parse_selector(text)
-    settled = {"request": request, "scale": request.scale, **taken(given, [f.name for f in fields(Decision)])}
+    settled = {"request": request, "scale": request.scale, **taken(values, [f.name for f in fields(Decision)])}
     decision = Decision(text, selector, lookup.find(registry, selector), **settled)
-    return with_peak(resolve(decision, "run-id", **given), measured or MeasuredPeaks())  # type: ignore[arg-type]
+    return with_peak(resolve(decision, "run-id", **values), measured or MeasuredPeaks())  # type: ignore[arg-type]
 
 
-def taken(given: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
-    """The keywords of these names, taken out of `given`."""
-    return {name: given.pop(name) for name in names if name in given}
+def taken(values: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
+    """The keywords of these names, taken out of `values`."""
+    return {name: values.pop(name) for name in names if name in values}

@@ -57,5 +57,5 @@ class PlantedSlurm:
 
 def ended(cause: str, *ends: tuple[int, int | None, int | None], evidence: str | None = None) -> str:
     """Return the last record of a node. ends: rank, exit code, signal."""
-    listed = [{"rank": r, "exit_code": code, "signal": number, "stopped_by_us": False} for r, code, number in ends]
-    return json.dumps({"time_ns": 1, "event": "ended", "cause": cause, "evidence": evidence, "ends": listed}) + "\n"
+    ranks = [{"rank": r, "exit_code": code, "signal": number, "stopped_by_us": False} for r, code, number in ends]
+    return json.dumps({"time_ns": 1, "event": "ended", "cause": cause, "evidence": evidence, "ends": ranks}) + "\n"

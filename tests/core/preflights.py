@@ -24,9 +24,9 @@ def node_values(number: int) -> Values:
 
 def changed(values: Values, check: str, **facts: object) -> Values:
     """The same with other facts of a check."""
-    found = copy.deepcopy(values)
-    found["checks"][check]["facts"].update(facts)
-    return found
+    changed = copy.deepcopy(values)
+    changed["checks"][check]["facts"].update(facts)
+    return changed
 
 
 def write_preflight(

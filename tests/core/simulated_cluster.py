@@ -66,47 +66,47 @@ class SimulatedCluster:
             self._version += 1
             name = f"{self.main()['metadata']['name']}-{index}-abcde"
             metadata = {"name": name, "annotations": {INDEX: str(index)}, "resourceVersion": str(self._version)}
-            found = {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": f"machine{index}"}, "status": status}
+            pod = {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": f"machine{index}"}, "status": status}
             if kind == "DELETED":
                 self.pods.pop(name, None)
             else:
-                self.pods[name] = found
-            line = json.dumps({"type": kind, "object": found}).encode() + b"\n"
-            for each in self._changes:
-                each.put(line)
+                self.pods[name] = pod
+            line = json.dumps({"type": kind, "object": pod}).encode() + b"\n"
+            for changes in self._changes:
+                changes.put(line)
 
     def is_seen(self) -> None:
         """Wait until a watch has sent everything."""
-        while not self._changes or not all(each.empty() for each in self._changes):
+        while not self._changes or not all(changes.empty() for changes in self._changes):
             time.sleep(0.02)
         time.sleep(0.3)
 
     def created(self, path: str, document: Fields) -> None:
         where = f"{path}/{document['metadata']['name']}"
-        kept = {**document, "metadata": {**document["metadata"], "uid": f"uid-{len(self.objects)}"}}
+        stored = {**document, "metadata": {**document["metadata"], "uid": f"uid-{len(self.objects)}"}}
         if document["kind"] == "Secret":
             self.secrets.append(document)
-        self.objects[where] = kept
+        self.objects[where] = stored
         if document["kind"] == "Job":
             threading.Thread(target=self._played, args=(self,), daemon=True).start()
 
     def deleted(self, path: str) -> bool:
-        found = self.objects.pop(path, None)
-        if found and found["kind"] == "Job":
+        removed = self.objects.pop(path, None)
+        if removed and removed["kind"] == "Job":
             self.on_delete()
             for name in list(self.pods):
                 pod = self.pods[name]
-                self.objects[path] = found  # `pod` reads its name
+                self.objects[path] = removed  # `pod` reads its name
                 self.pod(int(pod["metadata"]["annotations"][INDEX]), pod["status"], "DELETED")
                 self.objects.pop(path)
-        return found is not None
+        return removed is not None
 
     def watch(self) -> Iterator[bytes]:
-        own: queue.Queue[bytes] = queue.Queue()
+        changes: queue.Queue[bytes] = queue.Queue()
         with self.lock:
-            self._changes.append(own)
+            self._changes.append(changes)
             for pod in self.pods.values():
-                own.put(json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n")
+                changes.put(json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n")
         try:
             if self.expired > 0:
                 self.expired -= 1
@@ -114,7 +114,7 @@ class SimulatedCluster:
                 return
             while not self.closing:
                 try:
-                    yield own.get(timeout=0.1)
+                    yield changes.get(timeout=0.1)
                 except queue.Empty:
                     continue
                 if self.broken_watches > 0:
@@ -122,7 +122,7 @@ class SimulatedCluster:
                     yield b'{"type": "MODI'
                     return
         finally:
-            self._changes.remove(own)
+            self._changes.remove(changes)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -173,8 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self, path: str, query: dict[str, str], body: Any) -> None:
         if path.endswith("selfsubjectaccessreviews"):
-            asked = body["spec"]["resourceAttributes"]
-            what = f"{asked['verb']} {asked['resource']}"
+            attributes = body["spec"]["resourceAttributes"]
+            what = f"{attributes['verb']} {attributes['resource']}"
             return self._send(201, {"status": {"allowed": self.cluster.reviews.get(what, True)}})
         if f"{path}/{body['metadata']['name']}" in self.cluster.objects:
             return self._send(409, {"kind": "Status", "message": f"{body['metadata']['name']} already exists"})
@@ -186,8 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, self.cluster.objects[path])
 
     def _delete(self, path: str, query: dict[str, str], body: Any) -> None:
-        found = self.cluster.deleted(path)
-        self._send(200 if found else 404, {"kind": "Status", "message": "deleted" if found else "not found"})
+        is_removed = self.cluster.deleted(path)
+        self._send(200 if is_removed else 404, {"kind": "Status", "message": "deleted" if is_removed else "not found"})
 
     def _send(self, status: int, content: Fields) -> None:
         text = json.dumps(content).encode()
@@ -283,15 +283,15 @@ class Kubelet:
         at = argv.index("--first-node") + 1
         argv[at] = "localhost"  # no cluster's DNS is here
         argv[0] = sys.executable
-        given = {s["metadata"]["name"]: s["stringData"] for s in cluster.secrets}
-        own = {"JOB_COMPLETION_INDEX": str(index), "LEVELFIELD_TEST_MARK": self.mark, "PATH": os.environ["PATH"]}
-        for each in container.get("env", []):
-            source = each["valueFrom"]["secretKeyRef"]
-            own[each["name"]] = given[source["name"]][source["key"]]
+        secrets = {s["metadata"]["name"]: s["stringData"] for s in cluster.secrets}
+        variables = {"JOB_COMPLETION_INDEX": str(index), "LEVELFIELD_TEST_MARK": self.mark, "PATH": os.environ["PATH"]}
+        for variable in container.get("env", []):
+            source = variable["valueFrom"]["secretKeyRef"]
+            variables[variable["name"]] = secrets[source["name"]][source["key"]]
         log = root / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
             )
         self.processes.append(process)
         if self.is_over:  # the Job was deleted while this pod began
@@ -306,8 +306,8 @@ class Kubelet:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in document.get("data", {}).items():
             # the paths of the pod, and the image's Python
-            own = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
-            (folder / name).write_text(own)
+            text = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
+            (folder / name).write_text(text)
         for name, text in document.get("binaryData", {}).items():
             (folder / name).write_bytes(base64.b64decode(text))
 

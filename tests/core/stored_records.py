@@ -27,11 +27,11 @@ def changed(record: RunRecord, number: int, **change: Any) -> RunRecord:
     """A run of the same series, `number` nights later. Other fields as given; `series` as a change of its fields."""
     began = FIRST + timedelta(days=number)
     series = record.series.model_copy(update=change.pop("series", {}))
-    own = {"run_id": f"{began:%Y%m%dT%H%M%SZ}_tiny_fake_fake_{number:06x}", "content": f"sha256:{number:064x}"}
+    identity = {"run_id": f"{began:%Y%m%dT%H%M%SZ}_tiny_fake_fake_{number:06x}", "content": f"sha256:{number:064x}"}
     rate = (record.tokens_per_second_per_device or 1.0) * (1 + number / 1000)
     figures = {"tokens_per_second_per_device": rate, **{c: change[c] for c in change.keys() & STORED.keys()}}
     stored = {"stored_result": with_figures(record, figures), "began": began.isoformat(), "series": series}
-    return record.model_copy(update={**own, **stored, **figures, **change})
+    return record.model_copy(update={**identity, **stored, **figures, **change})
 
 
 def with_figures(record: RunRecord, figures: dict[str, float | None]) -> StoredResult:

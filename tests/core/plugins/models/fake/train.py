@@ -11,22 +11,30 @@ FAKE_PACE=0.1: step k ends k times 0.1 s after the begin, by a clock that shows 
 FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
 
 from levelfield.worker import Batches, Initializer, Unsupported, coordinates, events, heartbeat, learning_rate, run
+
+if TYPE_CHECKING:
+    from levelfield.worker import Batch, Recorder
+    from levelfield.worker.job import Job
 
 FAULT_STEP = 6
 STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.005"))
 
 
-def main(job, recorder):
+def main(job: Job, recorder: Recorder) -> None:
     place = coordinates(job)
     recorder.framework(name="fake", version="1.2.3", device=job.device)
     initializer = Initializer(job)
@@ -35,7 +43,7 @@ def main(job, recorder):
         for name, spec in initializer.parameters(job.model).items()
     )
     if os.environ.get("FAKE_FAULT") == "clock" and job.rank == job.world_size - 1:
-        events.time = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() // 2)
+        set_clock(lambda: time.monotonic_ns() // 2)
     pace = Pace(float(os.environ["FAKE_PACE"])) if "FAKE_PACE" in os.environ else None
     recorder.begin()
     for batch in Batches(job, place.data):
@@ -61,30 +69,35 @@ def main(job, recorder):
 class Steps:
     """What a further step does."""
 
-    def launch(self, batch):
+    def launch(self, batch: Batch) -> None:
         time.sleep(STEP_SECONDS)
 
-    def finish(self, batch):
+    def finish(self, batch: Batch) -> None:
         pass
 
 
 class Pace:
     """A clock that stands at the end of a step, and begins with the training."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds: float) -> None:
         self.seconds, self.begin_ns, self.now_ns = seconds, time.monotonic_ns(), time.monotonic_ns()
-        events.time = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        set_clock(lambda: self.now_ns)
 
-    def end(self, step):
+    def end(self, step: int) -> None:
         self.now_ns = self.begin_ns + round(step * self.seconds * 1e9)
         time.sleep(max(0, self.now_ns - time.monotonic_ns()) / 1e9)
 
 
-def error(job):
+def set_clock(monotonic_ns: Callable[[], int]) -> None:
+    """Have the events take their times from this clock."""
+    vars(events)["time"] = SimpleNamespace(monotonic_ns=monotonic_ns)
+
+
+def error(job: Job) -> float:
     return float(os.environ.get("FAKE_FP32_ERROR", 0)) if job.training.precision == "fp32" else 0.0
 
 
-def meet(job, step):
+def meet(job: Job, step: int) -> None:
     """Wait until every rank is at this step, as the collectives of a real training do."""
     folder = Path(job.events_dir)
     (folder / f"rank{job.rank}.step").write_text(str(step))
@@ -92,7 +105,7 @@ def meet(job, step):
         time.sleep(0.001)
 
 
-def reached(path):
+def reached(path: Path) -> int:
     """Return the step in the file; 0 while it is missing or empty."""
     try:
         return int(path.read_text() or 0)
@@ -100,7 +113,7 @@ def reached(path):
         return 0
 
 
-def break_on_purpose(job, step):
+def break_on_purpose(job: Job, step: int) -> float | None:
     """Return the loss of a broken step, or None for a step that goes on as if nothing was."""
     fault = os.environ.get("FAKE_FAULT")
     if fault is None or step != FAULT_STEP or job.rank != job.world_size - 1:
@@ -108,26 +121,26 @@ def break_on_purpose(job, step):
     return FAULTS[fault](job)
 
 
-def empty_the_corpus(job):
+def empty_the_corpus(job: Job) -> None:
     Path(f"{job.corpus.prefix}.bin").write_bytes(b"")
 
 
-def refuse(job):
+def refuse(job: Job) -> NoReturn:
     raise Unsupported("fp8 needs another chip")
 
 
-def take_memory(job):
+def take_memory(job: Job) -> NoReturn:
     raise MemoryError("cannot allocate 7 GiB")
 
 
-def suspend(job):
+def suspend(job: Job) -> None:
     """Stop this process, as a debugger or a batch system does, and have it continued after FAKE_SECONDS."""
     seconds = os.environ["FAKE_SECONDS"]
     subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-FAULTS = {
+FAULTS: dict[str, Callable[[Job], float | None]] = {
     "nan": lambda job: float("nan"),
     "oom": take_memory,
     "eat": lambda job: sum(len(block) for block in [bytes([1]) * 2**20 for _ in range(2**14)]),
@@ -139,11 +152,11 @@ FAULTS = {
 }
 
 
-def shift_clock():
+def shift_clock() -> None:
     """Give each heartbeat a time that is off, as a file server with another clock does, or a clock that was set."""
     touch, shifts = heartbeat._touch, itertools.cycle(map(float, os.environ["FAKE_CLOCK"].split(",")))
 
-    def shifted(path, count):
+    def shifted(path: str, count: int) -> None:
         touch(path, count)
         now = time.time() + next(shifts)
         os.utime(path, (now, now))
