@@ -89,7 +89,7 @@ def fault(models: Path, framework: str = "paddle") -> str | None:
 
 
 def change(path: Path) -> None:
-    path.open("a").write("# changed\n")
+    path.open("a").write("CHANGED = True\n")
 
 
 # ---- which runs a change makes stale
