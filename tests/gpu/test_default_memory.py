@@ -39,7 +39,7 @@ def test_planned_memory_is_within_the_device_s_and_mostly_with_the_margin(record
 
 
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.thorough)])
-def test_the_plans_of_today_are_the_recorded_ones(recorded, every: int) -> None:
+def test_the_plans_of_today_are_the_recorded_ones(recorded: dict[str, dict[str, str]], every: int) -> None:
     registry = Registry()
     for text, row in list(recorded.items())[::every]:
         assert default_memory.row_of(registry, text) == row, AGAIN

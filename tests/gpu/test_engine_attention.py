@@ -1,9 +1,13 @@
 """The stand-in asks for what transformer-engine's fused attention asks for, without its library."""
 
+from __future__ import annotations
+
 import ctypes
 import json
 import shutil
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 from standin.build import build_delivery
@@ -34,7 +38,7 @@ class Tensor(ctypes.Structure):
     ]
 
     @property
-    def shape(self):
+    def shape(self) -> list[int]:
         return list(self.sizes)[: self.dimensions]
 
 
@@ -42,12 +46,12 @@ class Pack(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_void_p * 10), ("many", ctypes.c_size_t)]
 
 
-def tensor(*shape, at=None, type=BF16):
+def tensor(*shape: int, at: int | None = None, type: int = BF16) -> Tensor:
     return Tensor(at, type, (*shape, *[0] * (15 - len(shape))), len(shape))
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("standin")
     (folder / "engine.c").write_text(ENGINE)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "engine.so", folder / "engine.c"], check=True)
@@ -55,7 +59,7 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(build_delivery(folder)))
 
 
-def call(library, name, given):
+def call(library: ctypes.CDLL, name: str, given: dict[int, Any]) -> None:
     """Call it with these values by place, and zeros in the others."""
     function = getattr(library, name)
     function.argtypes = [TYPES[each] for each in ARGUMENTS[name]]
@@ -65,7 +69,7 @@ def call(library, name, given):
     function(*values)
 
 
-def forward(library, queries, starts, length, **more):
+def forward(library: ctypes.CDLL, queries: Tensor, starts: Tensor, length: int, **more: Any) -> Any:
     kept, workspace = Pack(), more.get("workspace", tensor(0))
     parts = [tensor(0) for _ in range(10)]
     kept.tensors = (ctypes.c_void_p * 10)(*map(ctypes.addressof, parts))
@@ -74,13 +78,13 @@ def forward(library, queries, starts, length, **more):
     return parts[: kept.many], workspace
 
 
-def launched(library, tmp_path):
+def launched(library: ctypes.CDLL, tmp_path: Path) -> dict[str, int]:
     assert library.standin_dump(str(tmp_path / "books.json").encode()) == 0
     entries = json.loads((tmp_path / "books.json").read_text())["entries"]
     return {name: count for kind, name, count, *_ in entries if kind == "kernel"}
 
 
-def test_forward_keeps_a_sum_for_each_row_of_scores(library):
+def test_forward_keeps_a_sum_for_each_row_of_scores(library: ctypes.CDLL) -> None:
     parts, workspace = forward(library, tensor(2048, 4, 32, 128), tensor(5), 2048)
     assert [(part.shape, part.type) for part in parts] == [([4, 32, 2048, 1], FLOAT32), ([2], INT64)]
     assert (workspace.shape, workspace.type) == ([16], BYTE)
@@ -89,13 +93,13 @@ def test_forward_keeps_a_sum_for_each_row_of_scores(library):
     assert forward(library, tensor(2048, 4, 32, 128), tensor(5), 2048, training=False)[0] == []
 
 
-def test_backward_works_with_a_float32_gradient_of_the_queries(library):
+def test_backward_works_with_a_float32_gradient_of_the_queries(library: ctypes.CDLL) -> None:
     workspace = tensor(0)
     call(library, "nvte_fused_attn_bwd", {0: tensor(2048, 4, 32, 128), 13: tensor(5), 17: 2048, 29: workspace})
     assert workspace.shape == [4 * 2048 * 4 * 32 * (128 + 1)]
 
 
-def test_with_a_workspace_a_kernel_is_counted(library, tmp_path):
+def test_with_a_workspace_a_kernel_is_counted(library: ctypes.CDLL, tmp_path: Path) -> None:
     library.standin_reset()
     at = ctypes.create_string_buffer(16)
     ready = tensor(16, at=ctypes.addressof(at), type=BYTE)

@@ -42,7 +42,7 @@ def run(folder: Path, waits: bool) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_from_the_third_call_on_a_graph_is_launched(tmp_path: Path):
+def test_from_the_third_call_on_a_graph_is_launched(tmp_path: Path) -> None:
     end = run(tmp_path, waits=False)
     assert end.returncode == 0, end.stderr[-2000:]
     assert json.loads(end.stdout) == [False, False, True, True, True]
@@ -53,6 +53,6 @@ def test_from_the_third_call_on_a_graph_is_launched(tmp_path: Path):
     assert not [kind for kind, _ in counts if kind == "captured"]
 
 
-def test_a_function_that_waits_for_the_device_is_not_captured(tmp_path: Path):
+def test_a_function_that_waits_for_the_device_is_not_captured(tmp_path: Path) -> None:
     end = run(tmp_path, waits=True)
     assert end.returncode and "CUDA error" in end.stderr

@@ -34,7 +34,7 @@ def at(microseconds: int, kind: str, name: str) -> str:
     return f"{BASE + microseconds * 1000} {MAIN} {kind} {name}"
 
 
-def test_each_launch_has_the_part_of_its_time_on_its_thread(tmp_path):
+def test_each_launch_has_the_part_of_its_time_on_its_thread(tmp_path: Path) -> None:
     recorded(
         tmp_path,
         [
@@ -49,15 +49,16 @@ def test_each_launch_has_the_part_of_its_time_on_its_thread(tmp_path):
     assert launches_by_part(tmp_path, 0) == {"mlp": 3, "all-reduce": 1, "unexplained": 1}
 
 
-def test_without_a_record_there_is_none(tmp_path):
+def test_without_a_record_there_is_none(tmp_path: Path) -> None:
     assert launches_by_part(tmp_path, 0) is None
-    assert list(launch_lines([{"rank": 0, "launches": None}])) == ["rank 0: no step was recorded"]
+    (line,) = launch_lines([{"rank": 0, "launches": None}])
+    assert line.startswith("rank 0: no")
 
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
-def test_less_than_one_in_a_hundred_launches_is_unexplained():
+def test_less_than_one_in_a_hundred_launches_is_unexplained() -> None:
     entry, python = make_plan("gpt2_small:torch:H100:1:1", []), Path(str(PYTHON))
-    (found,) = rehearse(entry, python, build(python), [0], 2, 120, by_part=True)
-    launches = found["launches"]
+    (report,) = rehearse(entry, python, build(python), [0], 2, 120, by_part=True)
+    launches = report["launches"]
     assert launches.get("unexplained", 0) < 0.01 * sum(launches.values())
     assert launches["attention core"] == 12 * 4 and launches["mlp"] > 0

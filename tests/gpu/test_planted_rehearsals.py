@@ -1,4 +1,4 @@
-"""Faults planted in torch's training, each of which a rehearsal on pretended devices must find: real code, all ranks.
+"""Faults planted in torch's training, report of which a rehearsal on pretended devices must find: real code, all ranks.
 
 They need a CUDA build of torch, of the Python that LEVELFIELD_CUDA_PYTHON names (standin/README.md).
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from rehearsal.judgement import findings
@@ -39,7 +40,7 @@ TAKES = "        self.optimizer.take_gradients()\n"
 GATED = "gated(self.activation, self.gate(x), self.up(x))"
 FAULTS = (
     Planted(
-        "each micro-batch's output is kept",
+        "report micro-batch's output is kept",
         "model/decoder.py",
         "        return x + dropout(self.mlp(normed), self.dropout)\n\n\n",
         "        x = x + dropout(self.mlp(normed), self.dropout)\n"
@@ -63,7 +64,7 @@ FAULTS = (
     Planted("half of a product is left out", "model/decoder.py", GATED, GATED.replace("up(x)", "up(x[:1])"), "(-"),
     Planted("a product is doubled", "model/decoder.py", GATED, GATED + " + 0 * self.up(x)", "(+"),
     Planted(
-        "the host waits for each micro-batch",
+        "the host waits for report micro-batch",
         "training.py",
         BACKWARD,
         f"{BACKWARD}                [parameter.grad.sum().item() for parameter in self.model.parameters()]\n",
@@ -76,14 +77,19 @@ WRONG_PEER = """        if self.first:
             right = part.get_fwd_send_ops
             def wrong(chunk):
                 ops = right(chunk)
-                for each in ops:
-                    each.peer, each.group_peer = each.peer + 1, each.group_peer + 1
+                for report in ops:
+                    report.peer, report.group_peer = report.peer + 1, report.group_peer + 1
                 return ops
             part.get_fwd_send_ops = wrong
 """
 
 
-def rehearsed(plan: tuple[str, str], folder: Path, monkeypatch, edits=()):
+def rehearsed(
+    plan: tuple[str, str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    edits: Sequence[tuple[str, str, str]] = (),
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(entry, reports) of a rehearsal by a copy of models/ in which these (file, line, faulty) are planted."""
     shutil.copytree(CHECKOUT / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     (folder / "platform").symlink_to(CHECKOUT / "platform")
@@ -100,23 +106,23 @@ def rehearsed(plan: tuple[str, str], folder: Path, monkeypatch, edits=()):
 
 
 @pytest.mark.parametrize("plan", [DATA, STAGES], ids=lambda plan: plan[1])
-def test_the_code_as_it_is_passes(plan, tmp_path, monkeypatch):
+def test_the_code_as_it_is_passes(plan: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry, reports = rehearsed(plan, tmp_path, monkeypatch)
-    assert [each["exit_code"] for each in reports] == [0] * len(reports), reports
+    assert [report["exit_code"] for report in reports] == [0] * len(reports), reports
     assert findings(entry, reports) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_a_finding_of_each_rank(fault, tmp_path, monkeypatch):
+def test_a_fault_is_a_finding_of_each_rank(fault: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry, reports = rehearsed(fault.plan, tmp_path, monkeypatch, [(fault.file, fault.line, fault.faulty)])
-    assert [each["exit_code"] for each in reports] == [0] * len(reports), reports
+    assert [report["exit_code"] for report in reports] == [0] * len(reports), reports
     said = findings(entry, reports)
     for rank in range(len(reports)):
-        assert any(each.startswith(f"rank {rank}: ") and fault.says in each for each in said), said
+        assert any(report.startswith(f"rank {rank}: ") and fault.says in report for report in said), said
 
 
-def test_a_send_to_the_wrong_stage_is_a_named_hang(tmp_path, monkeypatch):
+def test_a_send_to_the_wrong_stage_is_a_named_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, reports = rehearsed(STAGES, tmp_path, monkeypatch, [("parallelism/pipeline.py", SENDS, WRONG_PEER + SENDS)])
-    ended = [each for each in reports if each["exit_code"] in (HANG, MISMATCH)]
+    ended = [report for report in reports if report["exit_code"] in (HANG, MISMATCH)]
     assert ended, reports
-    assert any("stand-in: rank" in each["printed"] for each in ended)
+    assert any("stand-in: rank" in report["printed"] for report in ended)

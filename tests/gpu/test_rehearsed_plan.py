@@ -3,6 +3,8 @@
 Nothing is mocked. It takes half a minute, and runs where LEVELFIELD_CUDA_PYTHON names a Python with such a torch.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -35,13 +37,13 @@ assert second == {"graphs": 0, "graph_breaks": {}}, second
 """
 
 
-def rehearsed(*options, folder):
+def rehearsed(*options: str, folder: Path) -> subprocess.Popen[str]:
     argv = [sys.executable, str(ROOT / "tools" / "rehearse.py"), "gpt2_small:torch:H100:1:1", *options]
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "TMPDIR": str(folder)}
     return subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_smallest_case_needs_what_was_planned(tmp_path):
+def test_the_smallest_case_needs_what_was_planned(tmp_path: Path) -> None:
     process = rehearsed("--json", "--compile", folder=tmp_path)
     out, err = process.communicate()
     assert process.returncode == 0, err
@@ -56,7 +58,7 @@ def test_the_smallest_case_needs_what_was_planned(tmp_path):
     assert not list(tmp_path.glob("rehearsal-*"))
 
 
-def test_ctrl_c_leaves_no_rank_and_no_folder(tmp_path):
+def test_ctrl_c_leaves_no_rank_and_no_folder(tmp_path: Path) -> None:
     process = rehearsed(folder=tmp_path)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("rehearsal-*/rank0.txt")) and process.poll() is None and time.monotonic() < deadline:
@@ -68,18 +70,18 @@ def test_ctrl_c_leaves_no_rank_and_no_folder(tmp_path):
     assert not list(tmp_path.glob("rehearsal-*")) and not ranks_of(tmp_path)
 
 
-def ranks_of(folder):
-    """Processes that were given a file of this folder."""
-    found = []
+def ranks_of(folder: Path) -> list[Path]:
+    """Processes that have a file of this folder among their arguments."""
+    places: list[Path] = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = place.read_bytes().split(b"\0")
         except OSError:
             continue
-        found += [place for word in words if word.startswith(f"{folder}/rehearsal-".encode())]
-    return found
+        places += [place for word in words if word.startswith(f"{folder}/rehearsal-".encode())]
+    return places
 
 
-def test_graph_breaks_are_counted_once():
-    done = subprocess.run([PYTHON, "-c", BREAKS, str(INSIDE)], capture_output=True, text=True)
+def test_graph_breaks_are_counted_once() -> None:
+    done = subprocess.run([str(PYTHON), "-c", BREAKS, str(INSIDE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ RUN = ROOT / "tools" / "run_on_standin.py"
 
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
-def test_launches_are_counted_on_the_standin():
+def test_launches_are_counted_on_the_standin() -> None:
     row = only_row("eager")
     assert row["pretended"] == "H100-80" and row["of_peak"] is None and "gpt2" in row["left_out"]["liger"]
     # 12 layers with 4 products, and the head: each has three, of which ours divides the head's into chunks of rows
@@ -39,6 +39,7 @@ def only_row(mode: str) -> dict[str, Any]:
     return dict(row)
 
 
-def test_a_python_without_torch_is_named(tmp_path):
+def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(RUN), str(tmp_path / "none"), "x.py"], capture_output=True, text=True)
-    assert done.returncode == 2 and "found no such Python" in done.stderr
+    assert done.returncode == 2
+    assert str(tmp_path / "none") in done.stderr

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import fuzzing
@@ -151,15 +152,16 @@ def test_a_start_with_drawn_variables_of_python_ends_in_words(seed: int, tmp_pat
 
 
 def test_a_fault_of_the_platform_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show_command, "listing", lambda *given: {}["absent"])
-    with pytest.raises(AssertionError, match="exit code 5 of"):
+    nothing: dict[str, str] = {}
+    monkeypatch.setattr(show_command, "listing", lambda *arguments: nothing["absent"])
+    with pytest.raises(AssertionError, match=r"code 5\b"):
         outcome("show", "cases")
 
 
 def test_a_command_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "SECONDS", 1)
-    monkeypatch.setattr(show_command, "listing", lambda *given: time.sleep(20))
-    with pytest.raises(AssertionError, match="more than 1 s"):
+    monkeypatch.setattr(show_command, "listing", lambda *arguments: time.sleep(20))
+    with pytest.raises(AssertionError, match=r"\b1 s\b"):
         outcome("show", "cases")
 
 
@@ -200,16 +202,14 @@ def test_a_write_elsewhere_is_refused_and_seen(kind: str, monkeypatch: pytest.Mo
 
 
 def test_programs_and_networks_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for does in (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: subprocess.run([sys.executable, "-c", ""]),
         lambda: socket.create_server(("127.0.0.1", 0)),
         lambda: socket.create_connection(("127.0.0.1", 9), timeout=1),
-    ):
-        monkeypatch.setitem(
-            show_command.COMMANDS,
-            "show",
-            replace(show_command.COMMANDS["show"], execute=lambda options, does=does: does()),
-        )
+    )
+    for act in acts:
+        planted = partial(lambda act, options: act(), act)
+        monkeypatch.setitem(show_command.COMMANDS, "show", replace(show_command.COMMANDS["show"], execute=planted))
         assert outcome("show", "cases")[0] == 2
 
 
@@ -219,7 +219,8 @@ def test_a_start_that_writes_elsewhere_is_seen(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     argv = [sys.executable, guard.__file__, str(tmp_path / "own"), str(script)]
     done = subprocess.run(argv, capture_output=True, text=True)
-    assert f"writes elsewhere: open {MODELS}/planted" in done.stderr and not (MODELS / "planted").exists()
+    assert f"elsewhere: open {MODELS}/planted" in done.stderr
+    assert not (MODELS / "planted").exists()
 
 
 def test_a_place_that_is_named_is_refused_and_no_finding(tmp_path: Path) -> None:
