@@ -15,11 +15,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "models" / "jax"), str(ROOT / "platform"), str(ROOT / "benchmarks" / "loops")]
@@ -122,10 +124,9 @@ def one(task: dict[str, Any]) -> None:
         print(time.perf_counter() - begin, flush=True)
 
 
-def job_of(task: dict[str, Any]) -> SimpleNamespace:
-    """A GPT with tied embeddings, in one process with one micro-batch, as a training reads it from its file."""
-    from levelfield.worker import load_job
-    from levelfield.worker.job import SCHEMA
+def job_of(task: dict[str, Any]) -> Job:
+    """A GPT with tied embeddings, in one process with one micro-batch, as a training has it."""
+    from levelfield.worker.job import Job, parse
 
     hidden = task["hidden"]
     model = {
@@ -137,20 +138,21 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
     }  # fmt: skip
     training = {
         "steps": 10**6, "sequence_length": task["sequence"], "global_batch": task["batch"], "precision": task["dtype"],
-        "optimizer": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}, "gradient_clip": 1.0, "seed": 1,
+        "optimizer": {"name": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
+        "gradient_clip": 1.0, "seed": 1, "loss_scale": None,
         "schedule": {"style": "cosine", "peak_lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0, "decay_steps": 10**6},
     }  # fmt: skip
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 0}
-    tuning = {"micro_batch": task["batch"], "recompute": "none", "threads": task["threads"]}
+    tuning = {"micro_batch": task["batch"], "recompute": "none", "threads": task["threads"], "compile": False}
     content = {
-        "schema": SCHEMA, "model": model, "training": training, "tuning": tuning,
-        "layout": {**layout, "sharding_degree": 1}, "accumulation": 1, "gradient_steps": [], "capture": None,
-        "device": "cpu",
+        "run_id": "benchmark", "case": "benchmark", "scale": "full",
+        "model": model, "training": training, "tuning": {**tuning, "attention": "sdpa"},
+        "data": {"seed": 1, "shuffle": True, "split": [1.0, 0.0, 0.0], "alphabet": 32, "branching": 4},
+        "corpus": {"kind": "synthetic"}, "layout": {**layout, "sharding_degree": 1}, "accumulation": 1,
+        "gradient_steps": [], "capture": None, "device": "cpu", "backend": "", "preload": [], "events_dir": "",
+        "save_weights_dir": None,
     }  # fmt: skip
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(content, file)
-        file.flush()
-        return load_job(file.name)
+    return parse(Job, content, "job")
 
 
 def tokens_of(task: dict[str, Any]) -> Any:

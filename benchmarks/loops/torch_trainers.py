@@ -16,7 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from levelfield.worker.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [str(ROOT / folder) for folder in ("models/torch", "platform", "tools", "benchmarks/loops")]
@@ -177,10 +180,9 @@ def tokens_of(task: dict[str, Any]) -> Any:
 
 
 # -- ours
-def job_of(task: dict[str, Any]) -> SimpleNamespace:
-    """The job as a training reads it: what the file leaves out has its default there, also what comes later."""
-    from levelfield.worker import load_job
-    from levelfield.worker.job import SCHEMA
+def job_of(task: dict[str, Any]) -> Job:
+    """The job as a training has it, without the parts that came after the first cases."""
+    from levelfield.worker.job import Job, parse
 
     training = {
         "steps": 10**6,
@@ -195,23 +197,27 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
     }
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False}
     tuning = {"micro_batch": task["batch"], "recompute": "none", "compile": task["compile"], "attention": "sdpa"}
-    tuning["graph"] = task["graph"]
+    tuning |= {"graph": task["graph"], "threads": None}
     content = {
-        "schema": SCHEMA,
+        "run_id": "benchmark",
+        "case": "benchmark",
+        "scale": "full",
         "model": model_of(task),
         "training": training,
         "layout": {**layout, "sharding_stage": 0, "sharding_degree": 1},
         "tuning": tuning,
+        "data": {"seed": 1, "shuffle": True, "split": [1.0, 0.0, 0.0], "alphabet": 32, "branching": 4},
+        "corpus": {"kind": "synthetic"},
         "accumulation": 1,
         "gradient_steps": [],
         "capture": None,
         "device": task["device"],
         "backend": {"cpu": "gloo", "cuda": "nccl"}[task["device"]],
+        "preload": [],
+        "events_dir": "",
+        "save_weights_dir": None,
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(content, file)
-        file.flush()
-        return load_job(file.name)
+    return parse(Job, content, "job")
 
 
 def ours(task: dict[str, Any]) -> Step:

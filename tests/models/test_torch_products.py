@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from types import SimpleNamespace
-
 import pytest
 import torch
-from layouts import MODELS
+from layouts import MODELS, parsed_model
 
 pytestmark = pytest.mark.torch
 
@@ -104,8 +101,9 @@ def gradients(tied: bool):
     from model.decoder import Decoder, stage_of
 
     torch.manual_seed(5)
-    fields = SimpleNamespace(**copy.deepcopy(MODELS["gpt"]))
-    model = Decoder(fields, 16, torch.float32, stage_of(4, 1, 0), choose_attention("sdpa", 0.0, None))
+    model = Decoder(
+        parsed_model(MODELS["gpt"]), 16, torch.float32, stage_of(4, 1, 0), choose_attention("sdpa", 0.0, None)
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     model.prepare(torch.device("cpu"))

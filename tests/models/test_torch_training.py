@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import MODELS, SINGLE, compare, events, job_of, launch, planted, read_curve, train
+from layouts import MODELS, SINGLE, compare, events, job_of, launch, parsed_job, planted, read_curve, train
 from matrix import VARIANTS
 
 pytestmark = pytest.mark.torch
@@ -262,9 +262,8 @@ def test_saved_weights_are_whole_and_canonical(tmp_path):
         (tmp_path / name).mkdir()
         job = {**job_of(gpt(), variant, steps=3), "save_weights_dir": str(tmp_path / name)}
         assert not any(end.returncode for end in launch(job, tmp_path))
-    model = SimpleNamespace(**gpt())
-    known = Initializer(SimpleNamespace(model=model, training=SimpleNamespace(seed=7, sequence_length=32)))
-    for name, spec in known.parameters(model).items():
+    first = parsed_job(job_of(gpt(), SINGLE, steps=3))
+    for name, spec in Initializer(first).parameters(first.model).items():
         one, other = (np.load(tmp_path / run / f"{name}.npy") for run in ("one", "tensor"))
         assert one.shape == spec.shape
         np.testing.assert_allclose(one, other, atol=1e-4)
