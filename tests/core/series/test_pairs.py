@@ -107,8 +107,8 @@ def test_equal_builds_are_hardly_ever_different(deviation: float) -> None:
 
 def test_five_percent_is_found_at_a_noise_of_one_percent() -> None:
     run = 0.01 * math.sqrt(0.5)  # half of a night's variance is the run's
-    ruling = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
-    assert ruling >= 285
+    regressions = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
+    assert regressions >= 285
 
 
 def exactly(change: float, count: int, scatter: float) -> list[tuple[float, float]]:
@@ -136,9 +136,9 @@ def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
     """Pairs that show a regression often scatter less than others by chance: their own error says too little."""
     ruling = judged_pairs(exactly(0.03, 6, 0.001), MEMORY, 1, None)
     assert (ruling.word, ruling.pairs) == ("regression", 4)
-    ruling = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
+    checked = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
     squares = 4 * 0.001**2 + 6 * 0.008**2
-    assert ruling.excess == pytest.approx(0.017)
-    assert ruling.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
-    assert ruling.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
+    assert checked.excess == pytest.approx(0.017)
+    assert checked.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
+    assert checked.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
     assert checked_by_nulls(ruling, exactly(0.0125, 6, 0.008), (), MEMORY).word == "regression", "3.89 errors"
