@@ -84,6 +84,7 @@ quick: $(STAMP)
 
 # mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations.
 lint: WHOLE := --strict --allow-subclassing-any --allow-untyped-decorators --allow-untyped-calls --implicit-reexport --follow-imports silent
+lint: TEST_FOLDERS = $(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -95,6 +96,7 @@ lint: $(STAMP)
 	MYPYPATH=platform:models/jax $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax
 	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle
 	MYPYPATH=platform:models/oneflow $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/oneflow
+	MYPYPATH=platform:tools:benchmarks:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 

@@ -23,12 +23,12 @@ def recorded() -> dict[str, dict[str, str]]:
         return {":".join(list(row.values())[:5]): row for row in csv.DictReader(file)}
 
 
-def test_every_combination_is_recorded_and_none_is_a_fault(recorded) -> None:
+def test_every_combination_is_recorded_and_none_is_a_fault(recorded: dict[str, dict[str, str]]) -> None:
     assert list(recorded) == list(default_memory.combinations(Registry())), AGAIN
     assert [row for row in recorded.values() if row["outcome"].startswith(default_memory.FAULT)] == []
 
 
-def test_planned_memory_is_within_the_device_s_and_mostly_with_the_margin(recorded) -> None:
+def test_planned_memory_is_within_the_device_s_and_mostly_with_the_margin(recorded: dict[str, dict[str, str]]) -> None:
     planned = [row for row in recorded.values() if row["planned_gib"]]
     assert len(planned) > 600
     for row in planned:

@@ -104,7 +104,7 @@ def unfold(details: Any) -> None:
 
 def axe(page: Any) -> list[str]:
     """What axe finds that is serious or critical."""
-    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+    from axe_playwright_python.sync_playwright import Axe
 
     # Further rows of a table are like the first ones, and axe takes a second for some hundred.
     page.evaluate("for (const b of document.querySelectorAll('tbody')) [...b.rows].slice(5).forEach(r => r.remove())")

@@ -544,7 +544,7 @@ def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun) ->
     ids=str,
 )
 def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(
-    certified: CertifiedRun, changes, words
+    certified: CertifiedRun, changes: dict[str, Any], words: str
 ) -> None:
     """The plan and the copy are both edited, and agree."""
     other = resealed(certified, **changes)
@@ -593,7 +593,7 @@ def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, chang
 
 @pytest.mark.parametrize("name", ["XLA_FLAGS", "FLAGS_cudnn_deterministic", "MY_OWN_SWITCH", "MY_OWN_KEY"])
 def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(
-    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch, name
+    certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "1")
     code, result = certified.bench.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_a_change_is_found_as_often_as_stated(deviation: float, shift: float, fi
 
 
 @pytest.mark.parametrize("kind", ["night", "run"])
-def test_a_bad_night_is_no_regression(kind: str) -> None:
+def test_a_bad_night_is_no_regression(kind: Literal["night", "run"]) -> None:
     seen = [row[0] for row in words(WorldKind(0.01, True, bad_at_start=kind), 100, 1)]
     assert seen.count("regression") == 0
     assert (seen.count("bad night") > 70) == (kind == "night")
