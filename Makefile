@@ -79,8 +79,9 @@ thorough: $(STAMP)
 	$(PY) tools/first_starts.py --all
 	LEVELFIELD_FUZZ=60 $(PYTEST) -n 2 tests/core/fuzz tests/core/store/test_damaged_rows.py
 
+# What needs no framework, without the files of tests/slow_files, whose tests take a third of a second or more each.
 quick: $(STAMP)
-	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core
+	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" $(addprefix --ignore=,$(shell cat tests/slow_files)) tests/vendors tests/core
 
 # mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations.
 lint: WHOLE := --strict --allow-subclassing-any --allow-untyped-decorators --allow-untyped-calls --implicit-reexport --follow-imports silent

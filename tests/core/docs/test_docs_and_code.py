@@ -119,3 +119,9 @@ def test_no_code_of_the_platform_is_without_a_caller() -> None:
     names = Counter(name for name, _ in defined())
     unused = {name for name, times in names.items() if uses()[name] <= times} - USED_BY_TOOLS - CALLED_BY_HTTP
     assert sorted((name, path) for name, path in defined() if name in unused) == []
+
+
+def test_the_files_that_make_quick_leaves_out_are_there() -> None:
+    names = (ROOT / "tests" / "slow_files").read_text().split()
+    assert names == sorted(set(names))
+    assert [name for name in names if not (ROOT / name).is_file()] == []
