@@ -3,24 +3,38 @@
 levelfield.worker.choices says why a training follows the choices of another one.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 from levelfield.worker.choices import choice_record
 from routing import best, in_groups, strength_of_groups
 
+if TYPE_CHECKING:
+    from levelfield.worker.architecture import Experts
+    from levelfield.worker.choices import ChoiceRecord
+
 
 class ChosenLayer:
-    """Of layer `layer`. Every stage and every layer runs the micro-batches of a step in their order.
+    """Records or replaces the choices of layer `layer`. Each layer runs the micro-batches of a step in their order.
 
     A forward pass that a backward pass repeats makes the same choices again, and is not recorded.
     """
 
-    def __init__(self, record, layer, experts):
+    def __init__(self, record: ChoiceRecord, layer: int, experts: Experts) -> None:
+        self.known: torch.Tensor | None  # the choices to follow in this step; None: this layer's own count
+        self.found: list[Any]  # of each micro-batch so far: its choices, or what `difference` returns
+        self.gates: list[torch.Tensor]
         self.record, self.layer, self.experts, self.accumulation = record, layer, experts, record.accumulation
         self.passes, self.repeated = 0, 0
         self.known, self.found, self.gates = None, [], []
 
-    def settled(self, ranking, choice):
-        """The experts to take, [batch, sequence, chosen]. ranking: what was chosen by, [batch, sequence, experts]."""
+    def settled(self, ranking: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        """Return the experts to take, [batch, sequence, chosen].
+
+        ranking: the scores that `choice` was made by, [batch, sequence, experts].
+        """
         if in_backward_pass():
             micro = self.repeated % self.accumulation
             self.repeated += 1
@@ -37,15 +51,15 @@ class ChosenLayer:
             self.found.append(difference(ranking, choice, self.known[micro], self.experts))
         return choice if self.known is None else self.known[micro]
 
-    def weighed(self, gates):
-        """After `settled`: the gates that the choices are weighed by, [batch, sequence, chosen]."""
+    def weighed(self, gates: torch.Tensor) -> None:
+        """Take note of the gates of the settled choices, [batch, sequence, chosen]. Call it after `settled`."""
         if in_backward_pass():
             return
         self.gates.append(gates.detach().double().sum(-1).mean())
         if len(self.gates) == self.accumulation:
             self.write(self.passes // self.accumulation)
 
-    def write(self, step):
+    def write(self, step: int) -> None:
         if self.known is None:
             if self.record.is_whole:
                 self.record.chosen(step, self.layer, torch.cat(self.found).numpy())
@@ -55,13 +69,15 @@ class ChosenLayer:
             self.record.compared(step, self.layer, self.known.numel(), int(changed.sum()), margin.max().item(), gates)
 
 
-def in_backward_pass():
-    """Whether this forward pass repeats another one, as torch's own recomputation finds out."""
+def in_backward_pass() -> bool:
+    """Return whether this forward pass repeats another one; torch's own recomputation uses the same check."""
     return torch._C._current_graph_task_id() != -1
 
 
-def difference(ranking, choice, followed, experts):
-    """(those of `choice` that are not in `followed`, the widest margin of a token).
+def difference(
+    ranking: torch.Tensor, choice: torch.Tensor, followed: torch.Tensor, experts: Experts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (how many of `choice` are not in `followed`, the widest margin of a token).
 
     The margin is what the own experts' scores have more than the known ones', as a part of their sum. With groups it is
     that of the groups where they differ, and within the known groups that of the experts.
@@ -78,13 +94,13 @@ def difference(ranking, choice, followed, experts):
     return changed, torch.maximum(between, margin(ranking, ours, followed))
 
 
-def margin(scores, choice, followed):
-    """Without a sign: own choices that are not the best ones are a fault, too."""
+def margin(scores: torch.Tensor, choice: torch.Tensor, followed: torch.Tensor) -> torch.Tensor:
+    """Return the widest margin between the scores of two choices, without a sign: to choose less is a fault, too."""
     best_sum, known_sum = (scores.gather(-1, experts).double().sum(-1) for experts in (choice, followed))
     return ((best_sum - known_sum).abs() / best_sum.abs().clamp_min(1e-30)).max()
 
 
-def chosen_layer(layer, experts):
-    """The ChosenLayer of this process's training; None where it records no choices."""
+def chosen_layer(layer: int, experts: Experts) -> ChosenLayer | None:
+    """Return the ChosenLayer of this process's training; None where it records no choices."""
     record = choice_record()
     return None if record is None else ChosenLayer(record, layer, experts)

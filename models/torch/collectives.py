@@ -14,7 +14,7 @@ from levelfield.worker.job import Job
 from levelfield.worker.preflight import check_node
 
 
-def main(job: Job, recorder: Recorder):
+def main(job: Job, recorder: Recorder) -> None:
     options = parse_arguments()
     check_node(job, recorder, options.short)
     # imported here: loading torch takes the processors, which the node's checks need
@@ -23,7 +23,7 @@ def main(job: Job, recorder: Recorder):
     measure(job, recorder, options)
 
 
-def parse_arguments():
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--short", action="store_true", help="fewer sizes, and less time for each")
     parser.add_argument("--pairs", action="store_true", help="messages between every two nodes, or devices of one node")

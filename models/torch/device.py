@@ -6,10 +6,14 @@ import contextlib
 import ctypes
 import resource
 import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from levelfield.worker.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 
@@ -17,8 +21,8 @@ KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT = -1, -3, 2**31 - 1  # of glibc's mallopt
 
 
-def open_device(job: Job):
-    """The torch device of this rank, made current."""
+def open_device(job: Job) -> torch.device:
+    """Return the torch device of this rank, made current."""
     if job.device == "cpu":
         keep_freed_memory()
         return torch.device("cpu")
@@ -27,7 +31,7 @@ def open_device(job: Job):
     return device
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Have glibc keep what tensors free: each step needs the same memory again, and new pages cost more than products
     of small matrices. Without glibc nothing changes."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -37,8 +41,8 @@ def keep_freed_memory():
 
 
 @contextlib.contextmanager
-def process_group(job: Job, device: torch.device, alone=False):
-    """The default group, by the rank's environment, while the context lasts; for a single process if `alone`."""
+def process_group(job: Job, device: torch.device, alone: bool = False) -> Iterator[None]:
+    """Open the default group, by the rank's environment, while the context lasts; for a single process if `alone`."""
     if job.world_size == 1 and not alone:
         yield
         return
@@ -53,8 +57,8 @@ def process_group(job: Job, device: torch.device, alone=False):
         dist.destroy_process_group()
 
 
-def memory(device: torch.device):
-    """Peaks since the start, in bytes: the framework's own counters, which the cpu has none of, and the process's."""
+def memory(device: torch.device) -> dict[str, int | None]:
+    """Return the peaks in bytes since the start: the framework's counters, which the cpu lacks, and the process's."""
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
     if device.type == "cpu":
         return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
@@ -67,8 +71,8 @@ def memory(device: torch.device):
     }
 
 
-def describe(device: torch.device):
-    """The device's name, and details of the build."""
+def describe(device: torch.device) -> tuple[str, dict[str, Any]]:
+    """Return the device's name, and details of the build."""
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     details = {
         "build": " ".join(torch.__config__.show().split()),

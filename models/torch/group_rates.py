@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from typing import TYPE_CHECKING, Any
 
 import peak
 import torch
@@ -16,6 +17,13 @@ from device import open_device, process_group
 from levelfield.worker import Recorder
 from levelfield.worker.job import Job
 from repeats import blocks, slowest
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    # What repeats a collective, and what was wrong with its values; None: nothing
+    Operation = tuple[Callable[[], object], str | None]
 
 FLOAT_BYTES = 4
 MOST_REPEATS, REPEATED_BYTES = 20, 2**24
@@ -26,7 +34,7 @@ MATMUL_SECONDS = {True: 0.5, False: 2.0}
 BARRIERS = 20
 
 
-def measure(job: Job, recorder: Recorder, options):
+def measure(job: Job, recorder: Recorder, options: argparse.Namespace) -> None:
     """Record products of this rank's device, then collectives of all ranks, then messages of pairs on request."""
     device = open_device(job)
     if job.world_size == 1:
@@ -46,7 +54,7 @@ def measure(job: Job, recorder: Recorder, options):
             pairs(job, recorder, device, sizes)
 
 
-def multiply(job: Job, recorder: Recorder, short):
+def multiply(job: Job, recorder: Recorder, short: bool) -> None:
     """Record the rate of matrix products. The host's processors are measured once for a node, as a whole."""
     on_host = job.device == "cpu"
     if on_host and job.local_rank:
@@ -60,8 +68,18 @@ def multiply(job: Job, recorder: Recorder, short):
     recorder.measured("matmul", {"precision": name, **rate})
 
 
-def collective(recorder: Recorder, device: torch.device, name, make, sizes, enough):
-    """Record one operation at every size until a message takes too long. All ranks leave out the same sizes."""
+def collective(
+    recorder: Recorder,
+    device: torch.device,
+    name: str,
+    make: Callable[[torch.Tensor], Operation],
+    sizes: Sequence[int],
+    enough: float,
+) -> None:
+    """Record one operation at every size until a message takes longer than `enough` seconds.
+
+    All ranks leave out the same sizes, which are in bytes.
+    """
     for size in sizes:
         whole = message(size, device)
         work, wrong = make(whole)
@@ -78,26 +96,26 @@ def collective(recorder: Recorder, device: torch.device, name, make, sizes, enou
             return
 
 
-def message(size, device: torch.device):
-    """Numbers from 1 to 7 in turn, as many as all ranks can share equally."""
+def message(size: int, device: torch.device) -> torch.Tensor:
+    """Return numbers from 1 to 7 in turn, about `size` bytes: as many as all ranks can share equally."""
     ranks = dist.get_world_size()
     count = max(1, size // FLOAT_BYTES // ranks) * ranks
     return (torch.arange(count, device=device) % 7 + 1).float()
 
 
-def repeats_of(size):
+def repeats_of(size: int) -> int:
     return max(2, min(MOST_REPEATS, REPEATED_BYTES // size))
 
 
-def difference(actual, expected):
-    """Where the first wrong value is and what it is; None when all are right. NaN is wrong."""
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Return where the first wrong value is and what it is; None when all are right. NaN is wrong."""
     if torch.equal(actual, expected):
         return None
     place = int((actual != expected).nonzero()[0])
     return f"element {place} of {actual.numel()}: found {actual[place].item():g}, expected {expected[place].item():g}"
 
 
-def reduced(whole):
+def reduced(whole: torch.Tensor) -> Operation:
     """All-reduce of the numbers times rank + 1: sums of small whole numbers are exact."""
     values = whole * (dist.get_rank() + 1)
     dist.all_reduce(values)
@@ -106,7 +124,7 @@ def reduced(whole):
     return lambda: dist.all_reduce(values), wrong
 
 
-def gathered(whole):
+def gathered(whole: torch.Tensor) -> Operation:
     """All-gather of a part from every rank, times rank + 1."""
     ranks, gathered = dist.get_world_size(), torch.empty_like(whole)
     part = whole[: whole.numel() // ranks].clone()
@@ -116,7 +134,7 @@ def gathered(whole):
     return lambda: dist.all_gather_into_tensor(gathered, mine), wrong
 
 
-def scattered(whole):
+def scattered(whole: torch.Tensor) -> Operation:
     """Reduce-scatter of the numbers times rank + 1."""
     rank, size = dist.get_rank(), whole.numel() // dist.get_world_size()
     part, mine = torch.empty_like(whole[:size]), whole * (rank + 1)
@@ -126,14 +144,14 @@ def scattered(whole):
     return lambda: dist.reduce_scatter_tensor(part, mine), wrong
 
 
-def sent_to_all(whole):
+def sent_to_all(whole: torch.Tensor) -> Operation:
     """Broadcast from rank 0; the other ranks begin with zeros."""
     received = whole.clone() if dist.get_rank() == 0 else torch.zeros_like(whole)
     dist.broadcast(received, 0)
     return lambda: dist.broadcast(received, 0), difference(received, whole)
 
 
-def sum_of_factors():
+def sum_of_factors() -> int:
     ranks = dist.get_world_size()
     return ranks * (ranks + 1) // 2
 
@@ -146,7 +164,7 @@ OPERATIONS = {
 }
 
 
-def pairs(job: Job, recorder: Recorder, device: torch.device, sizes):
+def pairs(job: Job, recorder: Recorder, device: torch.device, sizes: Sequence[int]) -> None:
     """Record messages between every two nodes, by their first ranks; between every two devices of a single node.
 
     In each round every member has one partner, so that n members need n - 1 rounds.
@@ -157,13 +175,13 @@ def pairs(job: Job, recorder: Recorder, device: torch.device, sizes):
     for matches in rounds(members):
         partner = next((a + b - job.rank for a, b in matches if job.rank in (a, b)), None)
         for size in (sizes[0], sizes[-1]) if partner is not None else ():
-            exchange(job, recorder, device, partner, size)
+            exchange(job, recorder, device, partner, size)  # type: ignore[arg-type]  # with a partner only
         dist.barrier()
 
 
-def rounds(members):
-    """Lists of pairs in which each member appears at most once; together every pair once (the circle method)."""
-    seats = [*members, None] if len(members) % 2 else list(members)
+def rounds(members: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield lists of pairs in which each member appears at most once; together every pair once (the circle method)."""
+    seats: list[Any] = [*members, None] if len(members) % 2 else list(members)
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
         matches = zip(seats[:half], reversed(seats[half:]), strict=True)
@@ -171,14 +189,17 @@ def rounds(members):
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def exchange(job: Job, recorder: Recorder, device: torch.device, partner, size):
-    """A message there and back. The lower rank records the seconds of one way, and whether its values came back."""
+def exchange(job: Job, recorder: Recorder, device: torch.device, partner: int, size: int) -> None:
+    """Send a message of `size` bytes there and back.
+
+    The lower rank records the seconds of one way, and whether its values came back.
+    """
     first = job.rank < partner
     expected = (torch.arange(max(1, size // FLOAT_BYTES), device=device) % 7 + 1).float()
     values = expected.clone() if first else torch.zeros_like(expected)
     turns = (dist.send, dist.recv) if first else (dist.recv, dist.send)
 
-    def there_and_back():
+    def there_and_back() -> None:
         for turn in turns:
             turn(values, partner)
 

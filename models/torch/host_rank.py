@@ -4,15 +4,23 @@ host_rates.py starts it, once for each process; it prints one line of JSON. Each
 blocks of repeats, each block timed as a whole: where processes take turns on a core, one repeat's time says nothing.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
 import statistics
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Work = Callable[[], object]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOAT_BYTES = 4
@@ -24,7 +32,7 @@ OPERATIONS = 1000
 BLOCKS = 3
 
 
-def main():
+def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     if options.processes > 1:
@@ -42,7 +50,7 @@ def main():
         os._exit(0)  # gloo's threads abort some processes that end in the ordinary way
 
 
-def parse_arguments():
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--processes", type=int, required=True)
@@ -53,7 +61,7 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def join(options):
+def join(options: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.store}",
@@ -63,8 +71,8 @@ def join(options):
     )
 
 
-def products(dtype, seconds):
-    """FLOP/s of square products by their size."""
+def products(dtype: torch.dtype, seconds: float) -> dict[int, float]:
+    """Return the FLOP/s of square products by their size."""
     rates = {}
     for size in SIZES:
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
@@ -73,27 +81,27 @@ def products(dtype, seconds):
     return rates
 
 
-def triad(size_bytes, seconds):
-    """Bytes/s that a = b + 2 c names: two arrays read, one written (McCalpin's STREAM counts so too)."""
+def triad(size_bytes: int, seconds: float) -> float:
+    """Return the bytes/s of a = b + 2 c: two arrays are read and one is written, as in McCalpin's STREAM."""
     a, b, c = (torch.ones(size_bytes // FLOAT_BYTES) for _ in range(3))
     return rate(3 * size_bytes, seconds, lambda: torch.add(b, c, alpha=2, out=a))
 
 
-def copy(size_bytes, seconds):
-    """Bytes/s read and written by a copy."""
+def copy(size_bytes: int, seconds: float) -> float:
+    """Return the bytes/s that a copy reads and writes."""
     a, b = (torch.ones(size_bytes // FLOAT_BYTES) for _ in range(2))
     return rate(2 * size_bytes, seconds, lambda: a.copy_(b))
 
 
-def rate(amount, seconds, work):
-    """Amount per second in blocks of a fixed time, so that all processes are at the same size together."""
+def rate(amount: float, seconds: float, work: Work) -> float:
+    """Return the amount per second in blocks of a fixed time, so that all processes are at the same size together."""
     meet()
     work()  # the first call sets up kernels and memory
     return statistics.median(amount / mean_seconds(work, seconds / BLOCKS) for _ in range(BLOCKS))
 
 
-def mean_seconds(work, seconds):
-    """Of the repeats that begin within `seconds`, one at least."""
+def mean_seconds(work: Work, seconds: float) -> float:
+    """Return the mean time of the repeats that begin within `seconds`, at least one."""
     start, repeats, passed = time.perf_counter(), 0, 0.0
     while passed < seconds or not repeats:
         work()
@@ -102,19 +110,19 @@ def mean_seconds(work, seconds):
     return passed / repeats
 
 
-def meet():
+def meet() -> None:
     if dist.is_initialized():
         dist.barrier()
 
 
-def operation(seconds):
-    """Seconds that calling an operation costs which has next to nothing to do."""
+def operation(seconds: float) -> float:
+    """Return the seconds of a call of an operation that has next to nothing to do."""
     x, out = torch.ones(16), torch.ones(16)
     return 1 / rate(OPERATIONS, seconds, lambda: [torch.add(x, x, out=out) for _ in range(OPERATIONS)])
 
 
-def collectives():
-    """Seconds by operation and bytes of the whole message: for a gather what comes out, for a scatter what goes in."""
+def collectives() -> dict[str, dict[int, float]]:
+    """Return seconds by operation and bytes of the whole message: of a gather's output, of a scatter's input."""
     return {
         name: {size: message(make, size) / ways for size in MESSAGE_BYTES}
         for name, make, ways in (
@@ -126,8 +134,8 @@ def collectives():
     }
 
 
-def message(make, size_bytes):
-    """Seconds of one: all processes must repeat it equally often."""
+def message(make: Callable[[int], Work], size_bytes: int) -> float:
+    """Return the seconds of one message. All processes must repeat it equally often."""
     work = make(size_bytes // FLOAT_BYTES)
     meet()
     work()
@@ -135,30 +143,30 @@ def message(make, size_bytes):
     return statistics.median(seconds_of(work, repeats) for _ in range(BLOCKS))
 
 
-def seconds_of(work, repeats):
+def seconds_of(work: Work, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         work()
     return (time.perf_counter() - start) / repeats
 
 
-def reduced(count):
+def reduced(count: int) -> Work:
     whole = torch.ones(count)
     return lambda: dist.all_reduce(whole)
 
 
-def gathered(count):
+def gathered(count: int) -> Work:
     whole, part = torch.ones(count), torch.ones(count // dist.get_world_size())
     return lambda: dist.all_gather_into_tensor(whole, part)
 
 
-def scattered(count):
+def scattered(count: int) -> Work:
     whole, part = torch.ones(count), torch.ones(count // dist.get_world_size())
     return lambda: dist.reduce_scatter_tensor(part, whole)
 
 
-def sent_and_returned(count):
-    """Between neighbours: from the one to the other and back again."""
+def sent_and_returned(count: int) -> Work:
+    """Return what sends a message from one neighbour to the other and back."""
     whole, rank = torch.ones(count), dist.get_rank()
     turns = (dist.send, dist.recv) if rank < rank ^ 1 else (dist.recv, dist.send)
     return lambda: [turn(whole, rank ^ 1) for turn in turns]

@@ -8,6 +8,8 @@ prints one line of JSON: {"torch": version, "cores": n, "shares": [...]}, a shar
 training waits for that.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -15,33 +17,38 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RANK = Path(__file__).with_name("host_rank.py")
 RANK_LIMIT_SECONDS = 120
 
 
-def main():
+def main() -> None:
     options = parse_arguments()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [{"processes": p, "threads": t, **measure(p, t, options)} for p, t in divisions(cores)]
     print(json.dumps({"torch": torch.__version__, "cores": cores, "shares": shares}))
 
 
-def parse_arguments():
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dtype", default="fp32,bf16", help="comma-separated, of fp32, bf16, fp16")
     parser.add_argument("--seconds", type=float, default=0.1, help="how long to measure each size")
     return parser.parse_args()
 
 
-def divisions(cores):
-    """Processes and threads of each: one on one core, one on all, and two and four that share all."""
+def divisions(cores: int) -> list[tuple[int, int]]:
+    """Return pairs of processes and threads of each: one on one core, one on all, and two and four that share all."""
     return sorted({(1, 1), (1, cores), (2, max(1, cores // 2)), (4, max(1, cores // 4))})
 
 
-def measure(processes, threads, options):
+def measure(processes: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of processes that run at the same time. It ends the program where one of them fails."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
             sys.executable,
@@ -71,15 +78,15 @@ def measure(processes, threads, options):
     }
 
 
-def end(ranks):
+def end(ranks: Sequence[subprocess.Popen[str]]) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.kill()
             rank.wait()
 
 
-def slowest(values, are_seconds):
-    """Of each figure of several processes: the longest time, the lowest rate."""
+def slowest(values: Sequence[Any], are_seconds: bool) -> Any:
+    """Return the longest time or the lowest rate of each figure of several processes."""
     if isinstance(values[0], dict):
         return {key: slowest([value[key] for value in values], are_seconds) for key in values[0]}
     return max(values) if are_seconds else min(values)

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,13 @@ from levelfield.worker.job import Job
 from levelfield.worker.step_profile import replaced
 from repeats import measure
 from torch.profiler import ProfilerActivity, profile, record_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    Entry = tuple[str, str, nn.Module]  # a module's name, its part and itself
 
 # torch's own record_function is an operation, and selective recomputation wants the same operations twice
 Span = getattr(torch._C._profiler, "_RecordFunctionFast", record_function)
@@ -34,19 +42,26 @@ class TorchProfile:
 
     profiler = f"Kineto of torch {torch.__version__}"
 
-    def __init__(self, job: Job, trainer, scratch, modules, methods):
+    def __init__(
+        self,
+        job: Job,
+        trainer: Any,
+        scratch: Path,
+        modules: Sequence[Entry],
+        methods: Sequence[tuple[str, str]],
+    ) -> None:
         self.job, self.trainer, self.scratch, self.methods = job, trainer, scratch, methods
         self.kept: list[tuple[int, Path]] = []  # a recorded step and its file
         self.modules = as_compiled(modules) if job.tuning.compile else modules
 
-    def align(self):
+    def align(self) -> None:
         if self.job.device != "cpu":
             torch.get_device_module(self.job.device).synchronize()
         if self.job.world_size > 1:
             dist.barrier()
 
     @contextlib.contextmanager
-    def recording(self, number):
+    def recording(self, number: int) -> Iterator[None]:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.job.device == "cuda" else [])]
         with contextlib.ExitStack() as stack:
             # The types and sizes of arguments: noting them slows what allocates memory, GELU by half. So one step that
@@ -60,8 +75,8 @@ class TorchProfile:
         recorded.export_chrome_trace(str(path))
         self.kept.append((number, path))
 
-    def name_parts(self, stack):
-        """Until the stack is left, each module and each method with a part is a span `lf/PART/NAME` in the record."""
+    def name_parts(self, stack: contextlib.ExitStack) -> None:
+        """Record each module and each method that has a part as a span `lf/PART/NAME`, until the stack is left."""
         for name, part, module in self.modules:
             stack.enter_context(spanned(module, f"lf/{part}/{name}"))
             if hasattr(module, "attend"):
@@ -72,45 +87,50 @@ class TorchProfile:
             if callable(getattr(owner, method, None)):
                 stack.enter_context(around(owner, method, f"lf/{part}/{path}"))
 
-    def span(self, name):
+    def span(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return Span(f"lf/{name}")
 
-    def alone(self, step):
-        """A compiled block has no operations of torch that could be repeated."""
+    def alone(self, step: Callable[[], object]) -> dict[str, Any]:
+        """Run one step more and return what its operations take alone.
+
+        A compiled block has no operations of torch that could be repeated.
+        """
         if self.job.tuning.compile:
             return {"left_out": ["compiled blocks"]}
         self.align()
         on = self.job.device
-        return measure(torch.device(on, None if on == "cpu" else torch.get_device_module(on).current_device()), step)
+        return measure(torch.device(on, None if on == "cpu" else torch.get_device_module(on).current_device()), step)  # type: ignore[arg-type]
 
-    def traces(self):
-        """The number of the node stands in place of names and paths."""
+    def traces(self) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Yield each recorded step and the lines of its record, with the node's number in place of names and paths."""
         for number, path in self.kept:
             with path.open("rb") as source:
                 yield number, (NAMES.sub(named_by_number, line) for line in source)
 
 
-def as_compiled(modules):
-    """Without what is inside of a compiled block: hooks there would compile it again, and its kernels join modules. So
-    which part the work of a block is nobody says."""
+def as_compiled(modules: Sequence[Entry]) -> list[Entry]:
+    """Return the modules without those inside of a compiled block, whose work has no part.
+
+    Hooks there would compile the block again, and its kernels join modules.
+    """
     parts = [entry for entry in modules if not entry[0].startswith("layers.") or entry[0].count(".") == 1]
     return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in parts]
 
 
-def named_by_number(match):
+def named_by_number(match: re.Match[bytes]) -> bytes:
     return match[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
 
 
 @contextlib.contextmanager
-def spanned(module, name):
-    """A span around each forward pass of the module."""
-    spans = []
+def spanned(module: nn.Module, name: str) -> Iterator[None]:
+    """Record a span around each forward pass of the module while the context lasts."""
+    spans: list[Any] = []
 
-    def begin(_module, _inputs):
+    def begin(_module: nn.Module, _inputs: object) -> None:
         spans.append(Span(name))
         spans[-1].__enter__()
 
-    def end(_module, _inputs, _output):
+    def end(_module: nn.Module, _inputs: object, _output: object) -> None:
         spans.pop().__exit__(None, None, None)
 
     hooks = [
@@ -124,18 +144,18 @@ def spanned(module, name):
             hook.remove()
 
 
-def around(owner, method, name):
-    """A span around each call of a method of one object, until the context is left."""
+def around(owner: object, method: str, name: str) -> contextlib.AbstractContextManager[None]:
+    """Record a span around each call of a method of one object, until the context is left."""
     original = getattr(owner, method)
 
     @functools.wraps(original)
-    def call(*arguments, **options):
+    def call(*arguments, **options):  # type: ignore[no-untyped-def]
         with Span(name):
             return original(*arguments, **options)
 
     return replaced(owner, method, call)
 
 
-def member(owner, name):
-    """An attribute, or an item of a list by its number; None where there is none."""
+def member(owner: Any, name: str) -> Any:
+    """Return an attribute, or an item of a list by its number; None where there is none."""
     return owner[int(name)] if name.isdecimal() else getattr(owner, name, None)

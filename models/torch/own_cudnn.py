@@ -5,7 +5,7 @@ import importlib.util
 from pathlib import Path
 
 
-def load_own_cudnn():
+def load_own_cudnn() -> None:
     """Load every part of the cuDNN that lies beside torch; where torch has none of its own, do nothing.
 
     To be called before transformer-engine is imported, which takes the machine's parts of cuDNN where it finds some.

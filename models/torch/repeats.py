@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,13 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch._ops import OpOverload
+
+    Message = tuple[str, str, int, tuple[int, ...]]  # kind, type, elements, the group's ranks
 
 BLOCKS = 3
 BUDGET_SECONDS = 4.0  # for all operations of a rank, and as long again for its messages
@@ -41,33 +48,33 @@ KINDS = {  # of a collective by its name in torch
 class Shape(NamedTuple):
     """A tensor without its values. kept: the values of whole numbers."""
 
-    size: tuple
-    stride: tuple
+    size: tuple  # type: ignore[type-arg]
+    stride: tuple  # type: ignore[type-arg]
     dtype: torch.dtype
     device: torch.device
     kept: object = None
 
     @property
-    def extent(self):
-        """The elements from the first to the last."""
+    def extent(self) -> int:
+        """Return the number of elements from the first to the last."""
         return 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) if all(self.size) else 0
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         return self.extent * self.dtype.itemsize
 
-    def tensor(self):
-        """Another tensor like it, of random values between 0.1 and 1.1."""
+    def tensor(self) -> torch.Tensor:
+        """Return another tensor like it, of random values between 0.1 and 1.1."""
         if self.kept is not None:
-            return self.kept.clone()
+            return self.kept.clone()  # type: ignore[attr-defined, no-any-return]
         flat = torch.zeros(self.extent, dtype=self.dtype, device=self.device)
         if self.dtype.is_floating_point:
             flat.copy_(torch.rand(self.extent, device=self.device).add_(0.1))
         return flat.as_strided(self.size, self.stride)
 
 
-def shape_of(tensor):
-    """The shape of a tensor; other values as they are."""
+def shape_of(tensor: object) -> object:
+    """Return the Shape of a tensor; other values as they are."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() <= MOST_KEPT
@@ -76,24 +83,34 @@ def shape_of(tensor):
 
 
 class Call(NamedTuple):
-    """An operation with its arguments. dims, results: of the tensors that it is given and gives, (type, size)."""
+    """An operation with its arguments. dims, results: (type, size) of its tensors and of those that it returns."""
 
     function: object
-    arguments: tuple
-    dims: list
-    results: list
+    arguments: tuple  # type: ignore[type-arg]
+    dims: list  # type: ignore[type-arg]
+    results: list  # type: ignore[type-arg]
 
 
 class StepCalls(TorchDispatchMode):
-    """While the context lasts, the distinct operations that run. calls: by what a record tells of an operation (name,
-    type, sizes), then by all of its shapes: [the call, how often]. messages: by kind, type, elements and the group's
-    ranks, its name and how often."""
+    """The distinct operations that run while the context lasts.
 
-    def __init__(self):
+    calls: [the call, how often] by what a record tells of an operation (name, type, sizes), then by all of its shapes.
+    messages: (the group's name, how often) by kind, type, elements and the group's ranks.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
+        self.calls: defaultdict[tuple[Any, ...], dict[tuple[Any, ...], list[Any]]]
+        self.messages: dict[Message, tuple[str, int]]
         self.calls, self.messages = defaultdict(dict), {}
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        function: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if any(issubclass(tensor_type, DTensor) for tensor_type in types):
             return NotImplemented  # its own rules come first, and call operations of plain tensors
         result = function(*args, **(kwargs or {}))
@@ -103,8 +120,8 @@ class StepCalls(TorchDispatchMode):
             self.operation(function, args, kwargs or {}, result)
         return result
 
-    def operation(self, function, args, kwargs, result):
-        """Only an operation whose values are all plain can be repeated."""
+    def operation(self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+        """Count an operation. One whose values are not all plain cannot be repeated and is left out."""
         leaves = tree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors or any(isinstance(leaf, torch.ScriptObject) for leaf in leaves):
@@ -120,10 +137,10 @@ class StepCalls(TorchDispatchMode):
             seen[variant] = [Call(function, shapes, sizes(tensors), sizes(results)), 0]
         seen[variant][1] += 1
 
-    def message(self, function, args):
+    def message(self, function: OpOverload, args: tuple[Any, ...]) -> None:
         kind = KINDS.get(function.name().split("::")[1].split(".")[0])
         groups = [leaf for leaf in args if isinstance(leaf, torch.ScriptObject)][:1]  # and then the operation
-        group = next(iter(groups or [leaf for leaf in args if isinstance(leaf, str)][-1:]), None)
+        group: Any = next(iter(groups or [leaf for leaf in args if isinstance(leaf, str)][-1:]), None)
         tensors = [leaf for leaf in tree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         if kind and group is not None and tensors:
             largest = max(tensors, key=torch.numel)
@@ -133,17 +150,17 @@ class StepCalls(TorchDispatchMode):
             self.messages[key] = (group_name, self.messages.get(key, (group_name, 0))[1] + 1)
 
 
-def is_view(function):
-    """Whether an operation gives another look at the same values, and so does nothing."""
+def is_view(function: OpOverload) -> bool:
+    """Return whether an operation only returns another view of the same values."""
     return any(result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns)
 
 
-def sizes(tensors):
+def sizes(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
     return [[TYPES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)] for tensor in tensors]
 
 
-def measure(device: torch.device, step):
-    """What the operations of one step take alone, as worker/step_profile.py records it.
+def measure(device: torch.device, step: Callable[[], object]) -> dict[str, Any]:
+    """Return what the operations of one step take alone, as worker/step_profile.py records it.
 
     step: runs a step. All ranks do this at the same time: a rank of a processor has its share of the machine.
     """
@@ -152,6 +169,9 @@ def measure(device: torch.device, step):
     synchronize(device)
     end = time.perf_counter() + 3 * BUDGET_SECONDS
     budget = BUDGET_SECONDS / max(1, sum(map(len, seen.calls.values())))
+    operations: list[dict[str, Any]]
+    left_out: list[str]
+    timings: list[tuple[Any, int]]  # (seconds, or why there are none; how often)
     operations, left_out = [], []
     with torch.no_grad():
         for (name, kind, dims), variants in seen.calls.items():
@@ -168,8 +188,8 @@ def measure(device: torch.device, step):
     return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copied, "messages": messages}
 
 
-def alone(device: torch.device, call, seconds, end):
-    """The best seconds of one call of an operation, or why there are none."""
+def alone(device: torch.device, call: Call, seconds: float, end: float) -> float | str:
+    """Return the best seconds of one call of an operation, or why there are none."""
     leaves = tree.tree_leaves(call.arguments, is_leaf=is_shape)
     if sum(leaf.bytes for leaf in leaves if is_shape(leaf)) > MOST_BYTES:
         return "larger than what is repeated"
@@ -177,17 +197,17 @@ def alone(device: torch.device, call, seconds, end):
         return "no time was left"
     try:
         args, kwargs = tree.tree_map_only(Shape, Shape.tensor, call.arguments, is_leaf=is_shape)
-        return best_seconds(device, lambda: call.function(*args, **kwargs), seconds)
+        return best_seconds(device, lambda: call.function(*args, **kwargs), seconds)  # type: ignore[operator]
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return f"cannot be repeated ({type(error).__name__})"
 
 
-def is_shape(value):
+def is_shape(value: object) -> bool:
     return isinstance(value, Shape)
 
 
-def best_seconds(device: torch.device, work, seconds):
-    """Of a processor the shortest repeat within the seconds; of a device what its kernels take, without launches."""
+def best_seconds(device: torch.device, work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest repeat within the seconds on a processor; on a device the kernels' time, without launches."""
     work()
     synchronize(device)
     if device.type != "cpu":
@@ -199,23 +219,25 @@ def best_seconds(device: torch.device, work, seconds):
     return min(times)
 
 
-def kernel_seconds(device: torch.device, work):
+def kernel_seconds(device: torch.device, work: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(FEWEST):
             work()
         synchronize(device)
-    return sum(event.self_device_time_total for event in recorded.key_averages()) / FEWEST / 1e6
+    return sum(event.self_device_time_total for event in recorded.key_averages()) / FEWEST / 1e6  # type: ignore[no-any-return]
 
 
-def copy(device: torch.device):
-    """Bytes, of what is read and written together, and the seconds of a copy beyond the caches."""
+def copy(device: torch.device) -> dict[str, float]:
+    """Return the bytes that a copy beyond the caches reads and writes, and its seconds."""
     size = COPIED_BYTES["cpu" if device.type == "cpu" else "accelerator"]
     a, b = (torch.ones(size // 4, device=device) for _ in range(2))
     return {"bytes": 2 * size, "seconds": best_seconds(device, lambda: a.copy_(b), BUDGET_SECONDS / 10)}
 
 
-def messages_alone(device: torch.device, local_messages):
-    """Seconds of each distinct collective whose ranks all have it, in one order on all ranks, so that none waits."""
+def messages_alone(device: torch.device, local_messages: dict[Message, tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the seconds of each distinct collective that all of its ranks have, in one order on all: so none waits."""
+    dtype: Any  # its name, then itself
+    results: list[dict[str, Any]]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, sorted(local_messages))
     shared = sorted({key for keys in every for key in keys if all(key in every[rank] for rank in key[3])})
@@ -235,12 +257,12 @@ def messages_alone(device: torch.device, local_messages):
     return results
 
 
-def group_of(name):
-    return dist.distributed_c10d._resolve_process_group(name)
+def group_of(name: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # a str with a type of its own
 
 
-def collective(kind, whole, group):
-    """One message of the group. Its repeated sums overflow at most to infinity."""
+def collective(kind: str, whole: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """Return what sends one message of the group. Its repeated sums overflow at most to infinity."""
     part = torch.ones_like(whole[: whole.numel() // dist.get_world_size(group)])
     return {
         "all-reduce": lambda: dist.all_reduce(whole, group=group),
@@ -250,20 +272,20 @@ def collective(kind, whole, group):
     }[kind]
 
 
-def slowest(device: torch.device, seconds, group=None):
-    """The largest of all ranks' values."""
+def slowest(device: torch.device, seconds: float, group: dist.ProcessGroup | None = None) -> float:
+    """Return the largest of all ranks' values."""
     shared = torch.tensor([seconds], device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return shared.item()
 
 
-def blocks(device: torch.device, work, repeats):
-    """Seconds of one call, for each of a few blocks of calls."""
+def blocks(device: torch.device, work: Callable[[], object], repeats: int) -> list[float]:
+    """Return the seconds of one call, for each of a few blocks of calls."""
     work()
     return [block(device, work, repeats) for _ in range(BLOCKS)]
 
 
-def block(device: torch.device, work, repeats):
+def block(device: torch.device, work: Callable[[], object], repeats: int) -> float:
     synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -272,6 +294,6 @@ def block(device: torch.device, work, repeats):
     return (time.perf_counter() - start) / repeats
 
 
-def synchronize(device: torch.device):
+def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()

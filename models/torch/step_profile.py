@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from kineto import TorchProfile
 from levelfield.worker.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import nn
 
 # The part that each module of model/decoder.py belongs to, by the end of its name; the longest end counts.
 PARTS = {
@@ -37,7 +45,8 @@ METHODS = (
 ENDS = (("embed", "embedding"), ("scores", "head and loss"))  # also where the embedding is the head
 
 
-def open_profile(job: Job, trainer, scratch):
+def open_profile(job: Job, trainer: Any, scratch: Path) -> TorchProfile:
+    modules: Iterator[tuple[str, Any, nn.Module]]
     trainer.graph = None  # the further steps launch each kernel by itself: in a graph none has a part
     modules = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
     owners = [f"model.chunks.{number}" for number, _ in enumerate(getattr(trainer.model, "chunks", ()))] or ["model"]
@@ -45,8 +54,8 @@ def open_profile(job: Job, trainer, scratch):
     return TorchProfile(job, trainer, scratch, [entry for entry in modules if entry[1]], (*METHODS, *ends))
 
 
-def part_of(name, module):
-    """The part of a module; None of one that is only a container."""
+def part_of(name: str, module: nn.Module) -> str | None:
+    """Return the part of a module; None for one that is only a container."""
     ends = {**PARTS, **(MIXTURE if hasattr(module, "tally") or ".mlp." in name else {})}
     last = name.rsplit(".", 1)[-1]
     if last in LATENT:

@@ -12,7 +12,7 @@ from levelfield.worker import Recorder, run
 from levelfield.worker.job import Job
 
 
-def main(job: Job, recorder: Recorder):
+def main(job: Job, recorder: Recorder) -> None:
     # imported here, so that a missing package is an event with a class of its own and preloads come first
     from training import train
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,17 @@ from step.optimizer import LocalAdamW, LossScale, clip_divisor
 from step.recompute import compile_seconds, compiled_part, repeats
 from step.transfers import FiguresOnTheirWay, on_device
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
-def train(job: Job, recorder: Recorder):
+    from levelfield.worker.events import Held
+    from parallelism.context_parallel import SequenceShare
+    from parallelism.expert_parallel import ExpertMesh
+    from parallelism.pipeline import Pipeline
+    from step.graph import StepGraph
+
+
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     onednn.choose(getattr(job, "products", None))
     device = open_device(job)
@@ -50,7 +59,11 @@ def train(job: Job, recorder: Recorder):
 class Trainer:
     """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for its end."""
 
-    def __init__(self, job: Job, place: Coordinates, device: torch.device):
+    def __init__(self, job: Job, place: Coordinates, device: torch.device) -> None:
+        self.experts: ExpertMesh | None
+        self.share: SequenceShare | None
+        self.model: Any  # the Decoder, or ModelChunks in its place
+        self.runner: Any
         kernels.choose(job, device)
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
@@ -66,24 +79,24 @@ class Trainer:
             self.share = open_share(job, place)
         self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
         self.casts = StepCasts(self.model, divided_parameters(self.model, self.experts))
-        self.renew_scales = None
+        self.renew_scales: Callable[[Any], None] | None = None
         if job.training.precision == "fp8":
             from step.fp8 import renewal_of_scales
 
             self.renew_scales = renewal_of_scales(job)
         self.tallies = Tallies(job, self.model, place, device)
-        self.pipeline = None
+        self.pipeline: Pipeline | None = None
         if job.layout.pipeline > 1:
             from parallelism.pipeline import Pipeline
 
-            self.pipeline = Pipeline(job, self.model, self.runner, device, grid["pipeline"])
+            self.pipeline = Pipeline(job, self.model, self.runner, device, grid["pipeline"])  # type: ignore[arg-type]
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
         self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
         self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends, capturable=job.tuning.graph)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
-        self.graph = None
+        self.graph: StepGraph | None = None
         if job.tuning.graph:
             from step.graph import StepGraph
 
@@ -92,15 +105,15 @@ class Trainer:
         # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
         self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values) of what this rank holds."""
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return as_arrays(self.model)
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         save(self.model, folder, writes=self.place.data == self.place.context == self.place.tensor == 0)
 
-    def launch(self, batch: Batch):
-        """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
+    def launch(self, batch: Batch) -> None:
+        """Run forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
@@ -114,9 +127,13 @@ class Trainer:
         # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
         self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
 
-    def compute(self, inputs: torch.Tensor, targets: torch.Tensor, keep=False):
-        """The step's work on the device; (what `reduce` returns, the squared gradient norms). keep: what `Capture`
-        wants of it."""
+    def compute(
+        self, inputs: torch.Tensor, targets: torch.Tensor, keep: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do the step's work on the device and return (what `reduce` returns, the squared gradient norms).
+
+        keep: whether `Capture` wants its tensors.
+        """
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         self.casts.make()
         if self.renew_scales is not None:
@@ -136,18 +153,18 @@ class Trainer:
         self.tallies.move_biases()
         return figures, squares
 
-    def update(self, figures):
-        """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
+    def update(self, figures: torch.Tensor) -> None:
+        """Make the optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         scale = self.loss_scale.value
         norm = figures[1].sqrt() / scale
         skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
         self.optimizer.step(clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
 
-    def gradients(self, inputs: torch.Tensor, targets: torch.Tensor, keep):
-        """Forward and backward over all micro-batches; the first one's activations are captured if `keep`.
+    def gradients(self, inputs: torch.Tensor, targets: torch.Tensor, keep: bool) -> torch.Tensor:
+        """Run forward and backward over all micro-batches; the first one's activations are captured if `keep`.
 
-        Returns the loss, times the loss scale, of this data rank.
+        Return the loss, times the loss scale, of this data rank.
         """
         count, stage = self.job.accumulation, self.job.layout.sharding_stage
         scale = self.loss_scale.value / count
@@ -164,9 +181,11 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def reduce(self, loss, squares):
-        """[loss times scale, squared gradient norm times scale squared, routers' losses], over the global batch: one
-        collective."""
+    def reduce(self, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Return the sums over the global batch, by one collective.
+
+        They are [loss times scale, squared gradient norm times scale squared, routers' losses].
+        """
         shares = self.stage_ranks  # each holds the last stage's loss of its tokens, or the same as another
         figures = torch.stack((loss[0].double() / shares, squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
@@ -174,16 +193,16 @@ class Trainer:
             self.own_work.exchanged()
         return figures
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
+    def gradient_squares(self) -> Iterable[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
         return zip(self.optimizer.square_names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
 
-    def expert_tokens(self):
-        """(layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""
+    def expert_tokens(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return (layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""
         return self.tallies.expert_tokens()
 
-    def finish(self, batch: Batch):
-        """Wait for the step's end; what to record of it."""
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Wait for the step's end and return what to record of it."""
         scale = self.loss_scale.value
         figures, memory_peaks, own_work_seconds = self.launched.popleft()
         loss, square, auxiliary = figures.values()
@@ -208,9 +227,11 @@ class Trainer:
         }
 
 
-def step_seed(job: Job, place: Coordinates, step):
-    """The seed of this rank's random numbers in `step`: equal on the ranks of a tensor-parallel group, unless each
-    has its own part of the sequence."""
+def step_seed(job: Job, place: Coordinates, step: int) -> int:
+    """Return the seed of this rank's random numbers in `step`.
+
+    It is equal on the ranks of a tensor-parallel group, unless each has its own part of the sequence.
+    """
     stream = place.tensor if job.layout.sequence_parallel else 0
     text = f"dropout {job.training.seed} {step} {place.data} {place.pipeline} {stream}"
     text += f" {place.context}" if job.layout.context > 1 else ""

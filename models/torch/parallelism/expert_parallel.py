@@ -6,6 +6,8 @@ the gradient of the tokens of all ranks of its group; what is left to sum are th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.distributed as dist
 from levelfield.worker import Unsupported, part
@@ -18,14 +20,23 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from model.mixture import Mixture
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.tensor.placement_types import Placement
+
 # Of the experts' matrices [experts, out, in]: the dimension that tensor-parallel ranks divide, and that of the hidden
 # size, which ZeRO's ranks divide. An expert rank may have fewer experts than there are ranks with the same ones.
 TENSOR_DIMENSIONS = {"gate": 1, "up": 1, "down": 2}
 HIDDEN_DIMENSIONS = {"gate": 2, "up": 2, "down": 1}
 
 
-def check_experts(job: Job):
-    """Raises Unsupported for what mixtures of experts cannot be combined with here."""
+def check_experts(job: Job) -> None:
+    """Check a mixture of experts. Raises Unsupported for what mixtures of experts cannot be combined with here."""
     experts, layout = part(job.model, "experts"), job.layout
     if experts is None:
         return
@@ -56,22 +67,24 @@ def check_experts(job: Job):
         hide_sharding()
 
 
-def hide_sharding():
-    """Have FSDP gather and free parameters unseen by selective recomputation, which demands of a block's second forward
-    pass the operations of the first one. A router is a group of its own inside of its block. In a pipeline it is
-    gathered and freed at other times there."""
+def hide_sharding() -> None:
+    """Hide from selective recomputation how FSDP gathers and frees parameters.
+
+    Selective recomputation demands of a block's second forward pass the operations of the first one. A router is a
+    group of its own inside of its block, and in a pipeline it is gathered and freed at other times there.
+    """
     for name in ("_pre_forward", "_post_forward"):
         hook = getattr(FSDPState, name)
         if not hasattr(hook, "unseen"):
             setattr(FSDPState, name, unseen(hook))
 
 
-def unseen(hook):
-    def call(*arguments):
+def unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: object) -> Any:
         with _disable_current_modes():
             return hook(*arguments)
 
-    call.unseen = True
+    call.unseen = True  # type: ignore[attr-defined]
     return call
 
 
@@ -81,7 +94,7 @@ class ExpertMesh:
     A group of `expert` has all experts once; a group of `replicas` has the same experts.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job) -> None:
         layout = job.layout
         self.gradient_ranks = layout.data * layout.context
         self.replicas = self.gradient_ranks // layout.expert
@@ -90,9 +103,12 @@ class ExpertMesh:
         self.mesh = init_device_mesh(job.device, shape, mesh_dim_names=("pipeline", "replicas", "expert", "tensor"))
         self.weights = self.mesh[("expert", "tensor") if layout.tensor > 1 else "expert"]
 
-    def reduce_gradients(self, model):
-        """Make the experts' gradients those of the mean over all ranks, as the other parameters' are: after the last
-        backward pass of a step. Where the experts are sharded, FSDP2 has done so."""
+    def reduce_gradients(self, model: nn.Module) -> None:
+        """Make the experts' gradients those of the mean over all ranks, as the other parameters' are.
+
+        Call it after the last backward pass of a step. Where the experts are sharded, FSDP2 has done so.
+        """
+        parameter: Any
         if self.shards:
             return
         group = self.mesh["replicas"].get_group()
@@ -103,9 +119,10 @@ class ExpertMesh:
                 dist.all_reduce(gradient, group=group)
 
 
-def distribute_experts(model, experts, tensor):
-    """Divide the experts, on the meta device, over the ExpertMesh `experts`, and each of them over the mesh `tensor`;
-    either may be None."""
+def distribute_experts(model: nn.Module, experts: ExpertMesh | None, tensor: DeviceMesh | None) -> None:
+    """Divide the experts, on the meta device, over `experts`, and each of them over `tensor`; either may be None."""
+    layer: Any
+    placements: list[Placement]
     if experts is None and tensor is None:
         return
     mesh = tensor if experts is None else experts.weights
@@ -120,9 +137,11 @@ def distribute_experts(model, experts, tensor):
             mixture.experts.exchange = Exchange(experts.mesh["expert"].get_group())
 
 
-def shard_experts(mixture, experts, stage, precision):
+def shard_experts(mixture: Mixture, experts: ExpertMesh, stage: int, precision: MixedPrecisionPolicy) -> None:
     """Apply FSDP2, on the meta device, to the experts over the ranks that hold the same ones."""
-    dimensions = {layer.weight: HIDDEN_DIMENSIONS[name] for name, layer in mixture.experts.named_children()}
+    dimensions: dict[Any, int] = {
+        layer.weight: HIDDEN_DIMENSIONS[name] for name, layer in mixture.experts.named_children()
+    }
     sharded = fully_shard(
         mixture.experts,
         mesh=experts.mesh["replicas"],
@@ -135,8 +154,8 @@ def shard_experts(mixture, experts, stage, precision):
     sharded.set_force_sum_reduction_for_comms(True)
 
 
-def expert_parameters(model):
-    """The experts' parameters that this rank holds whole: none of experts that FSDP2 gathers, casts and reduces."""
+def expert_parameters(model: nn.Module) -> list[Parameter]:
+    """Return the experts' parameters that this rank holds whole, not those that FSDP2 gathers, casts and reduces."""
     experts = [mixture.experts for _, mixture in mixtures(model)]
     return [parameter for expert in experts if not isinstance(expert, FSDPModule) for parameter in expert.parameters()]
 
@@ -144,11 +163,19 @@ def expert_parameters(model):
 class Exchange:
     """Sends rows to the ranks of their experts, has them computed there, and gets them back in their order."""
 
-    def __init__(self, group):
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.ranks = group, dist.get_world_size(group)
 
-    def __call__(self, rows, counts, compute):
-        """rows: [rows, hidden], sorted by expert; counts: [experts], of their rows. compute: of this rank's experts."""
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        counts: torch.Tensor,
+        compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return what the experts make of the rows, in the same order.
+
+        rows: [rows, hidden], sorted by expert; counts: [experts], of their rows. compute: of this rank's experts.
+        """
         sent = counts.view(self.ranks, -1)
         got = torch.empty_like(sent)  # [ranks, experts of this rank]
         dist.all_to_all_single(got, sent, group=self.group)
@@ -156,11 +183,11 @@ class Exchange:
         order = by_expert(got)
         arrived = Permute.apply(AllToAll.apply(rows, coming, going, self.group), order)
         left = Permute.apply(compute(arrived, got.sum(0)), order.argsort())
-        return AllToAll.apply(left, going, coming, self.group)
+        return AllToAll.apply(left, going, coming, self.group)  # type: ignore[no-any-return]
 
 
-def by_expert(counts):
-    """The order that sorts rows by expert, then by rank, where they lie by rank, then by expert: [rows].
+def by_expert(counts: torch.Tensor) -> torch.Tensor:
+    """Return the order that sorts rows by expert, then by rank, where they lie by rank, then by expert: [rows].
 
     counts: [ranks, experts], of the rows.
     """
@@ -172,16 +199,18 @@ class AllToAll(torch.autograd.Function):
     """[sum of going, hidden] -> [sum of coming, hidden]: the rows for each rank, and those from each rank."""
 
     @staticmethod
-    def forward(ctx, rows, coming, going, group):
+    def forward(
+        ctx: Any, rows: torch.Tensor, coming: list[int], going: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
         ctx.exchange = (going, coming, group)
         return exchanged(rows, coming, going, group)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return exchanged(gradient, *ctx.exchange), None, None, None
 
 
-def exchanged(rows, coming, going, group):
+def exchanged(rows: torch.Tensor, coming: list[int], going: list[int], group: dist.ProcessGroup) -> torch.Tensor:
     received = rows.new_empty(sum(coming), rows.shape[1])
     dist.all_to_all_single(received, rows.contiguous(), coming, going, group=group)
     return received
@@ -191,11 +220,11 @@ class Permute(torch.autograd.Function):
     """x[order], of which each row is taken once: so its gradient is a permutation too."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, order):
+    def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(order)
         return x[order]
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (order,) = ctx.saved_tensors
         return torch.empty_like(gradient).index_copy_(0, order, gradient), None

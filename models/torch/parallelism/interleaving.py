@@ -6,15 +6,24 @@ drains in as many times less time. torch calls each chunk a stage.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from levelfield.worker import Unsupported, part
 from levelfield.worker.job import Job
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _batch_p2p, _wait_batch_p2p
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def check_interleaving(job: Job):
-    """Raises Unsupported for what cannot be interleaved here."""
+    from torch.distributed import P2POp, Work
+    from torch.distributed.pipelining.schedules import _Action
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+
+def check_interleaving(job: Job) -> None:
+    """Check an interleaved pipeline. Raises Unsupported for what cannot be interleaved here."""
     ranks, chunks, zero = job.layout.pipeline, job.tuning.virtual_pipeline, job.layout.sharding_stage
     refused = {
         f"a pipeline of {ranks}, expected 2 or more": ranks == 1,
@@ -28,17 +37,21 @@ def check_interleaving(job: Job):
         raise Unsupported(f"virtual pipeline {chunks} with {'; with '.join(reasons)}")
 
 
-def interleaved_schedule(stages, micro_batches, **options):
+def interleaved_schedule(
+    stages: list[_PipelineStageBase], micro_batches: int, **options: Any
+) -> ScheduleInterleaved1F1B:
     schedule = ScheduleInterleaved1F1B(stages, micro_batches, **options)
     gather_once(schedule.pipeline_order_with_comms[stages[0].group_rank])
     return schedule
 
 
-def gather_once(actions):
-    """Of a rank's actions, keep the first UNSHARD of each chunk and its last RESHARD.
+def gather_once(actions: list[_Action]) -> None:
+    """Keep only the first UNSHARD of each chunk and its last RESHARD among a rank's actions.
 
     torch keeps three chunks gathered. Of four it would gather one again for nearly every micro-batch.
     """
+    first: dict[int, int]
+    last: dict[int, int]
     first, last = {}, {}
     for place, action in enumerate(actions):
         if action.computation_type.name == "UNSHARD":
@@ -60,60 +73,62 @@ class ChunkStage(PipelineStage):
     step ends: for several chunks that is many times what is in flight.
     """
 
-    def __init__(self, *arguments, **options):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.outputs_sent: dict[int, list[Work]]
+        self.gradient_sent: list[Work]
         self.outputs_sent, self.gradient_sent = {}, []
 
-    def _prepare_forward_infra(self, *arguments, **options):
+    def _prepare_forward_infra(self, *arguments: Any, **options: Any) -> Any:
         prepared = super()._prepare_forward_infra(*arguments, **options)
         for messages in self.args_recv_info.values():
             release(messages)
         return prepared
 
-    def _prepare_backward_infra(self, *arguments, **options):
+    def _prepare_backward_infra(self, *arguments: Any, **options: Any) -> Any:
         prepared = super()._prepare_backward_infra(*arguments, **options)
         for messages in self.grad_recv_info.values():
             release(messages)
         return prepared
 
-    def get_fwd_recv_ops(self, micro):
+    def get_fwd_recv_ops(self, micro: int) -> list[P2POp]:
         allocate(self.args_recv_info[micro])
         return super().get_fwd_recv_ops(micro)
 
-    def get_bwd_recv_ops(self, micro):
+    def get_bwd_recv_ops(self, micro: int) -> list[P2POp]:
         allocate(self.grad_recv_info[micro])
         return super().get_bwd_recv_ops(micro)
 
-    def get_fwd_send_ops(self, micro):
-        """Sent here, so that the schedule has nothing to send and to hold."""
+    def get_fwd_send_ops(self, micro: int) -> list[P2POp]:
+        """Send them here, so that the schedule has nothing to send and to hold."""
         self.outputs_sent[micro] = _batch_p2p(super().get_fwd_send_ops(micro))
         return []
 
-    def get_bwd_send_ops(self, micro):
-        """Sent here, but for the last one, for which the schedule waits at the step's end."""
+    def get_bwd_send_ops(self, micro: int) -> list[P2POp]:
+        """Send them here, except for the last one, for which the schedule waits at the step's end."""
         _wait_batch_p2p(self.gradient_sent)
         operations, is_last = super().get_bwd_send_ops(micro), micro == len(self.args_recv_info) - 1
         self.gradient_sent = [] if is_last else _batch_p2p(operations)
         return operations if is_last else []
 
-    def forward_one_chunk(self, micro, *arguments, **options):
+    def forward_one_chunk(self, micro: int, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
         output = super().forward_one_chunk(micro, *arguments, **options)
         release(self.args_recv_info[micro])
         return output
 
-    def backward_one_chunk(self, micro, *arguments, **options):
+    def backward_one_chunk(self, micro: int, *arguments: Any, **options: Any) -> None:  # type: ignore[override]
         _wait_batch_p2p(self.outputs_sent.pop(micro, []))  # it has arrived, as its gradient has come
         super().backward_one_chunk(micro, *arguments, **options)
         release(self.grad_recv_info[micro])
 
 
-def allocate(messages):
+def allocate(messages: Iterable[Any]) -> None:
     for message in messages:
         shape, dtype, device = message.form
         message.buffer = torch.empty(shape, dtype=dtype, device=device)
 
 
-def release(messages):
+def release(messages: Iterable[Any]) -> None:
     """Free the memory of messages. A batch's tokens, which no other stage sends, have none."""
     for message in messages:
         buffer = getattr(message, "buffer", None)

@@ -7,9 +7,14 @@ one tensor-parallel group, 0 and 2 shard the same parameters, 0 and 4 hold the s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch.distributed as dist
 from levelfield.worker.job import Coordinates, Job
 from torch.distributed.device_mesh import init_device_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Grid:
@@ -18,7 +23,7 @@ class Grid:
     replicate, shard: the ranks that sum gradients, data * context = replicate * shard. ZeRO shards over `shard`.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job) -> None:
         layout = job.layout
         shard = layout.sharding_degree if layout.sharding_stage else 1
         self.sizes = {
@@ -31,16 +36,16 @@ class Grid:
         shape = tuple(self.sizes[name] for name in names)
         self.mesh = init_device_mesh(job.device, shape, mesh_dim_names=names) if names else None
 
-    def __getitem__(self, name):
-        return self.mesh[name] if self.sizes[name] > 1 else None
+    def __getitem__(self, name: str) -> DeviceMesh | None:
+        return self.mesh[name] if self.sizes[name] > 1 else None  # type: ignore[index]  # then there is a mesh
 
-    def data_mesh(self):
-        """The mesh of the ranks that sum gradients: (replicate, shard), without a dimension of size 1; None for one."""
+    def data_mesh(self) -> DeviceMesh | None:
+        """Return the mesh of the ranks that sum gradients: (replicate, shard) without sizes of 1; None for one rank."""
         names = tuple(name for name in ("replicate", "shard") if self.sizes[name] > 1)
-        return self.mesh[names if len(names) > 1 else names[0]] if names else None
+        return self.mesh[names if len(names) > 1 else names[0]] if names else None  # type: ignore[index]
 
-    def ends_group(self, coordinates: Coordinates):
-        """The group of the first and the last pipeline stage's ranks at this rank's place within them.
+    def ends_group(self, coordinates: Coordinates) -> dist.ProcessGroup | None:
+        """Return the group of the first and the last pipeline stage's ranks at this rank's place within them.
 
         Every rank must call this at the same time. None on the stages between.
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from levelfield.worker import (
     Initializer,
@@ -20,13 +22,19 @@ from parallelism.data_parallel import replicate_data_parallel, shard_data_parall
 from parallelism.model_chunks import ModelChunks
 from step.recompute import check_recompute, compile_blocks, compile_whole, compiled_part, recompute_blocks
 
+if TYPE_CHECKING:
+    from parallelism.context_parallel import Attend, SequenceShare
+    from parallelism.expert_parallel import ExpertMesh
+    from parallelism.mesh import Grid
+    from torch import nn
+
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "interleaved", "context", "expert", "zero1", "zero2", "zero3")
 
 
-def check(job: Job):
-    """Raises Unsupported where the implementation cannot do what the job asks for.
+def check(job: Job) -> None:
+    """Check the job. Raises Unsupported where the implementation cannot do what the job asks for.
 
-    Every rank asks before it joins the others: one that ends while another joins may leave that one waiting.
+    Every rank checks before it joins the others: one that ends while another joins may leave that one waiting.
     """
     check_layout(job, *LAYOUT)
     check_recompute(job.tuning)
@@ -57,22 +65,35 @@ def check(job: Job):
 
 
 def build(
-    job: Job, grid, coordinates: Coordinates, initializer: Initializer, device: torch.device, experts=None, share=None
-):
-    """(model, runner): the model with its canonical parameter names, and what to call in its place. Both are
+    job: Job,
+    grid: Grid,
+    coordinates: Coordinates,
+    initializer: Initializer,
+    device: torch.device,
+    experts: ExpertMesh | None = None,
+    share: SequenceShare | None = None,
+) -> tuple[Any, Any]:
+    """Return (model, runner): the model with its canonical parameter names, and what to call in its place. Both are
     ModelChunks where stages are interleaved.
 
     experts: the ExpertMesh, or None without expert parallelism. share: the SequenceShare, or None.
     """
     arguments = grid, coordinates, initializer, device, experts, share
     pairs = [build_chunk(job, number, *arguments) for number in range(job.tuning.virtual_pipeline)]
-    return pairs[0] if len(pairs) == 1 else tuple(map(ModelChunks, zip(*pairs, strict=True)))
+    return pairs[0] if len(pairs) == 1 else tuple(map(ModelChunks, zip(*pairs, strict=True)))  # type: ignore[return-value]
 
 
 def build_chunk(
-    job: Job, number, grid, coordinates: Coordinates, initializer: Initializer, device: torch.device, experts, share
-):
-    """The same of chunk `number` of this rank."""
+    job: Job,
+    number: int,
+    grid: Grid,
+    coordinates: Coordinates,
+    initializer: Initializer,
+    device: torch.device,
+    experts: ExpertMesh | None,
+    share: SequenceShare | None,
+) -> tuple[Decoder, nn.Module]:
+    """Return (model, runner) of chunk `number` of this rank, as `build` does."""
     with torch.device("meta"):
         model = Decoder(**decoder_arguments(job, coordinates, share, number))
     if job.training.precision == "fp8":
@@ -100,7 +121,8 @@ def build_chunk(
     return model, replicate_data_parallel(model, grid, divided_parameters(model, experts)) if replicated else model
 
 
-def divided_parameters(model, experts):
+def divided_parameters(model: nn.Module, experts: ExpertMesh | None) -> list[nn.Parameter]:
+    """Return the parameters that expert parallelism divides, so that data parallelism leaves them out."""
     if experts is None:
         return []
     from parallelism.expert_parallel import expert_parameters
@@ -108,9 +130,14 @@ def divided_parameters(model, experts):
     return expert_parameters(model)
 
 
-def decoder_arguments(job: Job, coordinates: Coordinates, share=None, chunk=0):
-    """chunk: the parts of an interleaved model go round the ranks of the pipeline, so chunk c of rank r of p is part
-    c x p + r."""
+def decoder_arguments(
+    job: Job, coordinates: Coordinates, share: SequenceShare | None = None, chunk: int = 0
+) -> dict[str, Any]:
+    """Return the arguments of the Decoder that this rank holds.
+
+    chunk: the parts of an interleaved model go round the ranks of the pipeline, so chunk c of rank r of p is part
+    c x p + r.
+    """
     ranks = job.layout.pipeline
     parts, part_of_model = ranks * job.tuning.virtual_pipeline, chunk * ranks + coordinates.pipeline
     stream = coordinates.tensor if private_randomness(job) else None
@@ -128,8 +155,8 @@ def decoder_arguments(job: Job, coordinates: Coordinates, share=None, chunk=0):
     }
 
 
-def attention_of_share(job: Job, attend, share):
-    """Attention of a rank's share of each sequence; `attend` needs a mask for it."""
+def attention_of_share(job: Job, attend: Attend, share: SequenceShare) -> Attend:
+    """Return the attention of a rank's share of each sequence; `attend` needs a mask for it."""
     kernel = joined_kernel(job, torch.device(job.device))
     if kernel is None:
         from parallelism.context_parallel import shared_attention
@@ -140,8 +167,8 @@ def attention_of_share(job: Job, attend, share):
     return joined_attention(share, kernel)
 
 
-def private_randomness(job: Job):
-    """Whether attention draws from random numbers of its own.
+def private_randomness(job: Job) -> bool:
+    """Return whether attention draws from random numbers of its own.
 
     Under tensor parallelism its heads are other heads on each rank, while the hidden state's dropout is the same.
     Under selective recomputation its kernel runs once and the rest of the block twice.

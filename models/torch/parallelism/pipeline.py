@@ -6,12 +6,20 @@ Under it FSDP keeps whole gradients until the schedule's end and reduces them on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from levelfield.worker.job import Job
 from parallelism.model_chunks import chunks_of
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+if TYPE_CHECKING:
+    from model.decoder import Decoder
+    from parallelism.model_chunks import ModelChunks
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.pipelining import ScheduleInterleaved1F1B
+    from torch.distributed.pipelining.stage import _PipelineStageBase
 
 
 class Pipeline:
@@ -20,7 +28,15 @@ class Pipeline:
     runner: what to call in place of the model. Both are ModelChunks where stages are interleaved.
     """
 
-    def __init__(self, job: Job, model, runner, device: torch.device, mesh):
+    def __init__(
+        self,
+        job: Job,
+        model: Decoder | ModelChunks,
+        runner: nn.Module | ModelChunks,
+        device: torch.device,
+        mesh: DeviceMesh,
+    ) -> None:
+        self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
         chunks = chunks_of(model)
         self.first, self.last = chunks[0].stage.first, chunks[-1].stage.last
         rows, length = job.tuning.micro_batch, job.training.sequence_length
@@ -31,8 +47,8 @@ class Pipeline:
         tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
 
-        def stage(kind, number):
-            """Chunk `number` of this rank as a stage, which torch calls each chunk."""
+        def stage(kind: type[PipelineStage], number: int) -> PipelineStage:
+            """Return chunk `number` of this rank as what torch calls a stage."""
             return kind(
                 chunks_of(runner)[number],
                 number * mesh.size() + mesh.get_local_rank(),
@@ -50,13 +66,13 @@ class Pipeline:
         else:
             from parallelism.interleaving import ChunkStage, interleaved_schedule
 
-            stages = [stage(ChunkStage, number) for number in range(len(chunks))]
+            stages: list[_PipelineStageBase] = [stage(ChunkStage, number) for number in range(len(chunks))]
             self.schedule = interleaved_schedule(stages, job.accumulation, **options)
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor, scale):
-        """Forward and backward over all micro-batches; [accumulation, micro-batch, sequence] each.
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor, scale: float) -> torch.Tensor:
+        """Run forward and backward over all micro-batches; [accumulation, micro-batch, sequence] each.
 
-        Returns the sum of the losses, each times scale, on the rank of the last stage, and zero on the others.
+        Return the sum of the losses, each times scale, on the rank of the last stage, and zero on the others.
         """
         inputs, targets = inputs.flatten(0, 1), targets.flatten(0, 1)
         if not self.last:

@@ -5,7 +5,10 @@ split over the vocabulary. Between them the hidden state is whole on every rank,
 each rank has its part of the sequence.
 """
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from levelfield.worker import is_mixture, part
 from levelfield.worker.architecture import GATED
@@ -19,16 +22,26 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import Parameter
 
+if TYPE_CHECKING:
+    import torch
+    from levelfield.worker.architecture import Model
+    from model.decoder import Decoder
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+    from torch.distributed.tensor.placement_types import Placement
 
-def apply_tensor_parallel(model, mesh, sequence_parallel):
+
+def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Shard `model`, still on the meta device, over `mesh`."""
-    between = Shard(1) if sequence_parallel else Replicate()
+    block: Any
+    between: Placement = Shard(1) if sequence_parallel else Replicate()
     for layer, block in model.layers.items():
         mixture = is_mixture(model.model, int(layer))
         parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel, mixture))
         if mixture:
             block.mlp.between = between
-    ends = {}
+    ends: dict[str, ParallelStyle] = {}
     if model.stage.first:
         ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
     if model.stage.last and sequence_parallel:
@@ -38,8 +51,13 @@ def apply_tensor_parallel(model, mesh, sequence_parallel):
     split_head(model, mesh, between)
 
 
-def block_plan(model, between, sequence_parallel, mixture=False):
-    """mixture: whether the block has experts; theirs and the router's weights are not divided here."""
+def block_plan(
+    model: Model, between: Placement, sequence_parallel: bool, mixture: bool = False
+) -> dict[str, ParallelStyle]:
+    """Return how each module of a block is divided, by its name.
+
+    mixture: whether the block has experts; theirs and the router's weights are not divided here.
+    """
     mlp = "mlp.shared" if mixture else "mlp"
     columns = ["attention.query", "attention.key", "attention.value", f"{mlp}.up"]
     columns += [f"{mlp}.gate"] if model.activation in GATED else []
@@ -54,15 +72,18 @@ def block_plan(model, between, sequence_parallel, mixture=False):
     return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **norms, **head_norms(model)}
 
 
-def head_norms(model):
-    """The norms of queries and keys have one weight for all heads, of which each rank has some: so its gradient is
-    summed over the ranks. torch's class for a split sequence does that too, for any split dimension."""
+def head_norms(model: Model) -> dict[str, ParallelStyle]:
+    """Return how the norms of queries and keys are divided: they have one weight for all heads.
+
+    Each rank has some heads, so the weight's gradient is summed over the ranks. torch's class for a split sequence does
+    that too, for any split dimension.
+    """
     names = ("attention.query_norm", "attention.key_norm") if part(model, "query_key_norm") else ()
     return {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in names}
 
 
-def split_positions(model, mesh, sequence_parallel):
-    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them.
+def split_positions(model: Decoder, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Split the learned positions under sequence parallelism: each rank needs those of its part of the sequence only.
 
     Under context parallelism too these are no rows in a row: then each rank holds all of them, and their gradient is
     summed over the ranks.
@@ -74,8 +95,8 @@ def split_positions(model, mesh, sequence_parallel):
     distribute_module(model.position, mesh, split, output_fn=local)
 
 
-def split_head(model, mesh, between):
-    """The vocabulary's rows over the ranks; the head's input whole on each, its gradient summed over them."""
+def split_head(model: Decoder, mesh: DeviceMesh, between: Placement) -> None:
+    """Split the vocabulary's rows over the ranks. The head's input is whole on each, its gradient summed over them."""
     if not model.stage.last:
         return
     model.final_norm.register_forward_hook(partial(gather_hidden, mesh, between))
@@ -84,10 +105,12 @@ def split_head(model, mesh, between):
         split_rows("head", head, mesh)
 
 
-def gather_hidden(mesh, between, _module, _inputs, output):
+def gather_hidden(
+    mesh: DeviceMesh, between: Placement, _module: nn.Module, _inputs: object, output: torch.Tensor
+) -> torch.Tensor:
     hidden = DTensor.from_local(output, mesh, [between], run_check=False)
     return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
-def split_rows(_name, module, mesh):
-    module.weight = Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
+def split_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    module.weight = Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))  # type: ignore[arg-type]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from levelfield.worker import Capture
+    from model.decoder import Decoder
+    from torch import nn
+
 
 @contextlib.contextmanager
-def kept_activations(model, capture):
-    """While the context lasts, around one forward pass, keep what enters and leaves each block, and the logits."""
+def kept_activations(model: Decoder, capture: Capture) -> Iterator[None]:
+    """Keep what enters and leaves each block, and the logits, of the one forward pass for which the context lasts."""
 
-    def keep(name):
+    def keep(name: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
         return lambda _module, _inputs, output: keep_tensor(capture, name, output)
 
-    def keep_embedding(_block, inputs: torch.Tensor):
+    def keep_embedding(_block: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         keep_tensor(capture, "embedding", inputs[0])
 
-    def keep_logits(_norm, _inputs, output):
+    def keep_logits(_norm: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         keep_tensor(capture, "logits", model.scores(output))
 
     hooks = [next(iter(model.layers.values())).register_forward_pre_hook(keep_embedding)]
@@ -28,11 +36,11 @@ def kept_activations(model, capture):
         hook.remove()
 
 
-def keep_gradients(capture, gradients, scale):
-    """gradients: (canonical name, whole gradient of the loss times `scale`)."""
+def keep_gradients(capture: Capture, gradients: Iterable[tuple[str, torch.Tensor]], scale: float) -> None:
+    """Keep the gradients of the loss. gradients: (canonical name, whole gradient of the loss times `scale`)."""
     for name, gradient in gradients:
         keep_tensor(capture, f"gradient.{name}", gradient / scale)
 
 
-def keep_tensor(capture, name, tensor):
+def keep_tensor(capture: Capture, name: str, tensor: torch.Tensor) -> None:
     capture.keep(name, tensor.detach().float().cpu().numpy())

@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import TYPE_CHECKING, Any
 
 from levelfield.worker import Unsupported
 from levelfield.worker.job import Job
 from torch import nn
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from model.decoder import Decoder
+
 LIBRARIES = {"cuda": ("transformer_engine", "torchao"), "cpu": ("rounded",)}  # the first that can be imported
 
 
-def check_fp8(job: Job):
-    """Raises Unsupported for fp8 on another device than cuda and cpu, with tensor parallelism, and on cuda without a
-    library."""
+def check_fp8(job: Job) -> None:
+    """Check that this training can use fp8.
+
+    Raises Unsupported for another device than cuda and cpu, for tensor parallelism, and for cuda without a library.
+    """
     if job.training.precision != "fp8":
         return
     if job.layout.tensor > 1:
@@ -30,8 +39,8 @@ def check_fp8(job: Job):
 
 
 @functools.cache
-def fp8_library(device: str):
-    """(name, module) of what computes in fp8 on such a device. Raises Unsupported where nothing does."""
+def fp8_library(device: str) -> tuple[str, ModuleType]:
+    """Return (name, module) of what computes in fp8 on such a device. Raises Unsupported where nothing does."""
     if device not in LIBRARIES:
         raise Unsupported(f"precision fp8 needs an NVIDIA device and transformer-engine or torchao; this is '{device}'")
     faults = []
@@ -45,20 +54,21 @@ def fp8_library(device: str):
     )
 
 
-def use_fp8(model, job: Job):
+def use_fp8(model: Decoder, job: Job) -> None:
     """Replace every Linear of the blocks, on the meta device, by one in fp8, of the same names and shapes."""
     _name, library = fp8_library(job.device)
     library.replace_linears(model, job)
 
 
-def renewal_of_scales(job: Job):
-    """What to call with the model before each step, where FSDP2 gathers its weights in 8 bits; None elsewhere."""
+def renewal_of_scales(job: Job) -> Callable[[nn.Module], None] | None:
+    """Return what to call with the model before each step where FSDP2 gathers its weights in 8 bits; None elsewhere."""
     _name, library = fp8_library(job.device)
     return getattr(library, "renew_scales", None) if job.layout.sharding_degree > 1 else None
 
 
-def replace_each(model, kind):
+def replace_each(model: Decoder, kind: Callable[..., nn.Module]) -> None:
     """Replace every Linear of the blocks by `kind(in, out, bias, device)`."""
+    block: Any
     for block in model.layers.values():
         for parent in (block.attention, block.mlp):
             for name, layer in list(parent.named_children()):

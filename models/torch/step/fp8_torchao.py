@@ -5,6 +5,8 @@ Weights are rounded from their float32 values. FSDP2 gathers them in 8 bits, wit
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from levelfield.worker.job import Job
 from torchao.float8 import (
@@ -14,10 +16,14 @@ from torchao.float8 import (
     precompute_float8_dynamic_scale_for_fsdp,
 )
 
+if TYPE_CHECKING:
+    from model.decoder import Decoder
+    from torch import nn
+
 MOST_SHAPES = 64  # that one function is compiled for; beyond torch's own 8 it would run uncompiled
 
 
-def replace_linears(model, job: Job):
+def replace_linears(model: Decoder, job: Job) -> None:
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=job.layout.sharding_degree > 1)
     for block in model.layers.values():
         convert_to_float8_training(block, config=config)
@@ -25,9 +31,11 @@ def replace_linears(model, job: Job):
         compile_casts(model, job.tuning.recompute)
 
 
-def compile_casts(model, recompute):
-    """A cast is ten kernels that each read the whole tensor, many with float32 results; compiled it is three. So each
-    layer is compiled, or under selective recomputation, which has to see the products, each cast in it."""
+def compile_casts(model: nn.Module, recompute: str) -> None:
+    """Compile each layer, or under selective recomputation, which has to see the products, each cast in it.
+
+    A cast is ten kernels that each read the whole tensor, many with float32 results; compiled it is three.
+    """
     torch._dynamo.config.recompile_limit = MOST_SHAPES
     if recompute == "selective":
         cast = torch.compile(float8_linear.hp_tensor_to_float8_dynamic, dynamic=False)
@@ -38,6 +46,6 @@ def compile_casts(model, recompute):
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
 
-def renew_scales(model):
-    """The scales of all weights that FSDP2 gathers, by one exchange. Without it each weight has its own exchange."""
+def renew_scales(model: nn.Module) -> None:
+    """Renew the scales of all weights that FSDP2 gathers, by one exchange. Otherwise each weight has its own."""
     precompute_float8_dynamic_scale_for_fsdp(model)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 from levelfield.worker.job import Job
 from own_cudnn import load_own_cudnn
 from step.fp8 import replace_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from model.decoder import Decoder
+    from torch import nn
 
 load_own_cudnn()
 with contextlib.redirect_stdout(None):
@@ -15,33 +22,35 @@ with contextlib.redirect_stdout(None):
     from transformer_engine.common.recipe import Float8CurrentScaling
 
 
-def replace_linears(model, _job: Job):
+def replace_linears(model: Decoder, _job: Job) -> None:
     replace_each(model, lambda *shape, **options: _by_engine(engine.Linear(*shape, **options)))
     for block in model.layers.values():
         block.forward = _in_fp8(block.forward)
 
 
-def _by_engine(made):
+def _by_engine(made: nn.Module) -> nn.Module:
     made = made.float()
     made.forward = _in_half(made.forward)
     return made
 
 
-def _in_half(forward):
-    """Weights that FSDP2 does not gather are float32: transformer-engine takes such weights under autocast only, which
-    must not reach the block's norms."""
+def _in_half(forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
+    """Return the forward pass of a layer under autocast, which must not reach the block's norms.
 
-    def run(x: torch.Tensor):
+    Weights that FSDP2 does not gather are float32, and transformer-engine takes such weights under autocast only.
+    """
+
+    def run(x: torch.Tensor) -> Any:
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
             return forward(x)
 
     return run
 
 
-def _in_fp8(forward):
+def _in_fp8(forward: Callable[..., Any]) -> Callable[..., Any]:
     recipe = Float8CurrentScaling()
 
-    def run(*inputs):
+    def run(*inputs: Any) -> Any:
         with engine.fp8_autocast(enabled=True, fp8_recipe=recipe):
             return forward(*inputs)
 

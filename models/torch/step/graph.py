@@ -6,15 +6,20 @@ place of their own: tokens, targets and the learning rate. The results keep thei
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from levelfield.worker import Unsupported, part
 from levelfield.worker.job import Job
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 WARM_UP = 2  # steps as they are: they make the optimizer's state, and what libraries set up at their first call
 
 
-def check_graph(job: Job):
-    """Raises Unsupported for a training whose step is not the same launches each time."""
+def check_graph(job: Job) -> None:
+    """Check that a step can be captured. Raises Unsupported where it is not the same launches each time."""
     model = job.model
     refused = {
         f"device '{job.device}': expected cuda": job.device != "cuda",
@@ -40,25 +45,29 @@ class StepGraph:
     The stream of this thread becomes one that can be captured, which the default one cannot.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
+        self.graph: torch.cuda.CUDAGraph | None
+        self.inputs: list[torch.Tensor] | None
+        self.results: Any
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(stream)
         self.calls, self.graph, self.inputs, self.results = 0, None, None, None
 
-    def run(self, function, *inputs):
-        """function(*inputs). From the third call on its launches are replayed, into the same results."""
+    def run(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+        """Return function(*inputs). From the third call on its launches are replayed, into the same results."""
         self.calls += 1
         if self.calls <= WARM_UP:
             return function(*inputs)
         if self.graph is None:
             self.capture(function, inputs)
-        for place, tensor in zip(self.inputs, inputs, strict=True):
+        for place, tensor in zip(self.inputs, inputs, strict=True):  # type: ignore[arg-type]  # captured by now
             place.copy_(tensor)
-        self.graph.replay()
+        self.graph.replay()  # type: ignore[union-attr]
         return self.results
 
-    def capture(self, function, inputs: torch.Tensor):
+    def capture(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Capture function(*inputs), which does not run, on copies of the inputs."""
         self.inputs, self.graph = [torch.empty_like(tensor) for tensor in inputs], torch.cuda.CUDAGraph()
         # it first gives back what the first steps needed: the graph has memory of its own
         with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):

@@ -3,11 +3,24 @@
 The optimizer sees plain local tensors, in every layout: it is elementwise, so sharding does not concern it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.distributed as dist
 from model.parameters import held_parts, local_memory
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from levelfield.worker.job import LossScale as LossScaleSettings
+    from levelfield.worker.job import Training
+    from model.parameters import Held
+    from parallelism.model_chunks import ModelChunks
+    from torch import nn
 
 
 class LocalAdamW:
@@ -18,7 +31,20 @@ class LocalAdamW:
     learning rate is a tensor.
     """
 
-    def __init__(self, model, training, stage_ranks, ends=None, capturable=False):
+    def __init__(
+        self,
+        model: nn.Module | ModelChunks,
+        training: Training,
+        stage_ranks: int,
+        ends: dist.ProcessGroup | None = None,
+        capturable: bool = False,
+    ) -> None:
+        self.names: tuple[str, ...]
+        self.parameters: tuple[Parameter, ...]
+        self.locals: list[Any]  # Parameters, which have gradients during a step
+        self.square_names: list[str]
+        self.replicas: Any  # of each name: a list, then a tensor
+        self.kernels: list[FusedStep] | None
         self.names, self.parameters = zip(*model.named_parameters(), strict=True)
         self.locals = [_local(parameter) for parameter in self.parameters]
         pairs = zip(self.parameters, self.locals, strict=True)
@@ -41,7 +67,7 @@ class LocalAdamW:
         for group in self.adamw.param_groups:
             group["capturable"] = capturable
 
-    def take_gradients(self):
+    def take_gradients(self) -> None:
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
         for parameter, local in self.apart:
             local.grad = _local_gradient(parameter)
@@ -49,12 +75,12 @@ class LocalAdamW:
             if tied:
                 dist.all_reduce(local.grad, group=self.ends)
 
-    def gradients(self):
-        """(name, gradient) of this rank's part of each parameter."""
+    def gradients(self) -> list[tuple[str, Any]]:
+        """Return (name, gradient) of this rank's part of each parameter."""
         return [(name, local.grad) for name, local in zip(self.names, self.locals, strict=True)]
 
-    def squares(self):
-        """This rank's share of the squared gradient norms of `square_names`: the shares of all ranks add up to them.
+    def squares(self) -> torch.Tensor:
+        """Return this rank's share of the squared gradient norms of `square_names`. The shares of all ranks add up.
 
         Ranks that hold a part alike (`replicas`) divide its share. Of matrices [experts, out, in] every expert has its
         own norm. On a processor torch adds up float32 in a few lanes. The norm of a million elements is
@@ -63,25 +89,25 @@ class LocalAdamW:
         parts = [part for local in self.locals for part in (local.grad.unbind() if local.dim() == 3 else [local.grad])]
         exact = torch.float64 if parts[0].device.type == "cpu" else None
         norms = torch.stack(torch._foreach_norm(parts, 2, exact)).double()
-        return norms.square() / self.replicas
+        return norms.square() / self.replicas  # type: ignore[no-any-return]
 
-    def set_learning_rate(self, value):
+    def set_learning_rate(self, value: float) -> None:
         if self.rate is not None:
             self.rate.fill_(value)
         for group in self.adamw.param_groups:
             group["lr"] = value if self.rate is None else self.rate
 
-    def step(self, divisor, skip=None):
-        """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
+    def step(self, divisor: torch.Tensor, skip: torch.Tensor | None = None) -> None:
+        """Make one step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
         if self.kernels is None:
-            self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
+            self.adamw.grad_scale, self.adamw.found_inf = divisor, skip  # type: ignore[attr-defined]
             self.adamw.step()
             self.kernels = [FusedStep(group, self.adamw.state) for group in self.adamw.param_groups if group["params"]]
             return
         for kernel in self.kernels:
             kernel.step(divisor, skip)
 
-    def drop_gradients(self, keep=False):
+    def drop_gradients(self, keep: bool = False) -> None:
         """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
         if keep:
             torch._foreach_zero_([local_memory(parameter.grad) for parameter in self.parameters])
@@ -98,7 +124,7 @@ class FusedStep:
     lists that stay, and the number of steps is one tensor, not one for each parameter.
     """
 
-    def __init__(self, group, state):
+    def __init__(self, group: dict[str, Any], state: Mapping[Any, dict[str, Any]]) -> None:
         self.group, self.parameters = group, group["params"]
         states = [state[parameter] for parameter in self.parameters]
         self.means, self.squares = [[moments[name] for moments in states] for name in ("exp_avg", "exp_avg_sq")]
@@ -106,8 +132,8 @@ class FusedStep:
         for moments in states:
             moments["step"] = self.steps
 
-    def step(self, divisor, skip):
-        """As LocalAdamW.step."""
+    def step(self, divisor: torch.Tensor, skip: torch.Tensor | None) -> None:
+        """Make one step, as LocalAdamW.step does."""
         group, gradients = self.group, [parameter.grad for parameter in self.parameters]
         beta1, beta2 = group["betas"]
         options = {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
@@ -123,12 +149,12 @@ class FusedStep:
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al., 2018): halve and skip on overflow, double after some good steps."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: LossScaleSettings | None) -> None:
         self.value = settings.initial if settings else 1.0
         self.interval = settings.growth_interval if settings else None
         self.good_steps = 0
 
-    def update(self, finite):
+    def update(self, finite: bool) -> None:
         """Take note of one step. Every rank must say the same."""
         if self.interval is None:
             return
@@ -139,34 +165,35 @@ class LossScale:
             self.value *= 2
 
 
-def make_adamw(parameters, training):
-    """torch's fused AdamW on `parameters`, (parameter, its number of dimensions): decay from two dimensions on."""
+def make_adamw(parameters: Sequence[tuple[torch.Tensor, int]], training: Training) -> torch.optim.AdamW:
+    """Return torch's fused AdamW on (parameter, its number of dimensions), with decay from two dimensions on."""
     settings = training.optimizer
     wide = [parameter for parameter, dimensions in parameters if dimensions >= 2]
     narrow = [parameter for parameter, dimensions in parameters if dimensions < 2]
+    groups: list[dict[str, Any]]
     groups = [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
 
 
-def clip_divisor(norm, limit, scale):
-    """What to divide a gradient scaled by `scale` by, so that its norm (`norm`, unscaled) ends within `limit`."""
+def clip_divisor(norm: torch.Tensor, limit: float, scale: float) -> torch.Tensor:
+    """Return the divisor of gradients scaled by `scale` that brings their unscaled norm, `norm`, within `limit`."""
     return ((norm / limit).clamp(min=1.0) * scale).float()
 
 
-def _square_names(part):
-    """The names of what a held part gives a squared norm of: each routed expert has its own, by its global index."""
+def _square_names(part: Held) -> list[str]:
+    """Return the names of the squared norms of a held part: each routed expert has its own, by its global index."""
     if len(part.shape) < 3:
         return [part.name]
     return [f"{part.name}[{expert}]" for expert in range(part.slices[0].start, part.slices[0].stop)]
 
 
-def _local(parameter):
-    """The parameter itself where it is plain memory, else its part here as a parameter of its own."""
+def _local(parameter: Parameter) -> Parameter:
+    """Return the parameter itself where it is plain memory, else its part here as a parameter of its own."""
     part = parameter.detach()
     return parameter if type(part) is torch.Tensor else Parameter(local_memory(part))
 
 
-def _local_gradient(parameter):
+def _local_gradient(parameter: Any) -> torch.Tensor:
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         # a norm's weight under sequence parallelism: each rank has the gradient of its part of the sequence
@@ -174,8 +201,8 @@ def _local_gradient(parameter):
     return local_memory(gradient)
 
 
-def _replicas(parameter, stage_ranks):
-    """How many ranks of the stage hold the same part of `parameter`."""
+def _replicas(parameter: torch.Tensor, stage_ranks: int) -> int:
+    """Return how many ranks of the stage hold the same part of `parameter`."""
     if not isinstance(parameter, DTensor):
         return stage_ranks
     shards = 1

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def on_device(arrays, device: torch.device):
-    """The NumPy arrays as tensors on the device. The host waits for no copy: CUDA reads pinned memory by itself."""
+    from numpy.typing import NDArray
+
+
+def on_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Return the arrays as tensors on the device. The host waits for no copy: CUDA reads pinned memory by itself."""
     tensors = [torch.from_numpy(array) for array in arrays]
     if device.type == "cuda":
         tensors = [tensor.pin_memory() for tensor in tensors]
@@ -16,15 +23,16 @@ def on_device(arrays, device: torch.device):
 class FiguresOnTheirWay:
     """A few numbers of the device, copied behind all that was launched before; the host waits for no more than that."""
 
-    def __init__(self, figures):
+    def __init__(self, figures: torch.Tensor) -> None:
+        self.arrival: torch.cuda.Event | None
         self.figures, self.arrival = figures, None
         if figures.device.type == "cuda":
             self.figures = torch.empty_like(figures, device="cpu", pin_memory=True).copy_(figures, non_blocking=True)
             self.arrival = torch.cuda.Event()
             self.arrival.record()
 
-    def values(self):
-        """Wait for them."""
+    def values(self) -> list[float]:
+        """Wait for the numbers and return them."""
         if self.arrival is not None:
             self.arrival.synchronize()
         return self.figures.tolist()
