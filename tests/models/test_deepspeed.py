@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layouts import (
@@ -74,8 +75,11 @@ def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python,
     job = job_of(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), 5))
     assert found.same_weights and found.same_tokens
+    assert found.loss is not None
     assert 0 < found.loss < 1e-3
+    assert found.grad_norm is not None
     assert found.grad_norm < 2e-2
+    assert found.total_norm is not None
     assert found.total_norm < 1e-5
 
 
@@ -89,12 +93,12 @@ type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda self: {
 NEEDS_INSTRUCTIONS = "precision fp16: DeepSpeed reports that this cpu does not compute in it"
 
 
-def fp16_job(stage: int, steps: int) -> dict:
+def fp16_job(stage: int, steps: int) -> dict[str, Any]:
     scale = {"initial": 256.0, "growth_interval": 1000}
     return job_of(MODELS["gpt"], Variant("", zero(stage)), steps, precision="fp16", loss_scale=scale)
 
 
-def assert_refused(job: dict, folder: Path, script: Path, python: Path, words: str) -> None:
+def assert_refused(job: dict[str, Any], folder: Path, script: Path, python: Path, words: str) -> None:
     """Every rank ends before it joins the others, and its last event gives the reason."""
     assert {end.returncode for end in launch(job, folder, script, python)} == {1}
     error = events(folder, 0)[-1]
@@ -107,6 +111,7 @@ def test_fp16_trains_where_deepspeed_offers_it(stage, tmp_path, python, referenc
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
     found = compare(train(fp16_job(stage, 5), script, python), first_steps(reference("gpt"), 5))
     assert found.within("fp16"), found
+    assert found.loss is not None
     assert found.loss > 0
 
 

@@ -79,7 +79,11 @@ def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum
     monkeypatch.setattr(attention_kernel, "tensors_of", lambda job, device, *sizes: tensors_of(job, CPU, *sizes))
 
     def choice(job: Any, backend: int = 3, device: str = "cuda") -> str | None:
-        monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *inputs, **more: calls.append((inputs, more)) or backend)
+        def fused_choice(*inputs: Any, **more: Any) -> int:
+            calls.append((inputs, more))
+            return backend
+
+        monkeypatch.setattr(torch, "_fused_sdp_choice", fused_choice)
         return attention_kernel.joined_kernel(job, torch.device(device))
 
     assert choice(job_of(context=2)) == "cudnn" and choice(job_of(context=2), 1) == "flash"
@@ -88,8 +92,13 @@ def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum
     assert more["is_causal"] and more["attn_mask"] is None
     assert attention_kernel.attention_kernel(job_of(context=2), torch.device("cuda")) == "flash"
     assert [choice(job_of(context=2), backend) for backend in (-1, 0, 2)] == [None] * 3
-    changes = ({"attention_dropout": 0.1}, {"sliding_window": 8}, {"kernel": "flash_attn"}, {"head_dim": 12})
-    assert [choice(job_of(**{"context": 2, **each})) for each in changes] == [None] * 4
+    changes: tuple[dict[str, Any], ...] = (
+        {"attention_dropout": 0.1},
+        {"sliding_window": 8},
+        {"kernel": "flash_attn"},
+        {"head_dim": 12},
+    )
+    assert [choice(job_of(context=2, **each)) for each in changes] == [None] * 4
     assert choice(job_of(context=1)) is None and choice(job_of(context=2), device="cpu") is None
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert choice(job_of(context=2)) is None

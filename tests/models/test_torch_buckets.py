@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,14 +28,19 @@ def test_ddp_has_that_size_and_torchs_own_on_a_processor(tmp_path: Path, monkeyp
     import torch.distributed as dist
     from parallelism import data_parallel
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         grid = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
         runner = data_parallel.replicate_data_parallel(torch.nn.Linear(4, 4), grid)
         assert (runner.bucket_bytes_cap, runner.bucket_bytes_cap_default) == (25 * MIB, True)
 
         seen = []
-        monkeypatch.setattr(data_parallel, "bucket_mebibytes", lambda *of: seen.append(of) or 3)
+
+        def mebibytes(*arguments: Any) -> int:
+            seen.append(arguments)
+            return 3
+
+        monkeypatch.setattr(data_parallel, "bucket_mebibytes", mebibytes)
         model = torch.nn.Linear(4, 4)
         runner = data_parallel.replicate_data_parallel(model, grid, divided=[model.bias])
         assert runner.bucket_bytes_cap == 3 * MIB

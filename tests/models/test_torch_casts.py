@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
     from model.casts import StepCasts
     from model.layers import Linear
 
-    layer = Linear(4, 3)
+    layer: Any = Linear(4, 3)
     layer.dtype = torch.bfloat16
     inputs = torch.randn(3, 5, 4, dtype=torch.bfloat16)
     each, counted = [], Casts(layer.weight.shape)
@@ -65,7 +66,7 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
     from model.layers import Linear, heads_for_one_input
 
     torch.manual_seed(0)
-    model = torch.nn.ModuleList(Linear(8, rows, bias=bias) for rows in (6, 2, 4))
+    model: Any = torch.nn.ModuleList(Linear(8, rows, bias=bias) for rows in (6, 2, 4))
     model.dtype = torch.bfloat16
     x = torch.randn(3, 5, 8, dtype=torch.bfloat16)
     results = []
@@ -73,7 +74,7 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
         model.joinable_layers = lambda joined=joined: [list(model)] if joined else []
         casts = StepCasts(model)
         casts.make()
-        products = []
+        products: list[Any] = []
         with Products(products):
             outputs = heads_for_one_input(x.requires_grad_(), model, 2)
         sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
@@ -95,7 +96,7 @@ def test_gradients_of_vectors_of_all_sizes_reach_their_parameters():
     from model.layers import LayerNorm
 
     torch.manual_seed(0)
-    model = torch.nn.ModuleList(LayerNorm(size) for size in (3, 8))
+    model: Any = torch.nn.ModuleList(LayerNorm(size) for size in (3, 8))
     model.dtype = torch.bfloat16
     inputs = [torch.randn(2, 5, size, dtype=torch.bfloat16) for size in (3, 8)]
     gradients, casts = [], StepCasts(model)
@@ -113,7 +114,7 @@ def test_gradients_of_vectors_of_all_sizes_reach_their_parameters():
 
 
 class Products(TorchDispatchMode):
-    def __init__(self, products: list) -> None:
+    def __init__(self, products: list[Any]) -> None:
         super().__init__()
         self.products = products
 
@@ -129,7 +130,7 @@ def test_gradients_come_from_the_product_in_float32_where_the_device_has_one(mon
     from model.layers import Linear
 
     monkeypatch.setattr(casts, "_product", lambda left, right: left.float() @ right.float())
-    layer = Linear(64, 3)
+    layer: Any = Linear(64, 3)
     layer.dtype = torch.bfloat16
     step = casts.StepCasts(layer)
     step.make()
@@ -145,7 +146,7 @@ def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run(
     from model.casts import StepCasts
     from model.layers import Linear
 
-    model = torch.nn.Sequential(Linear(4, 4), Linear(4, 4))
+    model: Any = torch.nn.Sequential(Linear(4, 4), Linear(4, 4))
     model.dtype = torch.bfloat16
     order = []
     for number, layer in enumerate(model):
@@ -167,11 +168,12 @@ def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path
     import torch.distributed as dist
     from parallelism.data_parallel import replicate_data_parallel
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
         replicate_data_parallel(model, {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)})
-        assert len({each.grad.untyped_storage().data_ptr() for each in model.parameters()}) == 1
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert len(gradients) == 4 and len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
     finally:
         dist.destroy_process_group()
 
@@ -183,13 +185,13 @@ SHARDED_EXPERTS = [("mixture", VARIANTS["ZeRO 1, EP2 of DP4"])]
 
 @pytest.mark.parametrize("backend, steps, found", [("nccl", 1, ["wait", 1]), ("nccl", 2, []), ("gloo", 1, [])])
 def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
-    backend: str, steps: int, found: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, steps: int, found: list[str | int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """NCCL's group is mocked: that it keeps buckets, and gives them back so, shows in rehearsals only."""
     import torch.distributed as dist
     from parallelism import data_parallel
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         grid = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
         runner = data_parallel.replicate_data_parallel(torch.nn.Linear(4, 4), grid)

@@ -6,12 +6,26 @@ That they train what one process trains is in the matrix (test_layouts.py).
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, NOBODY_JOINS, SINGLE, Variant, compare, events, job_of, launch, planted, shallow, train
+from layouts import (
+    MODELS,
+    NOBODY_JOINS,
+    SINGLE,
+    Variant,
+    compare,
+    events,
+    job_of,
+    launch,
+    parsed_job,
+    planted,
+    shallow,
+    train,
+)
 from levelfield.worker import Unsupported, check_context_parallel
+from levelfield.worker.job import Coordinates
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -75,14 +89,16 @@ def test_attention_in_two_calls_is_that_with_a_mask(dtype, tolerance, ranks, mon
     from parallelism.context_parallel import in_order
     from parallelism.joined_attention import by_rank
 
-    exec(PROCESSOR_KERNEL, kernel := {})
+    kernel: dict[str, Any] = {}
+    exec(PROCESSOR_KERNEL, kernel)
     monkeypatch.setitem(joined_attention.KERNELS, "flash", (kernel["forward"], kernel["backward"]))
     random = torch.Generator().manual_seed(0)
     batch, length, heads, kv_heads, size = 2, 10 * ranks, 4, 2, 8
     query, gradient = torch.randn(2, batch, length, heads, size, dtype=torch.float64, generator=random).to(dtype)
     keys = torch.randn(batch, length, kv_heads, 2 * size, dtype=torch.float64, generator=random).to(dtype)
     inputs = [each.clone().requires_grad_() for each in (query, keys)]
-    right = scaled_dot_product(inputs[0], *inputs[1].chunk(2, dim=-1), 0.0)
+    key, value = inputs[1].chunk(2, dim=-1)
+    right = scaled_dot_product(inputs[0], key, value, 0.0)
     expected = (right.detach(), *torch.autograd.grad(right, inputs, gradient))
 
     gathered = by_rank(keys, ranks)
@@ -252,6 +268,7 @@ def test_a_planted_fault_is_seen(fault, tmp_path, torch_of):
     found = compare(train(job_of(model, VARIANTS["CP2"], STEPS), planted(tmp_path, "torch", FAULTS[fault])), right)
     assert not found.within()
     assert found.same_tokens and found.same_weights
+    assert found.parameter_norm is not None
     assert found.parameter_norm > 1e-2
 
 
@@ -265,8 +282,8 @@ def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path)
 
 @pytest.mark.parametrize(("tensor", "length", "fits"), [(1, 24, True), (1, 26, False), (4, 20, False), (4, 32, True)])
 def test_tensor_parallel_ranks_divide_a_share_again(tensor, length, fits):
-    layout = SimpleNamespace(context=2, tensor=tensor, sequence_parallel=tensor > 1)
-    job = SimpleNamespace(layout=layout, training=SimpleNamespace(sequence_length=length))
+    shared = Variant("shared", {"context": 2, "tensor": tensor, "sequence_parallel": tensor > 1})
+    job = parsed_job(job_of(MODELS["llama"], shared, sequence_length=length))
     if fits:
         check_context_parallel(job)
         return
@@ -278,9 +295,8 @@ def test_context_ranks_draw_dropout_of_their_own():
     from training import step_seed
 
     def seed(context_ranks, context):
-        layout = SimpleNamespace(context=context_ranks, sequence_parallel=False)
-        job = SimpleNamespace(layout=layout, training=SimpleNamespace(seed=7))
-        return step_seed(job, SimpleNamespace(data=0, pipeline=0, tensor=0, context=context), 1)
+        job = parsed_job(job_of(MODELS["llama"], Variant("shared", {"context": context_ranks})))
+        return step_seed(job, Coordinates(pipeline=0, data=0, context=context, tensor=0), 1)
 
     assert len({seed(1, 0), seed(2, 0), seed(2, 1)}) == 3
 

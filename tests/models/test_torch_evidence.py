@@ -52,6 +52,7 @@ def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path):
     tensors, said = captured(tmp_path, gpt(), precision="fp16", loss_scale={"initial": 1024.0, "growth_interval": 100})
     reference = train(job_of(gpt(), SINGLE, 3))
     found = compare(read_curve([said]), reference)
+    assert found.parameter_norm is not None
     assert found.parameter_norm < 0.05
     norm = sum(np.square(value).sum() for name, value in tensors.items() if name.startswith("gradient.")) ** 0.5
     assert norm == pytest.approx(reference.grad_norms[1], rel=0.01)
@@ -89,6 +90,8 @@ def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout, fault, tm
     assert not any(end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", fault)))
     curve = read_curve([events(tmp_path, rank) for rank in range(2)])
     found = compare(curve, train(job_of(gpt(), SINGLE, steps=2)))
+    assert found.parameter_norm is not None
     assert found.parameter_norm > 5e-4
+    assert found.first_loss is not None
     assert found.first_loss < 1e-6
     assert not found.within()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, compare, job_of, planted, train
+from layouts import MODELS, SINGLE, Variant, compare, job_of, parsed_job, planted, train
 from levelfield.worker import Unsupported
 
 pytestmark = pytest.mark.torch
@@ -90,6 +90,7 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
     right, half = train(job), train(job_of(MODELS["llama"], SINGLE, steps=3, precision="bf16"))
     lost = train(job, planted(tmp_path, "torch", FIRST_SCALE_OF_1))
     found = compare(right, half)
+    assert found.loss is not None and found.parameter_norm is not None
     assert found.within("fp8") and found.loss > 0 and found.parameter_norm < 0.5
     assert compare(lost, half).parameter_norm == 1.0
 
@@ -98,19 +99,15 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
     ("changed", "words"),
     [
         ({"device": "mlu"}, "needs an NVIDIA device and transformer-engine or torchao; this is 'mlu'"),
-        ({"tensor": 2}, "not written"),
+        ({"layout": {"tensor": 2}}, "not written"),
     ],
 )
 def test_fp8_elsewhere_is_refused(changed, words):
     from step.fp8 import check_fp8
 
-    job = SimpleNamespace(
-        training=SimpleNamespace(precision="fp8"),
-        device=changed.get("device", "cpu"),
-        layout=SimpleNamespace(tensor=changed.get("tensor", 1)),
-    )
+    job = job_of(MODELS["llama"], Variant("elsewhere", changed.get("layout", {})), precision="fp8")
     with pytest.raises(Unsupported, match=words):
-        check_fp8(job)
+        check_fp8(parsed_job({**job, "device": changed.get("device", "cpu")}))
 
 
 ENGINE, AO = (
@@ -128,8 +125,7 @@ def pretend(monkeypatch):
             module = None
             if any(each.startswith(name) or name.startswith(each) for each in modules):
                 module = ModuleType(name)
-                module.__getattr__ = lambda name: object()
-                module.__path__ = []
+                vars(module).update(__getattr__=lambda name: object(), __path__=[])
             monkeypatch.setitem(sys.modules, name, module)
         forget()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from layouts import MODELS, SINGLE, job_of, parsed_job
 from levelfield.catalog.registry import Registry
 from levelfield.worker import Unsupported
+from levelfield.worker.job import Job
 
 pytestmark = pytest.mark.torch
 
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "device 'cpu'": {"device": "cpu"},
     "2 ranks": {"world_size": 2},
     "precision fp16": {"training.precision": "fp16"},
@@ -33,7 +35,7 @@ IN_PLANS = {
 }
 
 
-def job_for_a_graph(changes: dict[str, object]):
+def job_for_a_graph(changes: dict[str, Any]) -> Job:
     job = parsed_job({**job_of(MODELS["gpt"], SINGLE, 4, precision="bf16"), "device": "cuda"})
     job = replace(job, tuning=replace(job.tuning, graph=True))
     for path, value in changes.items():

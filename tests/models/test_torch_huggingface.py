@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,12 @@ from huggingface_classes import NoEquivalent, hf_config, initial_arrays, to_hf
 from layouts import EVERYWHERE, MODELS, parsed_model
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Work
-from levelfield.worker import Initializer
+from levelfield.worker.parameters import list_parameters
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
+if TYPE_CHECKING:
+    from model.decoder import Decoder
 
 pytestmark = pytest.mark.torch
 LENGTH = 24
@@ -27,8 +31,8 @@ TOLERANCE = 1e-5
 class Pair:
     """Our model and HuggingFace's with the same random weights."""
 
-    ours: torch.nn.Module
-    theirs: torch.nn.Module
+    ours: Decoder
+    theirs: Any  # a class of transformers
 
     def difference(self) -> float:
         tokens = torch.randint(0, self.ours.model.vocab_size, (3, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -45,29 +49,32 @@ class Pair:
         theirs = torch.nn.functional.cross_entropy(self.theirs(inputs).logits.flatten(0, 1), targets.flatten())
         ours.backward()
         theirs.backward()
-        gradients = {name: parameter.grad.numpy() for name, parameter in self.ours.named_parameters()}
+        gradients = {name: gradient_of(parameter) for name, parameter in self.ours.named_parameters()}
         # to_hf may add a constant: of a gradient it is taken off again
         zeros = to_hf(model, {name: np.zeros_like(gradient) for name, gradient in gradients.items()})
         renamed = {name: array - zeros[name] for name, array in to_hf(model, gradients).items()}
-        found = {name: parameter.grad.numpy() for name, parameter in self.theirs.named_parameters()}
+        found = {name: gradient_of(parameter) for name, parameter in self.theirs.named_parameters()}
         assert set(found) == set(renamed)
         least = 1e-3 * max(np.linalg.norm(gradient) for gradient in found.values())
         apart = [np.linalg.norm(found[n] - renamed[n]) / max(np.linalg.norm(found[n]), least) for n in found]
         return max(abs(ours.item() / theirs.item() - 1), *apart)
 
 
-def model_of(family: str, **changes) -> Model:
+def gradient_of(parameter: torch.nn.Parameter) -> NDArray[np.float32]:
+    assert parameter.grad is not None
+    return parameter.grad.numpy()
+
+
+def model_of(family: str, **changes: Any) -> Model:
     return Model.model_validate({**MODELS[family], **changes})
 
 
 def random_arrays(model: Model) -> dict[str, np.ndarray]:
     """Every parameter far from its initial value, so that a forgotten or exchanged one shows."""
     generator = np.random.default_rng(3)
-    parsed = parsed_model(model.model_dump())
-    job = SimpleNamespace(model=parsed, training=SimpleNamespace(seed=1, sequence_length=LENGTH))
     return {
         name: generator.normal(1.0 if spec.fill == 1.0 else 0.0, 0.2, spec.shape).astype(np.float32)
-        for name, spec in Initializer(job).parameters(parsed).items()
+        for name, spec in list_parameters(parsed_model(model.model_dump()), LENGTH).items()
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from layouts import (
@@ -48,6 +48,7 @@ def test_sixteen_bits_are_those_of_one_process(name, torch_of):
     """Each chunk casts its parameters once a step, or FSDP2 does."""
     jobs = [job_of(MODELS["gpt"], each, STEPS, precision="bf16") for each in (VARIANTS[name], SINGLE)]
     found = compare(train(jobs[0]), torch_of(jobs[1]))
+    assert found.loss is not None
     assert found.same_weights and found.loss < 1e-4, found
 
 
@@ -182,7 +183,7 @@ def test_the_planner_counts_what_waits_in_torchs_schedule(layers, ranks, chunks)
     tuning = Tuning(layout=Layout(pipeline=ranks), virtual_pipeline=chunks)
     setup = setup_of(work, tuning, on_host=False)
     fields = {"n_local_stages": chunks, "pp_group_size": ranks, "microbatches_per_round": ranks}
-    schedule = SimpleNamespace(**fields, _n_microbatches=setup.micro_batches)
+    schedule: Any = SimpleNamespace(**fields, _n_microbatches=setup.micro_batches)
     sizes = [len(stage_of(layers, ranks * chunks, part).layers) for part in range(ranks * chunks)]
     for rank in range(ranks):
         waiting = most = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def cuda(monkeypatch):
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(kernels.importlib, "import_module", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(name=name))
     yield torch.device("cuda", 0)
     kernels._chosen.clear()
 
@@ -86,7 +87,7 @@ def test_only_a_device_that_triton_compiles_for_has_kernels(cuda: torch.device, 
     with monkeypatch.context() as patch:
         patch.setattr(torch.version, "cuda", None)  # a build for AMD's devices calls them cuda too
         assert chosen_for(cuda) == []
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert chosen_for(cuda) == []
     assert kernels.chosen("cross_entropy") is None
 

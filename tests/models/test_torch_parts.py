@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Curve, compare, job_of, parsed_model, planted, shallow, train
+from layouts import MODELS, SINGLE, Curve, compare, job_of, parsed_job, parsed_model, planted, shallow, train
 from levelfield.worker import Initializer, part
 from matrix import VARIANTS
 
@@ -67,6 +66,7 @@ def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_see
     right = torch_of(job_of(model, SINGLE, STEPS))
     found = compare(train(job_of(model, VARIANTS["TP2"], STEPS), planted(tmp_path, "torch", UNSUMMED)), right)
     assert not found.within()
+    assert found.grad_norm is not None and found.parameter_norm is not None
     assert found.grad_norm < 0.05 < 0.2 < found.parameter_norm
 
 
@@ -76,7 +76,7 @@ def loss_of(model: dict[str, Any]) -> float:
     from model.decoder import Decoder, stage_of
 
     fields = parsed_model(model)
-    initializer = Initializer(SimpleNamespace(model=fields, training=SimpleNamespace(seed=1, sequence_length=32)))
+    initializer = Initializer(parsed_job(job_of(model, SINGLE, seed=1)))
     attend = choose_attention("sdpa", 0.0, None, part(fields, "sliding_window"))
     ours = Decoder(fields, 32, torch.float32, stage_of(fields.layers, 1, 0), attend)
     specs = initializer.parameters(fields)

@@ -11,6 +11,7 @@ from layouts import MODELS, parsed_model
 from levelfield.measure.flops import flops_per_token, repeated_layers
 from levelfield.specs.architecture import Model
 from levelfield.worker import Unsupported
+from levelfield.worker.job import Tuning
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.torch
@@ -120,7 +121,7 @@ def test_layers_of_another_mode_are_refused(mode, layers):
     from step.recompute import check_recompute
 
     with pytest.raises(Unsupported, match=f"recompute '{mode}' of {layers} layers"):
-        check_recompute(SimpleNamespace(recompute=mode, recompute_layers=layers))
+        check_recompute(Tuning(1, None, mode, False, "sdpa", recompute_layers=layers))
 
 
 def test_without_recomputation_all_products_are_those_of_the_formula():

@@ -97,6 +97,7 @@ def test_routing_is_as_defined_ties_included(name, capacity):
         assert differences(ROUTERS[name], bias, capacity, tied_logits()) == set()
 
 
+RIGHT = SimpleNamespace()
 PLANTED = {
     "ties to the higher expert": ("best", lambda scores, number: scores.topk(number).indices.flip(-1), "chosen"),
     "the worst experts": ("best", lambda scores, number: scores.sort(stable=True).indices[..., :number], "chosen"),
@@ -118,7 +119,6 @@ PLANTED = {
         "loss",
     ),
 }
-RIGHT = SimpleNamespace()
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import torch_step
 import torch_trainers
 
-SHAPE = dict(zip(torch_step.FIELDS, ("llama", 128, 2, 128, 32, 2, "bf16", False, False), strict=True))
+SHAPE: dict[str, Any] = dict(zip(torch_step.FIELDS, ("llama", 128, 2, 128, 32, 2, "bf16", False, False), strict=True))
 ARGUMENTS = Namespace(threads=1, device="cuda", quick=True, turns=3)
 
 
@@ -87,7 +87,12 @@ def test_a_peer_that_fails_is_left_out_with_its_last_words(fake):
 def test_on_a_small_device_each_peer_steps_with_ours_alone(fake, monkeypatch):
     groups = []
     warm_up = torch_step.warm_up
-    monkeypatch.setattr(torch_step, "warm_up", lambda found, *more: groups.append(list(found)) or warm_up(found, *more))
+
+    def listed(trainers: dict[str, Any], *more: Any) -> Any:
+        groups.append(list(trainers))
+        return warm_up(trainers, *more)
+
+    monkeypatch.setattr(torch_step, "warm_up", listed)
     wanted = torch_step.expected_bytes({**SHAPE, "device": "cuda"})
     fake.device_bytes = 4 * wanted
     torch_step.measure(SHAPE, ARGUMENTS)
@@ -111,8 +116,10 @@ def test_the_peak_is_that_of_the_faster_library(monkeypatch, library):
     monkeypatch.syspath_prepend(str(ROOT / "models" / "torch"))
     pytest.importorskip("torch")
     real = torch_trainers.product_rate("fp32", "cpu", 0.01)
+    assert real is not None
     monkeypatch.setattr(library, lambda *arguments, **named: None)
-    assert torch_trainers.product_rate("fp32", "cpu", 0.01) > 100 * real > 0
+    fast = torch_trainers.product_rate("fp32", "cpu", 0.01)
+    assert fast is not None and fast > 100 * real > 0
 
 
 def test_a_trainer_that_cannot_run_says_why():

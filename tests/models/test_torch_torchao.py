@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -52,11 +53,11 @@ def by_torchao(layer, **choices):
     """The layer, of the same weights, as torchao computes it in a block."""
     from step.fp8_torchao import replace_linears
 
-    model = nn.Module()
-    model.layers = nn.ModuleDict({"0": nn.Sequential(nn.Linear(64, 128, bias=layer.bias is not None, device="meta"))})
+    model, block = nn.Module(), nn.Sequential(nn.Linear(64, 128, bias=layer.bias is not None, device="meta"))
+    model.layers = nn.ModuleDict({"0": block})
     replace_linears(model, job(**choices))
-    model.to_empty(device="cpu").layers["0"][0].load_state_dict(layer.state_dict())
-    return model.layers["0"][0]
+    block.to_empty(device="cpu")[0].load_state_dict(layer.state_dict())
+    return block[0]
 
 
 def numbers(seed, *shape):
@@ -96,7 +97,7 @@ def scale_of_1(right):
 
 
 def scale_of_the_last_step(right):
-    last = {}
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def scale(tensor, kind, *rest):
         now = right(tensor, kind, *rest)
@@ -108,7 +109,7 @@ def scale_of_the_last_step(right):
 
 @pytest.mark.parametrize("fault", [scale_of_1, scale_of_the_last_step])
 def test_other_scales_are_seen(fault, rounded, monkeypatch):
-    from torchao.float8 import float8_scaling_utils
+    float8_scaling_utils = importlib.import_module("torchao.float8.float8_scaling_utils")  # it has no types
 
     monkeypatch.setattr(float8_scaling_utils, "tensor_to_scale", fault(float8_scaling_utils.tensor_to_scale))
     found = largest_differences(by_torchao(rounded, compiled=True), rounded, (1e-7, 1e-9))
@@ -117,7 +118,7 @@ def test_other_scales_are_seen(fault, rounded, monkeypatch):
 
 def test_gradients_in_e4m3_are_seen(rounded, monkeypatch):
     from step import fp8_torchao
-    from torchao.float8 import CastConfig, Float8LinearConfig
+    from torchao.float8 import CastConfig, Float8LinearConfig  # type: ignore[import-untyped]
 
     cast = CastConfig(target_dtype=torch.float8_e4m3fn)
     wrong = Float8LinearConfig(cast_config_grad_output=cast)
@@ -150,12 +151,14 @@ def test_a_training_is_that_of_the_rounded_numbers(curves):
     one, rounded, half = curves
     found, apart = compare(one, rounded), compare(half, rounded)
     assert found.within("fp8") and found.same_weights
+    assert found.first_loss is not None and apart.first_loss is not None
     assert found.first_loss < 0.2 * apart.first_loss
 
 
 @pytest.mark.layouts
 def test_fsdp_gathers_in_8_bits_with_the_scales_of_one_process(curves, tmp_path):
     sharded = compare(train(ZERO, planted(tmp_path, "torch", BY_TORCHAO + SCALES_ARE_CURRENT)), curves[0])
+    assert sharded.first_loss is not None
     assert sharded.same_weights and sharded.within("fp8") and sharded.first_loss < 1e-7
 
 

@@ -70,6 +70,7 @@ def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone
 def test_bf16_stays_near_fp32(family):
     single, half = (train(job_of(MODELS[family], SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
     found = compare(half, single)
+    assert found.loss is not None
     assert 0 < found.loss < 2e-2
 
 
@@ -225,6 +226,7 @@ optimizer.LocalAdamW.take_gradients = take
     ends = launch(job, tmp_path, planted(tmp_path, "torch", fault))
     assert [end.returncode for end in ends] == [0, 0]
     found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), reference)
+    assert found.loss is not None
     assert found.loss < 1e-5
     assert found.grad_norm == pytest.approx(1.0, rel=1e-2)
     assert not found.within()
