@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import rehearsed_code
+from levelfield.catalog.rehearsals import rehearsed_code
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import RehearsedRow, RehearsedRuns
+from levelfield.specs.rehearsed_runs import RehearsedRow, RehearsedRuns
 from levelfield.testing.framework_kit.layout_checks import edited, row_head
 from rehearsal.judgement import findings
 from rehearsal.needs import default_python

@@ -17,14 +17,14 @@ import chip_page
 import pytest
 import rehearse_all
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import Rehearsals
+from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.cli.main import main
 from levelfield.evidence.bundle_reader import read_bundle, written
 from levelfield.judge.verdict import training_verdict
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.base import load
-from levelfield.specs.recorded_runs import RehearsedRow
+from levelfield.specs.rehearsed_runs import RehearsedRow
 from levelfield.specs.result import Result
 from rehearsal.plans import CHECKOUT, make_plan, telling_ranks, world_size
 from rehearsal.rows import ROWS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from layouts import ROOT
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import Rehearsals
-from levelfield.specs.recorded_runs import RehearsedRow
+from levelfield.catalog.rehearsals import Rehearsals
+from levelfield.specs.rehearsed_runs import RehearsedRow
 
 REHEARSED = ROOT / "docs" / "verified" / "rehearsed.md"
 GIB = 2**30

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
-from levelfield.checkout import checkout
-from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism, Refusable
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun, ReferenceCurves, RehearsedRow, RehearsedRuns
-from levelfield.specs.vendor import HOST_KIND, VendorFile
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun, ReferenceCurves
+from levelfield.specs.vendor import HOST_KIND
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
@@ -49,9 +46,6 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
 REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
 
-EVIDENCE = "docs/verified/rehearsed.json"
-PRETENDED = ("tools/standin", "tools/rehearsal/inside")  # what takes the place of a device, and of a rank's start
-
 
 @dataclass(frozen=True)
 class SupportRow:
@@ -62,11 +56,6 @@ class SupportRow:
     precision: Precision
     cells: dict[str, State]
     note: str | None = None  # why recorded runs do not count, or what is not known of them; None for good ones
-
-
-def families_of(implementation: ImplementationFile) -> list[str]:
-    """Return the families all of whose parts the framework has."""
-    return [name for name, parts in FAMILIES.items() if parts <= set(implementation.architecture)]
 
 
 def rows(registry: Registry) -> Iterator[SupportRow]:
@@ -80,7 +69,7 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         path = runs_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
         runs, note = ((), None) if tested is None else current_runs(tested, implementation, folder, references)
-        for family in families_of(implementation):
+        for family in implementation.families:
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
                     of_row = [run for run in runs if run.family == family and run.precision == precision]
@@ -180,47 +169,3 @@ class ReferenceState:
             return f"torch's reference of {family} is another curve now"
         stale = curve.stale(self._code)
         return stale and f"torch's reference of {family}: {stale}"
-
-
-def rehearsed_code(registry: Registry, framework: str, kind: str) -> str:
-    """Return the digest of what the figures of a rehearsal follow from. framework: also with a further version.
-
-    Raises UsageError for an unknown framework.
-    """
-    folders = (checkout() / name for name in PRETENDED)
-    return training_code(*registry.labelled(framework), kind, *(folder for folder in folders if folder.is_dir()))
-
-
-class Rehearsals:
-    """The rows of docs/verified/rehearsed.json against the code at hand. Raises DocumentError for a wrong file."""
-
-    def __init__(self, registry: Registry) -> None:
-        path = checkout() / EVIDENCE
-        self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
-        rows = () if self.recorded is None else self.recorded.rows
-        self._vendors: dict[str, VendorFile] = {}  # by chip
-        code: dict[tuple[str, str], str] = {}  # by framework and kind of device
-        self.faults: dict[RehearsedRow, str | None] = {}  # why a row does not count; None where it does
-        for row in rows:
-            try:
-                if row.chip not in self._vendors:
-                    self._vendors[row.chip] = find_chip(registry, row.chip)[0]
-                key = row.framework, self._vendors[row.chip].device_kind
-                if key not in code:
-                    code[key] = rehearsed_code(registry, *key)
-            except UsageError as error:
-                raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
-            failed = f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
-            self.faults[row] = row.stale(code[key]) or failed
-
-    def latest(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
-        """Return `rehearsed 2026-11` of the newest row that counts; None without one.
-
-        framework: with its version where that is a further one. kind: of devices. vendor: of the chip.
-        """
-        dates = []
-        for row, fault in self.faults.items():
-            spec = self._vendors[row.chip]
-            of = (framework in (None, row.framework), kind in (None, spec.device_kind), vendor in (None, spec.name))
-            dates += [row.date] if fault is None and all(of) else []
-        return f"rehearsed {max(dates)[:7]}" if dates else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from levelfield.specs.short_names import clipped
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.catalog.support import Rehearsals, SupportRow
+    from levelfield.catalog.rehearsals import Rehearsals
     from levelfield.catalog.tuning_changes import RowChanges, RunPlace
     from levelfield.specs.case import Case, Scale
     from levelfield.specs.tuning import TuningRow
@@ -76,13 +75,9 @@ def execute(options: argparse.Namespace) -> int:
 
 def listing(registry: Registry, kind: str | None, as_json: bool) -> str:
     """Return the names of a kind, by default of every kind."""
-    from levelfield.catalog import support
-
-    shows_layouts = kind == "frameworks" or (as_json and kind is None)
-    works = list(support.rows(registry)) if shows_layouts else []  # they rest on many files
     kinds: dict[str, Callable[[], list[Row]]] = {
         "cases": lambda: _cases(registry),
-        "frameworks": lambda: _frameworks(registry, works),
+        "frameworks": lambda: frameworks(registry),
         "vendors": lambda: _vendors(registry),
         "chips": lambda: _chips(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
@@ -92,10 +87,7 @@ def listing(registry: Registry, kind: str | None, as_json: bool) -> str:
     rows = {name: kinds[name]() for name in ([kind] if kind else kinds)}
     if as_json:
         return json_text(rows)
-    blocks = ["\n".join([name, *LINES.get(name, entry_lines)(entries)]) for name, entries in rows.items()]
-    if kind == "frameworks":
-        blocks += ["\n".join(layout_lines(works))]
-    return "\n\n".join(blocks)
+    return "\n\n".join("\n".join([name, *LINES.get(name, entry_lines)(entries)]) for name, entries in rows.items())
 
 
 def _case_lines(rows: list[Row]) -> list[str]:
@@ -129,7 +121,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     return [*lines, *(wrapped(problem, 6) for problem in problems)]
 
 
-def _framework_lines(rows: list[Row]) -> list[str]:
+def framework_lines(rows: list[Row]) -> list[str]:
     """Return name, version and families of models in columns; below, where its pins ran by kind of device."""
     cells = [(f"  {row['name']}", row["version"], ", ".join(row["families"])) for row in rows]
     heads = aligned([("  name", "version", "families of models"), *cells])
@@ -139,32 +131,12 @@ def _framework_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
-def layout_lines(works: list[SupportRow]) -> list[str]:
-    """Return the support table in lines of at most 80 columns, with the meaning of words and columns below."""
-    from levelfield.catalog.support import HEADINGS, LAYOUTS, STATES, WORDS
-
-    widths = (10, 8, 5, *[4] * len(LAYOUTS))
-    lines = [padded(("framework", "family", "prec", *(HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
-    above = ""
-    for row in works:
-        is_long = len(row.framework) >= widths[0]
-        lines += [row.framework] if is_long and row.framework != above else []  # a line of its own
-        above = row.framework
-        cells = (WORDS[state] for state in row.cells.values())
-        lines.append(padded(("" if is_long else row.framework, row.family, row.precision, *cells), widths, ""))
-    lines += ["", *(padded((f"  {WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
-    lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
-    lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
-    notes = [wrapped(f"  {note}", 4) for note in dict.fromkeys(row.note for row in works if row.note)]
-    return [*lines, *([""] if notes else []), *notes]
-
-
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "cases": _case_lines,
     "vendors": _vendor_lines,
     "chips": _chip_lines,
     "programs": _whole_lines,
-    "frameworks": _framework_lines,
+    "frameworks": framework_lines,
 }
 
 
@@ -180,8 +152,8 @@ def _cases(registry: Registry) -> list[Row]:
     return rows
 
 
-def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
-    from levelfield.catalog import support
+def frameworks(registry: Registry) -> list[Row]:
+    """Return name, version, families of models, and where the pins ran, of each version of a framework."""
     from levelfield.specs.implementation import SIMULATED
 
     rows, rehearsals = [], _rehearsals(registry)
@@ -192,9 +164,8 @@ def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
             ran = "pins ran nowhere yet" if needs.verified == "none" else needs.verified
             verified[kind] = _joined(ran, rehearsals.latest(framework=name, kind=kind))
         verified |= {"every device": SIMULATED} if manifest.simulated else {}
-        row: Row = {"name": name, "version": manifest.version, "families": support.families_of(manifest)}
+        row: Row = {"name": name, "version": manifest.version, "families": manifest.families}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
-        row["layouts"] = [asdict(work) for work in works if work.framework == name]
         rows.append({**row, "verified": verified})
     return rows
 
@@ -214,7 +185,7 @@ def _vendors(registry: Registry) -> list[Row]:
 
 @lru_cache(maxsize=1)  # a digest of each file that they rest on takes a tenth of the command's time
 def _rehearsals(registry: Registry) -> Rehearsals:
-    from levelfield.catalog.support import Rehearsals
+    from levelfield.catalog.rehearsals import Rehearsals
 
     return Rehearsals(registry)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.architecture import Part
+from levelfield.specs.architecture import FAMILIES, Part
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.free_fields import FREE_FIELDS
@@ -205,6 +205,11 @@ class ImplementationFile(Document):
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
         """Return the kinds of parallelism that are supported on this device kind."""
         return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
+
+    @property
+    def families(self) -> list[str]:
+        """The families of models all of whose parts the framework has."""
+        return [name for name, parts in FAMILIES.items() if parts <= set(self.architecture)]
 
     def refusals(self, kind: str) -> dict[Refusable, str]:
         """Return the refused choices on this device kind, each with the reason."""

@@ -12,7 +12,7 @@ import yaml
 from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows
-from levelfield.cli.show_command import layout_lines
+from levelfield.cli.show_frameworks_command import layout_lines
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest
 from levelfield.pages.run_details import command

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.catalog import support as module
+from levelfield.catalog import rehearsals as module
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import EVIDENCE, PRETENDED, Rehearsals, rehearsed_code
+from levelfield.catalog.rehearsals import EVIDENCE, PRETENDED, Rehearsals, rehearsed_code
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
-from levelfield.specs.recorded_runs import RehearsedRuns
+from levelfield.specs.rehearsed_runs import RehearsedRuns
 
 ROOT = Path(__file__).parents[3]
 ROW = {

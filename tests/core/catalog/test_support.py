@@ -10,7 +10,7 @@ import pytest
 from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import HEADINGS, LAYOUTS, State, kind_of, rows
-from levelfield.cli.show_command import layout_lines
+from levelfield.cli.show_frameworks_command import layout_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout

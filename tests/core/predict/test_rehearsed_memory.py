@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import Rehearsals
+from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.predict.footprint import Footprint
 from levelfield.predict.layout_search import LayoutQuestion, predict
-from levelfield.specs.recorded_runs import RehearsedRow
+from levelfield.specs.rehearsed_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 
 REGISTRY = Registry()

@@ -1,0 +1,64 @@
+"""`show frameworks`: versions, families of models, and which layouts train what torch trains"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import json_option, registry_of
+from levelfield.cli.show_command import framework_lines, frameworks
+from levelfield.report.sheets import padded
+from levelfield.report.words import wrapped
+from levelfield.specs.readable_json import json_text
+
+if TYPE_CHECKING:
+    from levelfield.catalog.support import SupportRow
+
+_HELP = """\
+List the frameworks with their versions and families of models, and a table of
+what works where: family x precision x layout, by the runs that are recorded.
+
+examples:
+  run_benchmarks.py show frameworks
+  run_benchmarks.py show frameworks --json
+"""
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the frameworks and the table. Return 0."""
+    from levelfield.catalog.support import rows
+
+    registry = registry_of(options)
+    entries, works = frameworks(registry), list(rows(registry))
+    if options.json:
+        layouts = {name: [asdict(work) for work in works if work.framework == name] for name in registry.labels()}
+        print(json_text({"frameworks": [{**entry, "layouts": layouts[entry["name"]]} for entry in entries]}))
+    else:
+        print("\n".join(["frameworks", *framework_lines(entries), "", *layout_lines(works)]))
+    return 0
+
+
+def layout_lines(works: Sequence[SupportRow]) -> list[str]:
+    """Return the support table in lines of at most 80 columns, with the meaning of words and columns below."""
+    from levelfield.catalog.support import HEADINGS, LAYOUTS, STATES, WORDS
+
+    widths = (10, 8, 5, *[4] * len(LAYOUTS))
+    lines = [padded(("framework", "family", "prec", *(HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
+    above = ""
+    for row in works:
+        is_long = len(row.framework) >= widths[0]
+        lines += [row.framework] if is_long and row.framework != above else []  # a line of its own
+        above = row.framework
+        cells = (WORDS[state] for state in row.cells.values())
+        lines.append(padded(("" if is_long else row.framework, row.family, row.precision, *cells), widths, ""))
+    lines += ["", *(padded((f"  {WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
+    lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
+    lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
+    notes = [wrapped(f"  {note}", 4) for note in dict.fromkeys(row.note for row in works if row.note)]
+    return [*lines, *([""] if notes else []), *notes]
+
+
+COMMANDS = {"show frameworks": Command(_HELP, json_option, execute)}
