@@ -91,8 +91,8 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy -p levelfield
 	$(PY) -m mypy vendors
-	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/torch
-	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini models/deepspeed
+	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/torch
+	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/deepspeed
 	MYPYPATH=platform:models/megatron:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/megatron
 	MYPYPATH=platform:models/jax $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax
 	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle

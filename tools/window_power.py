@@ -39,18 +39,18 @@ BEGIN = "<!-- written by tools/window_power.py: begin -->"
 IN_BF16, IN_FP8 = ("gpt3_6.7B_bf16", "llama3_8b_bf16"), "llama3_8b_fp8"
 COPY = "latetorch"  # the name of the copied framework
 
-LINEAR = "    step_linear = None\n\n    def forward(self, x, head_size=None):\n"
-LATE_LINEAR = """\
-    step_linear = None
+LINEAR = "    step_linear = None"
+LATE_LINEAR = f"""\
     late = range(0)  # the steps whose products are in 8 bits
     step = 0
-
-    def forward(self, x, head_size=None):
+{LINEAR}"""
+PRODUCT = "        if self.step_linear is not None:\n"
+LATE_PRODUCT = f"""\
         if Linear.step in self.late:
             from step.fp8_rounded import _Products
 
             return _Products.apply(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
-"""
+{PRODUCT}"""
 JOINT = '    linear = getattr(layers[0], "step_linear", None)'
 LATE_JOINT = f"    if Linear.step in layers[0].late:\n        return None\n{JOINT}"
 LAUNCH = "        if self.random:\n            torch.manual_seed"
@@ -100,6 +100,7 @@ def plant(fault: LateFault, copy: Path) -> None:
     )
     step = "        from model.layers import Linear\n\n        Linear.step = batch.step\n"
     replace(copy / "model" / "layers.py", LINEAR, LATE_LINEAR)
+    replace(copy / "model" / "layers.py", PRODUCT, LATE_PRODUCT)
     replace(copy / "model" / "layers.py", JOINT, LATE_JOINT)
     replace(copy / "training.py", BUILT, late + BUILT)
     replace(copy / "training.py", LAUNCH, step + LAUNCH)
@@ -107,8 +108,7 @@ def plant(fault: LateFault, copy: Path) -> None:
 
 def plant_bf16(copy: Path) -> None:
     """Leave the products of a training in fp8 as they are in bf16."""
-    start = "def use_fp8(model, job):\n"
-    replace(copy / "step" / "fp8.py", start, f"{start}    return\n\n\ndef unused(model, job):\n")
+    replace(copy / "step" / "fp8.py", "    library.replace_linears(model, job)\n", "")
 
 
 def replace(path: Path, old: str, new: str) -> None:

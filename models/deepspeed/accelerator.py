@@ -7,7 +7,7 @@ import os
 from levelfield.worker.job import Job
 
 
-def prepare(job: Job):
+def prepare(job: Job) -> None:
     """Choose DeepSpeed's accelerator by job.device. Before any other import of deepspeed."""
     os.environ["DS_ACCELERATOR"] = job.device
     import deepspeed

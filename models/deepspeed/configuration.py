@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from deepspeed.accelerator import get_accelerator
 from levelfield.worker import Unsupported, check_layout, check_no_graph, check_parts
 from levelfield.worker.job import Job
 from model.attention import check_attention
 from step.recompute import check_recompute
+
+if TYPE_CHECKING:
+    from levelfield.worker.job import LossScale, Training
 
 NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.
@@ -17,8 +21,8 @@ PARTS = (
 )  # fmt: skip
 
 
-def configuration(job: Job):
-    """What deepspeed.initialize is given as `config`."""
+def configuration(job: Job) -> dict[str, Any]:
+    """Return what deepspeed.initialize is given as `config`."""
     training, tuning = job.training, job.tuning
     return {
         "train_batch_size": training.global_batch,
@@ -33,13 +37,16 @@ def configuration(job: Job):
     }
 
 
-def clips_here(job: Job):
-    """Without ZeRO and in float32 the engine clips by torch's norm in float32, and keeps it from everybody."""
+def clips_here(job: Job) -> bool:
+    """Return whether this training clips gradients itself.
+
+    Without ZeRO and in float32 the engine clips by torch's norm in float32, and reports it nowhere.
+    """
     return job.layout.sharding_stage == 0 and job.training.precision == "fp32"
 
 
-def zero_optimization(job: Job):
-    """Communication beside the backward pass where a device has streams to do so."""
+def zero_optimization(job: Job) -> dict[str, Any]:
+    """Return ZeRO's settings; it communicates beside the backward pass where a device has streams to do so."""
     return {
         "stage": job.layout.sharding_stage,
         "overlap_comm": job.device != "cpu",
@@ -48,18 +55,21 @@ def zero_optimization(job: Job):
     }
 
 
-def accumulation_type(job: Job):
-    """float32; without ZeRO DeepSpeed accumulates gradients in the parameters' own type only."""
+def accumulation_type(job: Job) -> str:
+    """Return fp32, or without ZeRO the parameters' own type: there DeepSpeed accumulates gradients in no other."""
     return job.training.precision if job.layout.sharding_stage == 0 else "fp32"
 
 
-def precision(training):
-    """Parameters of 16 bits, with a float32 master copy in the optimizer; fp16's loss scale as the case says."""
+def precision(training: Training) -> dict[str, Any]:
+    """Return the settings of the precision.
+
+    Parameters of 16 bits have a float32 master copy in the optimizer. fp16's loss scale is that of the case.
+    """
     if training.precision == "bf16":
         return {"bf16": {"enabled": True}}
     if training.precision != "fp16":
         return {}
-    scale = training.loss_scale
+    scale: LossScale = training.loss_scale  # type: ignore[assignment]  # fp16 has one
     return {
         "fp16": {
             "enabled": True,
@@ -70,8 +80,8 @@ def precision(training):
     }
 
 
-def check(job: Job):
-    """Raises Unsupported for what this implementation has not. Every rank asks before it joins the others."""
+def check(job: Job) -> None:
+    """Raise Unsupported for what this implementation has not. Every rank asks before it joins the others."""
     check_recompute(job.tuning)
     check_attention(job.tuning.attention)
     check_no_graph(job)

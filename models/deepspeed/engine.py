@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import deepspeed
 import torch
 from configuration import configuration
@@ -14,9 +16,17 @@ from step.optimizer import make_adamw
 from step.recompute import compile_blocks, recompute_blocks
 from torch.utils._python_dispatch import _disable_current_modes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
-def open_engine(job: Job, place: Coordinates, initializer: Initializer, device: torch.device):
-    """The engine, with initial weights. Its `module` is the model, of canonical parameter names."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+
+def open_engine(
+    job: Job, place: Coordinates, initializer: Initializer, device: torch.device
+) -> deepspeed.DeepSpeedEngine:
+    """Return the engine, with initial weights. Its `module` is the model, of canonical parameter names."""
     config = configuration(job)
     with construction(job, config):
         model = Decoder(**decoder_arguments(job, place))
@@ -40,15 +50,18 @@ def open_engine(job: Job, place: Coordinates, initializer: Initializer, device: 
     return engine
 
 
-def construction(job: Job, config):
-    """Under ZeRO 3 each parameter is partitioned as it is made; else the model is made without memory first."""
+def construction(job: Job, config: dict[str, Any]) -> AbstractContextManager[object]:
+    """Return the context to make the model in.
+
+    Under ZeRO 3 each parameter is partitioned as it is made; else the model is made without memory first.
+    """
     if job.layout.sharding_stage == 3:
         # without its argument dtype: on a processor it makes 16 bits of any
-        return deepspeed.zero.Init(config_dict_or_path=config)
+        return deepspeed.zero.Init(config_dict_or_path=config)  # type: ignore[no-any-return]
     return torch.device("meta")
 
 
-def hide_gathering(offload):
+def hide_gathering(offload: DeepSpeedZeRoOffload) -> None:
     """Have ZeRO 3 gather and free parameters unseen by selective recomputation, which demands of a block's second
     forward pass the operations of the first one: what is gathered in a block, for later ones too, depends on what is
     there already."""
@@ -56,8 +69,10 @@ def hide_gathering(offload):
         setattr(offload, name, unseen(getattr(offload, name)))
 
 
-def unseen(hook):
-    def call(module):
+def unseen(hook: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
+    """Return the hook without the modes that watch torch's operations."""
+
+    def call(module: torch.nn.Module) -> None:
         with _disable_current_modes():
             hook(module)
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_set_full_fp32_param
 from levelfield.worker import Initializer
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def whole_shape(parameter):
-    """ZeRO 3 leaves an empty tensor in a parameter's place and keeps its shape beside."""
+    import deepspeed
+    from numpy.typing import NDArray
+
+
+def whole_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    """Return the whole parameter's shape, which ZeRO 3 keeps beside the empty tensor that it leaves in its place."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def fill(model, initializer: Initializer):
+def fill(model: torch.nn.Module, initializer: Initializer) -> None:
     """Write the initial values, before the engine is made: all of them, or the part of each that ZeRO 3 keeps."""
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_tensor"):
@@ -24,9 +31,12 @@ def fill(model, initializer: Initializer):
             parameter.data.copy_(torch.from_numpy(initializer.array(name, whole_shape(parameter))))
 
 
-def flat_part(name, parameter, initializer: Initializer):
-    """This rank's range of the flattened parameter, zeros after its end; only the rows that it touches are made."""
-    shape, size = whole_shape(parameter), parameter.ds_tensor.numel()
+def flat_part(name: str, parameter: torch.nn.Parameter, initializer: Initializer) -> torch.Tensor:
+    """Return this rank's range of the flattened parameter, with zeros after its end.
+
+    Only the rows that it touches are made.
+    """
+    shape, size = whole_shape(parameter), parameter.ds_tensor.numel()  # type: ignore[attr-defined]
     start = torch.distributed.get_rank() * size
     width = int(np.prod(shape[1:], dtype=int))
     stop = min(start + size, shape[0] * width)
@@ -38,7 +48,7 @@ def flat_part(name, parameter, initializer: Initializer):
     return part
 
 
-def fill_master_weights(engine, initializer: Initializer):
+def fill_master_weights(engine: deepspeed.DeepSpeedEngine, initializer: Initializer) -> None:
     """Give the optimizer's float32 copies the digits that 16 bits have lost. After the engine is made."""
     link_master_weights(engine.optimizer)
     for name, parameter in engine.module.named_parameters():
@@ -49,8 +59,11 @@ def fill_master_weights(engine, initializer: Initializer):
             safe_set_full_fp32_param(parameter, values)
 
 
-def link_master_weights(optimizer):
-    """Without ZeRO the copies are lists beside the parameters' lists, which DeepSpeed's accessors do not know."""
+def link_master_weights(optimizer: deepspeed.DeepSpeedOptimizer) -> None:
+    """Give each parameter its float32 copy as `master`.
+
+    Without ZeRO the copies are lists beside the parameters' lists, which DeepSpeed's accessors do not know.
+    """
     for parameters, copies in zip(
         getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=False
     ):
@@ -58,31 +71,36 @@ def link_master_weights(optimizer):
             parameter.master = copy
 
 
-def whole_parameters(model):
-    """(name, float32 array) of every parameter, one at a time. All ranks must take them together."""
+def whole_parameters(model: torch.nn.Module) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield (name, float32 array) of every parameter, one at a time. All ranks must take them together."""
     for name, parameter in model.named_parameters():
         whole = safe_get_full_fp32_param(parameter)
         whole = getattr(parameter, "master", parameter) if whole is None else whole
         yield name, whole.detach().float().cpu().numpy()
 
 
-def save(model, folder, writes):
+def save(model: torch.nn.Module, folder: str, writes: bool) -> None:
     for name, whole in whole_parameters(model):
         if writes:
             np.save(Path(folder) / f"{name}.npy", whole)
 
 
-def whole_gradients(model):
-    """(name, gradient) of the global batch, between the last backward pass and the step; all ranks together."""
+def whole_gradients(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, gradient) of the global batch, between the last backward pass and the step; all ranks together."""
     for name, parameter in model.named_parameters():
         yield name, safe_get_full_grad(parameter)
 
 
-def squared_norm(tensor):
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+def squared_norm(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()  # type: ignore[no-any-return]
 
 
-def exact_norm(tensors):
-    """One norm over all tensors. On a processor torch's norm in float32 is wrong by 3e-5 for a million elements."""
+def exact_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return one norm over all tensors.
+
+    On a processor torch's norm in float32 is wrong by 3e-5 for a million elements.
+    """
     exact = torch.float64 if tensors[0].device.type == "cpu" else None
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, exact)).double())
+    return torch.linalg.vector_norm(  # type: ignore[no-any-return]
+        torch.stack(torch._foreach_norm(tensors, 2, exact)).double()
+    )

@@ -13,7 +13,7 @@ from levelfield.worker.job import Job
 sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 
-def main(job: Job, recorder: Recorder):
+def main(job: Job, recorder: Recorder) -> None:
     prepare(job)
     # imported here, so that a missing package is an event with a class of its own and preloads come first
     from zero_training import train

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
@@ -22,8 +23,14 @@ from step.recompute import repeats
 from step.transfers import on_device
 from training import step_seed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def train(job: Job, recorder: Recorder):
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
@@ -39,8 +46,11 @@ def train(job: Job, recorder: Recorder):
         train_steps(job, recorder, trainer)
 
 
-def repeated(job: Job):
-    """What the backward pass repeats. ZeRO 3 takes the outputs of each module up, so that no second pass ends early."""
+def repeated(job: Job) -> str:
+    """Return what the backward pass repeats.
+
+    ZeRO 3 takes the outputs of each module up, so that no second pass ends early.
+    """
     whole = job.layout.sharding_stage == 3 and job.tuning.recompute == "full"
     return "full" if whole else repeats(job)
 
@@ -48,7 +58,7 @@ def repeated(job: Job):
 class ZeroTrainer:
     """One rank's engine, for train_steps. The engine accumulates, scales the loss, skips steps, and mostly clips."""
 
-    def __init__(self, job: Job, place: Coordinates, device: torch.device):
+    def __init__(self, job: Job, place: Coordinates, device: torch.device) -> None:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
@@ -57,16 +67,16 @@ class ZeroTrainer:
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=2)
 
-    def weights(self):
-        """(name, whole shape, slices, float32 values): every rank says all of it, gathered where it has a part."""
+    def weights(self) -> Iterator[tuple[str, tuple[int, ...], tuple[slice, ...], NDArray[np.float32]]]:
+        """Yield (name, whole shape, slices, float32 values): every rank reports all, gathered where it has a part."""
         for name, whole in whole_parameters(self.model):
             yield name, whole.shape, tuple(slice(0, size) for size in whole.shape), whole
 
-    def save(self, folder):
+    def save(self, folder: str) -> None:
         save(self.model, folder, writes=self.job.rank == 0)
 
-    def launch(self, batch: Batch):
-        """All of the step: the engine waits for the gradient's norm itself."""
+    def launch(self, batch: Batch) -> None:
+        """Do all of the step: the engine waits for the gradient's norm itself."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         self.scale = self.engine.optimizer.loss_scale if self.scaled else 1.0
@@ -80,8 +90,8 @@ class ZeroTrainer:
         self.engine.step()
         self.own_work.exchanged()
 
-    def gradients(self, batch: Batch):
-        """Forward and backward over all micro-batches. Returns the global batch's mean loss."""
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        """Run forward and backward over all micro-batches. Returns the global batch's mean loss."""
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
         for micro in range(self.job.accumulation):
@@ -94,8 +104,8 @@ class ZeroTrainer:
             dist.all_reduce(total)
         return total / self.job.layout.data
 
-    def backward(self, inputs: torch.Tensor, targets: torch.Tensor, last):
-        """One micro-batch's share of the mean loss.
+    def backward(self, inputs: torch.Tensor, targets: torch.Tensor, last: bool) -> torch.Tensor:
+        """Run one micro-batch forward and backward, and return its share of the mean loss.
 
         The model's loss wants its factors inside and a gradient of one (head_loss). Under ZeRO the engine multiplies
         by the loss scale outside, a power of two: dividing by it in between changes no digit. Without ZeRO it does
@@ -106,38 +116,41 @@ class ZeroTrainer:
         if last:
             self.own_work.reaches_exchange()
         self.engine.backward(loss / (self.scale if self.stage else 1.0), scale_wrt_gas=False)
-        return loss.detach() / self.scale
+        return loss.detach() / self.scale  # type: ignore[no-any-return]
 
-    def take_evidence(self, step):
-        """The whole gradients, where they are captured, and their norms, before the engine's step changes them."""
+    def take_evidence(self, step: int) -> None:
+        """Keep the whole gradients, where they are captured, and their norms, before the engine's step changes them."""
         if self.capture.wants(step):
             keep_gradients(self.capture, whole_gradients(self.model), self.scale)
         if step in self.job.gradient_steps:
             scale = self.scale**2
             self.squares = [(name, squared_norm(whole) / scale) for name, whole in whole_gradients(self.model)]
 
-    def clip(self):
-        """What the engine leaves to this training; every rank has the whole gradients of the global batch."""
+    def clip(self) -> None:
+        """Clip the gradients, which the engine leaves to this training.
+
+        Every rank has the whole gradients of the global batch.
+        """
         gradients = [whole for _, whole in whole_gradients(self.model)]
         self.total = exact_norm(gradients)
         torch._foreach_div_(gradients, clip_divisor(self.total, self.job.training.gradient_clip, 1.0))
 
-    def expert_tokens(self):
-        """Nothing: `check` refuses a model with experts."""
+    def expert_tokens(self) -> tuple[()]:
+        """Return nothing: `check` refuses a model with experts."""
         return ()
 
-    def gradient_squares(self):
-        """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
+    def gradient_squares(self) -> list[tuple[str, float]]:
+        """Return (name, this rank's share of its squared gradient norm): each rank has computed all of them."""
         return [(name, float(square) / self.job.world_size) for name, square in self.squares]
 
-    def norm(self):
-        """The gradient's norm before clipping, without the loss scale, which the engine's has without ZeRO."""
+    def norm(self) -> float:
+        """Return the gradient's norm before clipping, without the loss scale, which the engine's has without ZeRO."""
         if self.clips_here:
             return float(self.total)
         return float(self.engine.get_global_grad_norm()) / (1.0 if self.stage else self.scale)
 
-    def finish(self, batch: Batch):
-        """What to record of the step."""
+    def finish(self, batch: Batch) -> dict[str, Any]:
+        """Return what to record of the step."""
         skipped = not self.engine.was_step_applied()
         return {
             "loss": self.loss.item(),

@@ -18,6 +18,7 @@ numbers these parts are 6 % of what moves, of LayerNorm 13 %; with more rows les
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -28,14 +29,31 @@ PROGRAMS, LONG_ROW = 264, 4096
 PART_ROWS, PART_COLUMNS = 32, 32
 
 
-def add_norm(x, branch=None, *, weight, bias=None, eps):
-    """(x + branch, its norm); without a branch (x, its norm). weight: [hidden]; bias: that of LayerNorm, or None."""
-    return AddNorm.apply(x, branch, weight, bias, eps)
+def add_norm(
+    x: torch.Tensor,
+    branch: torch.Tensor | None = None,
+    *,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (x + branch, its norm); without a branch (x, its norm).
+
+    x, branch: [..., hidden]; weight: [hidden]; bias: that of LayerNorm, or None.
+    """
+    return AddNorm.apply(x, branch, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 class AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, branch, weight, bias, eps):
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        branch: torch.Tensor | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         x, branch = x.contiguous(), None if branch is None else branch.contiguous()
         total = x if branch is None else torch.empty_like(x)
         normed = torch.empty_like(x)
@@ -51,7 +69,9 @@ class AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    def backward(ctx, total_gradient, normed_gradient):
+    def backward(
+        ctx: Any, total_gradient: torch.Tensor | None, normed_gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         total, weight, statistics = ctx.saved_tensors
         if normed_gradient is None:
             return total_gradient, total_gradient if ctx.adds else None, None, None, None
@@ -73,15 +93,18 @@ class AddNorm(torch.autograd.Function):
 
 
 @cache
-def blocks(columns):
-    """At least 4 warps, and 16 numbers of a row for each thread."""
+def blocks(columns: int) -> dict[str, int]:
+    """Return a kernel's options for rows of so many numbers.
+
+    It has at least 4 warps, and 16 numbers of a row for each thread.
+    """
     block = triton.next_power_of_2(columns)
     return {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
 
 
 @QuickLaunch
 @triton.jit
-def _forward(
+def _forward(  # type: ignore[no-untyped-def]
     x, branch, weight, bias, total, normed, statistics, rows, columns, eps,
     ADDS: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -107,7 +130,7 @@ def _forward(
 
 @QuickLaunch
 @triton.jit
-def _backward(
+def _backward(  # type: ignore[no-untyped-def]
     total, total_gradient, normed_gradient, weight, statistics, gradient, parts, rows, columns,
     ADDS: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +164,7 @@ def _backward(
 
 @QuickLaunch
 @triton.jit
-def _sum_parts(parts, sums, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _sum_parts(parts, sums, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     parts += tl.program_id(1) * programs * columns
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -10,25 +10,30 @@ m and the sum come from one pass: where a block has a larger logit, the sum so f
 of 128,256 logits in 16 bits is 256 KB, so the second read mostly comes from a chip's cache of level 2.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
 from fused.launching import QuickLaunch
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 BLOCK, WARPS = 8192, 16
 ROWS = 1024  # of a program with one number a row
 
 
-def cross_entropy_(logits, targets):
-    """The summed cross-entropy of logits [rows, vocabulary], which become their gradient."""
+def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the summed cross-entropy of logits [rows, vocabulary], which become their gradient."""
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     _whole[(logits.shape[0],)](logits, targets, losses, *shape(logits), BLOCK=BLOCK, num_warps=WARPS)
     return losses.sum()
 
 
-def part_cross_entropy_(logits, targets, group):
-    """`cross_entropy_` of this rank's columns of the vocabulary; a target may lie in another's."""
+def part_cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group: "ProcessGroup") -> torch.Tensor:
+    """Return `cross_entropy_` of this rank's columns of the vocabulary; a target may lie in another's."""
     part = Part(logits, targets)
     dist.all_reduce(part.largest(), dist.ReduceOp.MAX, group=group)
     dist.all_reduce(part.sums(), dist.ReduceOp.SUM, group=group)
@@ -36,42 +41,44 @@ def part_cross_entropy_(logits, targets, group):
 
 
 class Part:
-    """What the ranks exchange for each row is changed in place between these calls."""
+    """This rank's columns of the logits. Between these calls the ranks exchange numbers of each row, in place."""
 
-    def __init__(self, logits, targets):
+    def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        self.common: torch.Tensor
+        self.local: torch.Tensor
         self.logits, self.targets, self.rows = logits, targets, logits.shape[0]
         self.common, self.local = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
         self.summed = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
 
-    def largest(self):
-        """Of each row the largest logit here."""
+    def largest(self) -> torch.Tensor:
+        """Return the largest logit here of each row, [rows]."""
         self.launch(_largest_and_sums, self.targets, self.common, self.local, self.summed)
         return self.common
 
-    def sums(self):
-        """Of each row the sum here, and the target's logit or 0, by the largest logit of all ranks."""
+    def sums(self) -> torch.Tensor:
+        """Return each row's sum here, and the target's logit or 0, by the largest logit of all ranks: [2, rows]."""
         tensors = (self.targets, self.common, self.local, self.summed)
         _to_common_largest[(triton.cdiv(self.rows, ROWS),)](*tensors, self.rows, self.logits.shape[1], ROWS=ROWS)
         return self.summed
 
-    def loss_(self):
-        """The summed loss, equal on all ranks; the logits become their gradient."""
+    def loss_(self) -> torch.Tensor:
+        """Return the summed loss, equal on all ranks; the logits become their gradient."""
         losses = torch.empty_like(self.common)
         self.launch(_part, self.targets, self.common, self.summed, losses)
         return losses.sum()
 
-    def launch(self, kernel, *tensors):
+    def launch(self, kernel: QuickLaunch, *tensors: torch.Tensor) -> None:
         kernel[(self.rows,)](self.logits, *tensors, self.rows, *shape(self.logits), BLOCK=BLOCK, num_warps=WARPS)
 
 
-def shape(logits):
-    """(columns, elements from a row to the next)"""
+def shape(logits: torch.Tensor) -> tuple[int, int]:
+    """Return (columns, elements from a row to the next)."""
     return logits.shape[1], logits.stride(0)
 
 
 @QuickLaunch
 @triton.jit
-def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
+def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)  # rows x columns may pass 2^31
     logits += row * stride
     target = tl.load(targets + row)
@@ -83,7 +90,7 @@ def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
 
 @QuickLaunch
 @triton.jit
-def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):
+def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -97,7 +104,7 @@ def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, colum
 
 @QuickLaunch
 @triton.jit
-def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROWS: tl.constexpr):
+def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum and the target's logit less the largest one of all ranks, in place of this rank's."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
@@ -113,7 +120,7 @@ def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROW
 
 @QuickLaunch
 @triton.jit
-def _part(logits, targets, largest, sums, losses, rows, columns, stride, BLOCK: tl.constexpr):
+def _part(logits, targets, largest, sums, losses, rows, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     total = tl.load(sums + row)
@@ -122,7 +129,7 @@ def _part(logits, targets, largest, sums, losses, rows, columns, stride, BLOCK: 
 
 
 @triton.jit
-def _largest_and_sum(logits, columns, BLOCK: tl.constexpr):
+def _largest_and_sum(logits, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A row's largest logit m, 0 where all are -inf, and the sum of exp(x - m)."""
     infinite: tl.constexpr = float("-inf")
     largest, total, shift = infinite, 0.0, 0.0
@@ -137,7 +144,7 @@ def _largest_and_sum(logits, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gradient(logits, target, largest, total, columns, BLOCK: tl.constexpr):
+def _gradient(logits, target, largest, total, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     log_total = tl.log(total)
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)

@@ -1,10 +1,18 @@
 """Launches of Triton's kernels without what Triton looks up for each: on the host two thirds of a launch's time."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import triton
 from torch import Tensor
 from triton.runtime import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triton.runtime import JITFunction
 
 # from this version on a compiled kernel is run with all arguments, constants too
 RUNS_WITH_CONSTANTS = tuple(int(number) for number in triton.__version__.split(".")[:2]) >= (3, 4)
@@ -19,14 +27,18 @@ class QuickLaunch:
     torch's compiler does it, so hooks that a profiler sets in Triton see the first launch only.
     """
 
-    def __init__(self, kernel):
+    def __init__(self, kernel: JITFunction) -> None:
+        self.compiled: dict[Sequence[object], tuple[Any, ...]]
         self.kernel, self.compiled = kernel, {}
 
-    def __getitem__(self, grid):
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self.launch, grid)
 
-    def launch(self, grid, *arguments, **constants):
-        kind = [(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in arguments]
+    def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Run the kernel. arguments: tensors, numbers, and None in place of a tensor."""
+        kind: Sequence[object] = [
+            (value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in arguments
+        ]
         kind = (*kind, *constants.values())
         if kind in self.compiled:
             run, function, metadata, current_stream, device, values = self.compiled[kind]

@@ -13,41 +13,50 @@ product.
 One program has one token, and takes 2,048 pairs at a time: 16 of each thread of 4 warps.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import triton
 import triton.language as tl
 from fused.launching import QuickLaunch
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PAIRS, WARPS = 2048, 4
 
 
-def rotate(x, tables):
-    """x: [batch, sequence, n, D]; tables: cosines and sines [at least sequence, 1, D / 2]."""
-    return Rotation.apply(x, *tables)
+def rotate(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return x, rotated. x: [batch, sequence, n, D]; tables: cosines and sines [at least sequence, 1, D / 2]."""
+    return Rotation.apply(x, *tables)  # type: ignore[no-any-return]
 
 
-def rotate_joined(joined, tables, heads):
-    """(query, key, value), each [batch, sequence, n, D], of `joined` [batch, sequence, sum(heads) D].
+def rotate_joined(
+    joined: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], heads: list[int]
+) -> tuple[torch.Tensor, ...]:
+    """Return (query, key, value), each [batch, sequence, n, D], of `joined` [batch, sequence, sum(heads) D].
 
     heads: how many of queries, keys and values.
     """
-    return JoinedRotation.apply(joined, *tables, heads)
+    return JoinedRotation.apply(joined, *tables, heads)  # type: ignore[no-any-return]
 
 
 class Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, cos, sin):
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
         return rotated(x, cos, sin, backward=False)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return rotated(gradient, *ctx.saved_tensors, backward=True), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return rotated(gradient, *ctx.saved_tensors, backward=True), None, None  # type: ignore[misc]
 
 
 class JoinedRotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, joined, cos, sin, heads):
+    def forward(
+        ctx: Any, joined: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: list[int]
+    ) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         heads_of_joined = joined.unflatten(-1, (sum(heads), -1)).split(heads, dim=2)
         parts = tuple(joined.new_empty(part.shape) for part in heads_of_joined)
@@ -55,15 +64,18 @@ class JoinedRotation(torch.autograd.Function):
         return parts
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         batch, length, _, size = gradients[0].shape
         heads = [gradient.shape[2] for gradient in gradients]
         joined = gradients[0].new_empty(batch, length, sum(heads), size)
-        move(gradients, joined.split(heads, dim=2), *ctx.saved_tensors, backward=True)
+        move(  # type: ignore[misc]
+            gradients, joined.split(heads, dim=2), *ctx.saved_tensors, backward=True
+        )
         return joined.flatten(2), None, None, None
 
 
-def rotated(x, cos, sin, backward):
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backward: bool) -> torch.Tensor:
+    """Return the heads x [batch, sequence, n, D], rotated; backward: by the negative angle."""
     x, target = unit_stride(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     batch, length, heads, size = x.shape
     strides = (*x.stride()[:3], *target.stride()[:3])
@@ -71,8 +83,14 @@ def rotated(x, cos, sin, backward):
     return target
 
 
-def move(sources, targets, cos, sin, backward):
-    """Queries and keys of `sources` are rotated into `targets`, values copied."""
+def move(
+    sources: "Sequence[torch.Tensor]",
+    targets: "Sequence[torch.Tensor]",
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    backward: bool,
+) -> None:
+    """Rotate queries and keys of `sources` into `targets`, and copy the values."""
     sources = [unit_stride(source) for source in sources]
     batch, length, _, size = sources[0].shape
     tensors = [tensor for pair in zip(sources, targets, strict=True) for tensor in pair]
@@ -81,11 +99,13 @@ def move(sources, targets, cos, sin, backward):
     _move[(batch * length,)](*tensors, cos, sin, length, *heads, *strides, **blocks(size, backward))
 
 
-def unit_stride(x):
+def unit_stride(x: torch.Tensor) -> torch.Tensor:
+    """Return x, or a copy whose last dimension has its numbers side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def blocks(size, backward):
+def blocks(size: int, backward: bool) -> dict[str, int]:
+    """Return a kernel's options for heads of `size`."""
     half = triton.next_power_of_2(size // 2)
     return {
         "HALF": size // 2,
@@ -98,7 +118,7 @@ def blocks(size, backward):
 
 @QuickLaunch
 @triton.jit
-def _rotate(
+def _rotate(  # type: ignore[no-untyped-def]
     source, target, cos, sin, length, heads,
     source_batch, source_token, source_head, target_batch, target_token, target_head,
     HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
@@ -113,7 +133,7 @@ def _rotate(
 
 @QuickLaunch
 @triton.jit
-def _move(
+def _move(  # type: ignore[no-untyped-def]
     query, query_target, key, key_target, value, value_target, cos, sin, length, queries, keys, values,
     query_batch, query_token, query_head, query_target_batch, query_target_token, query_target_head,
     key_batch, key_token, key_head, key_target_batch, key_target_token, key_target_head,
@@ -144,7 +164,7 @@ def _move(
 
 
 @triton.jit
-def _heads(
+def _heads(  # type: ignore[no-untyped-def]
     source, target, cos, sin, heads, source_head, target_head,
     HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
     ROTATED: tl.constexpr,

@@ -13,6 +13,8 @@ side by side, as the halves of one tensor, like gate and up where one product co
 One program has 1,024 numbers of a row: 8 of each thread of 4 warps, which it reads as 16 bytes.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -21,17 +23,17 @@ from fused.launching import QuickLaunch
 BLOCK, WARPS = 1024, 4
 
 
-def gated(activation, *parts):
-    """activation(gate) * up. activation: `swiglu` or `geglu_tanh`.
+def gated(activation: str, *parts: torch.Tensor) -> torch.Tensor:
+    """Return activation(gate) * up, [..., f]. activation: `swiglu` or `geglu_tanh`.
 
     parts: gate and up [..., f], or one tensor [..., 2 f] with gate before up.
     """
-    return GatedProduct.apply(activation == "geglu_tanh", *parts)
+    return GatedProduct.apply(activation == "geglu_tanh", *parts)  # type: ignore[no-any-return]
 
 
 class GatedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gelu, *parts):
+    def forward(ctx: Any, gelu: bool, *parts: torch.Tensor) -> torch.Tensor:
         ctx.gelu = gelu
         ctx.save_for_backward(*parts)
         gate, up = halves(parts)
@@ -40,7 +42,7 @@ class GatedProduct(torch.autograd.Function):
         return y.view(*parts[0].shape[:-1], y.shape[1])
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = ctx.saved_tensors
         gate, up = halves(parts)
         rows = unit_stride(gradient).flatten(0, -2)
@@ -51,27 +53,30 @@ class GatedProduct(torch.autograd.Function):
         return None, *((both,) if len(parts) == 1 else both.chunk(2, dim=-1))
 
 
-def halves(parts):
-    """(gate, up), each [rows, f] with numbers side by side."""
+def halves(parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return (gate, up), each [rows, f] with numbers side by side."""
     parts = parts[0].chunk(2, dim=-1) if len(parts) == 1 else parts
     return tuple(unit_stride(part).flatten(0, -2) for part in parts)
 
 
-def unit_stride(x):
+def unit_stride(x: torch.Tensor) -> torch.Tensor:
+    """Return x, or a copy whose last dimension has its numbers side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def grid(rows):
+def grid(rows: torch.Tensor) -> tuple[int, int]:
+    """Return the programs of `rows`, [rows, f]."""
     return rows.shape[0], triton.cdiv(rows.shape[1], BLOCK)
 
 
-def strides(*tensors):
+def strides(*tensors: torch.Tensor) -> list[int]:
+    """Return the elements from one row of each tensor to the next."""
     return [tensor.stride(0) for tensor in tensors]
 
 
 @QuickLaunch
 @triton.jit
-def _forward(gate, up, y, gate_row, up_row, columns, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(gate, up, y, gate_row, up_row, columns, GELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < columns
     x = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
@@ -82,7 +87,7 @@ def _forward(gate, up, y, gate_row, up_row, columns, GELU: tl.constexpr, BLOCK: 
 
 @QuickLaunch
 @triton.jit
-def _backward(
+def _backward(  # type: ignore[no-untyped-def]
     gradient, gate, up, both, gradient_row, gate_row, up_row, both_row, columns,
     GELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +104,7 @@ def _backward(
 
 
 @triton.jit
-def _share_and_slope(x, GELU: tl.constexpr):
+def _share_and_slope(x, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
     """s(u(x)) and u'(x)."""
     if GELU:
         double_root: tl.constexpr = 1.5957691216057308  # 2 sqrt(2 / pi)

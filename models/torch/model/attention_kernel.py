@@ -11,15 +11,18 @@ from model.decoder import compute_dtype
 from torch.nn.attention import SDPBackend
 
 
-def attention_kernel(job: Job, device: torch.device):
-    """The kernel's name: torch's flash, cudnn, efficient or math, or flash_attn; None where torch does not say it."""
+def attention_kernel(job: Job, device: torch.device) -> str | None:
+    """Return the kernel's name: torch's flash, cudnn, efficient or math, or flash_attn.
+
+    None where torch does not say it.
+    """
     if job.tuning.attention == "flash_attn":
         return "flash_attn"
     return joined_kernel(job, device) or torch_choice(job, *example(job, device))
 
 
-def joined_kernel(job: Job, device: torch.device):
-    """The kernel of a context rank's calls without a mask (joined_attention.py); None where it attends with a mask.
+def joined_kernel(job: Job, device: torch.device) -> str | None:
+    """Return the kernel of a context rank's calls without a mask (joined_attention.py); None where it needs a mask.
 
     A mask is needed by a sliding window, by dropout, and where torch's choice is a kernel without a log-sum-exp. On a
     processor it is as fast, and faster in bfloat16. HIP's kernels of the same names were not tried.
@@ -36,8 +39,10 @@ def joined_kernel(job: Job, device: torch.device):
     return kernel if kernel in KERNELS and head_size(job.model) % 8 == 0 else None
 
 
-def torch_choice(job: Job, query: torch.Tensor, key, value, mask):
-    """The kernel that torch chooses."""
+def torch_choice(
+    job: Job, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> str | None:
+    """Return the kernel that torch chooses. query, key, value: [batch, heads, sequence, head_dim]."""
     options: dict[str, Any] = {"dropout_p": job.model.attention_dropout, "enable_gqa": query.shape[1] != key.shape[1]}
     try:
         choice = torch._fused_sdp_choice(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
@@ -47,8 +52,10 @@ def torch_choice(job: Job, query: torch.Tensor, key, value, mask):
     return names[choice].split("_")[0].lower() if choice in names else None
 
 
-def example(job: Job, device: torch.device):
-    """(query, key, value, mask) of one sequence, as scaled_dot_product has them; the choice does not depend on more.
+def example(job: Job, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return (query, key, value, mask) of one sequence, as scaled_dot_product has them.
+
+    The choice does not depend on more. query, key, value: [1, heads, tokens, head_dim]; mask: [queries, keys].
 
     With context parallelism a piece of the sequence attends to all before its end, and needs a mask.
     """
@@ -56,16 +63,16 @@ def example(job: Job, device: torch.device):
     queries = length if job.layout.context == 1 else length // (2 * job.layout.context)
     masked = queries < length or part(job.model, "sliding_window") is not None
     mask = torch.empty(queries, length, dtype=torch.bool, device=device) if masked else None
-    return (*tensors_of(job, device, queries, length), mask)
+    return (*tensors_of(job, device, queries, length), mask)  # type: ignore[return-value]
 
 
-def tensors_of(job: Job, device: torch.device, queries, keys):
-    """(query, key, value) of so many tokens of one sequence."""
+def tensors_of(job: Job, device: torch.device, queries: int, keys: int) -> list[torch.Tensor]:
+    """Return (query, key, value) of so many tokens of one sequence, [1, heads, tokens, head_dim]."""
     model, tensor = job.model, job.layout.tensor
     latent = part(model, "latent_attention")
     width, key_heads, value_width = head_size(model), model.kv_heads, head_size(model)
     if latent is not None:
         width, key_heads, value_width = latent.plain_size + latent.rotary_size, model.heads, latent.value_size
     sizes = ((queries, model.heads, width), (keys, key_heads, width), (keys, key_heads, value_width))
-    options = {"dtype": compute_dtype(job.training.precision), "device": device, "requires_grad": True}
+    options: dict[str, Any] = {"dtype": compute_dtype(job.training.precision), "device": device, "requires_grad": True}
     return [torch.empty(1, rows, heads // tensor, size, **options).transpose(1, 2) for rows, heads, size in sizes]

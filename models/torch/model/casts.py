@@ -8,34 +8,43 @@ of copies that adjoin (StepLinear). DTensors, whose layouts differ, and layers o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence  # noqa: F401  (one is in a type comment)
+
+    from model.decoder import Decoder
+    from parallelism.model_chunks import ModelChunks
+
 
 class CastLayer(nn.Module):
     """A layer that computes in its input's precision. copies: the step's copies of its parameters, by name."""
 
-    copies = None
+    copies = None  # type: dict[str, torch.Tensor | Any] | None
 
-    def cast(self, name, dtype):
-        """The parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
+    def cast(self, name: str, dtype: torch.dtype) -> torch.Tensor | Any:
+        """Return the parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
         if self.copies is None:
             parameter = self.held(name)
             return None if parameter is None else parameter.to(dtype)
         copy = self.copies[name]
         return copy if copy is None or copy.requires_grad else Borrowed.apply(self.held(name), copy)
 
-    def cast_without_gradient(self, name, dtype):
+    def cast_without_gradient(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         return self.held(name).detach().to(dtype) if self.copies is None else self.copies[name]
 
-    def held(self, name):
+    def held(self, name: str) -> torch.Tensor | Any:
+        """Return this rank's part of the parameter `name`, or None where the layer has none."""
         return getattr(self, name)
 
-    def empty_copies(self, dtype):
-        """Memory for `copies`."""
+    def empty_copies(self, dtype: torch.dtype) -> dict[str, torch.Tensor | Any]:
+        """Return memory for `copies`."""
         present = [name for name in self._parameters if self.held(name) is not None]
         empty = {name: torch.empty_like(self.held(name).detach(), dtype=dtype) for name in present}
         return {**dict.fromkeys(self._parameters), **empty}
@@ -49,12 +58,12 @@ class Borrowed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context, parameter, copy):
+    def forward(context: Any, parameter: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         context.dtype = parameter.dtype
         return copy.view_as(copy)
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient.to(context.dtype), None
 
 
@@ -65,12 +74,14 @@ class BorrowedVectors(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context, copies, sizes, *parameters):
+    def forward(
+        context: Any, copies: torch.Tensor, sizes: list[int], *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         context.sizes = sizes
         return copies.split_with_sizes(sizes)
 
     @staticmethod
-    def backward(context, *gradients):
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         casts = gradients[0].new_empty(sum(context.sizes), dtype=torch.float32).split_with_sizes(context.sizes)
         torch._foreach_copy_(casts, gradients)
         return None, None, *casts
@@ -85,7 +96,15 @@ class CastLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context, x: torch.Tensor, weight, bias, rows, head_size, *parameters):
+    def forward(
+        context: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rows: list[int],
+        head_size: int | None,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         context.save_for_backward(x, weight)
         context.rows, context.has_bias = rows, bias is not None
         output = functional.linear(x, weight, bias)
@@ -95,15 +114,19 @@ class CastLinear(torch.autograd.Function):
         return heads.split_with_sizes([count // head_size for count in rows], -2)
 
     @staticmethod
-    def backward(context, *gradients):
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = context.saved_tensors
+        # [rows of x, outputs of all layers]
         flat = (gradients[0] if len(gradients) == 1 else torch.cat(gradients, -2)).reshape(-1, weight.shape[0])
         x_gradient = torch.mm(flat, weight).view(x.shape) if context.needs_input_grad[0] else None
-        gradients = [float32_product(flat.t(), x.flatten(0, -2))]
+        # from here on those of the weights, then of the biases
+        gradients = [float32_product(flat.t(), x.flatten(0, -2))]  # type: ignore[assignment]
         if context.has_bias:
-            gradients.append(float32_sum(flat))
+            gradients.append(float32_sum(flat))  # type: ignore[attr-defined]
         if len(context.rows) > 1:
-            gradients = [part for joint in gradients for part in joint.split_with_sizes(context.rows)]
+            gradients = [  # type: ignore[assignment]
+                part for joint in gradients for part in joint.split_with_sizes(context.rows)
+            ]
         return x_gradient, None, None, None, None, *gradients
 
 
@@ -113,7 +136,7 @@ class StepLinear:
     rows: the outputs of each layer.
     """
 
-    def __init__(self, layers, dtype):
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
         self.layers, self.rows, first = layers, [layer.out_features for layer in layers], layers[0].weight
         self.weight = torch.empty(sum(self.rows), first.shape[1], dtype=dtype, device=first.device)
         self.bias = None if layers[0].bias is None else self.weight.new_empty(sum(self.rows))
@@ -122,9 +145,11 @@ class StepLinear:
             self.parameters += [layer.bias for layer in layers]
             self.copies += self.bias.split(self.rows)
 
-    def product(self, x: torch.Tensor, head_size=None):
-        """[..., in] -> [..., outputs of all]; given the size of a head, each layer's in heads [..., n, head_size]."""
-        return CastLinear.apply(x, self.weight, self.bias, self.rows, head_size, *self.parameters)
+    def product(self, x: torch.Tensor, head_size: int | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Turn [..., in] into [..., outputs of all]; given a head's size, into each layer's [..., n, head_size]."""
+        return CastLinear.apply(  # type: ignore[no-any-return]
+            x, self.weight, self.bias, self.rows, head_size, *self.parameters
+        )
 
 
 class StepCasts:
@@ -134,7 +159,7 @@ class StepCasts:
     in each step. Their memory stays: the last gradients, when most is in use, need them in any case.
     """
 
-    def __init__(self, model, apart=()):
+    def __init__(self, model: Decoder | ModelChunks, apart: Iterable[nn.Parameter] = ()) -> None:
         apart, dtype, modules = set(apart), model.dtype, list(model.modules())
         layers = [layer for layer in modules if isinstance(layer, CastLayer)] if dtype != torch.float32 else []
         if any(isinstance(module, FSDPModule) for module in modules):
@@ -161,8 +186,8 @@ class StepCasts:
         if self.targets:
             choose_product(self.targets[0])
 
-    def make(self):
-        """Before the first forward pass of a step."""
+    def make(self) -> None:
+        """Write the copies, before the first forward pass of a step."""
         if not self.targets:
             return
         torch._foreach_copy_(self.targets, self.sources)
@@ -175,37 +200,41 @@ class StepCasts:
         for linear in self.linears:
             vars(linear.layers[0])["step_linear"] = linear
 
-    def drop(self):
-        """After the last backward pass: the optimizer changes what was cast."""
+    def drop(self) -> None:
+        """Detach the copies, after the last backward pass: the optimizer changes what was cast."""
         self.take_vectors([None] * len(self.vectors))  # so that no graph of autograd stays
         for layer in self.copies:
             vars(layer)["copies"] = None
         for linear in self.linears:
             vars(linear.layers[0])["step_linear"] = None
 
-    def take_vectors(self, copies):
+    def take_vectors(self, copies: Sequence[torch.Tensor | None]) -> None:
         for (layer, name), copy in zip(self.vectors, copies, strict=True):
             self.copies[layer][name] = copy
 
 
-def local(tensor):
+def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-_product = None  # of 16-bit matrices, in float32; None: rounded to 16 bits before
+# Of 16-bit matrices, in float32; None: rounded to 16 bits before.
+_product = None  # type: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
 
-def float32_product(left, right):
-    """left @ right of 16-bit matrices, as float32: by the product itself where this process's device has that."""
+def float32_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return left @ right of 16-bit matrices, as float32.
+
+    The product itself gives float32 where this process's device has such a one.
+    """
     return (left @ right).float() if _product is None else _product(left, right)
 
 
-def float32_sum(rows):
-    """The sum of rows of 16 bits, as float32. A processor would first copy all of them in float32."""
+def float32_sum(rows: torch.Tensor) -> torch.Tensor:
+    """Return the sum of rows of 16 bits, as float32. A processor would first copy all of them in float32."""
     return rows.sum(0).float() if _product is None else rows.sum(0, dtype=torch.float32)
 
 
-def choose_product(example):
+def choose_product(example: torch.Tensor) -> None:
     """Take the device of the tensor `example` for `float32_product`."""
     global _product
     if example.device.type != "cpu":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from model.tied import TiedGradient
 
 # Rows of one product: below about 512 it is slow, as each chunk reads and writes the head's whole gradient. The
 # float32 softmax between the products takes fewer rows at a time, which a processor's cache holds.
@@ -34,11 +37,11 @@ PRECISION_ROWS = 8192  # of the head's gradient, changed from the products' prec
 class Head(CastLayer):
     """The head of a model whose embedding is not tied to it. weight: [vocabulary, hidden]."""
 
-    def __init__(self, hidden_size, vocabulary):
+    def __init__(self, hidden_size: int, vocabulary: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocabulary, hidden_size))
 
-    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale=1.0):
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         return head_scores(self, x, targets, scale)
 
 
@@ -46,15 +49,28 @@ class EmbeddingHead(CastLayer, nn.Embedding):
     """An embedding that is the head too; only the head takes its weight in x's precision."""
 
 
-def head_scores(layer, x: torch.Tensor, targets: torch.Tensor | None, scale, tied=None):
-    """The logits of x without targets, else their `head_loss`. layer: with the head's weight."""
+def head_scores(
+    layer: Head | EmbeddingHead,
+    x: torch.Tensor,
+    targets: torch.Tensor | None,
+    scale: float,
+    tied: TiedGradient | None = None,
+) -> torch.Tensor:
+    """Return the logits of x without targets, else their `head_loss`. layer: with the head's weight."""
     if targets is None:
-        return functional.linear(x, layer.cast("weight", x.dtype))
+        return functional.linear(x, layer.cast("weight", x.dtype))  # [batch, sequence, vocabulary]
     return head_loss(x, layer.weight, targets, scale, tied, layer.cast_without_gradient("weight", x.dtype))
 
 
-def head_loss(x: torch.Tensor, weight, targets: torch.Tensor, scale, tied=None, cast=None):
-    """scale times the mean cross-entropy of the logits x W^T against `targets`, as float32 [1].
+def head_loss(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    scale: float,
+    tied: TiedGradient | None = None,
+    cast: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return scale times the mean cross-entropy of the logits x W^T against `targets`, as float32 [1].
 
     x: [batch, sequence, hidden]; weight: [vocabulary, hidden], a DTensor where the vocabulary is sharded;
     targets: [batch, sequence]. The gradient is right for a backward pass that starts from this value: a factor
@@ -62,20 +78,32 @@ def head_loss(x: torch.Tensor, weight, targets: torch.Tensor, scale, tied=None, 
     tied: the TiedGradient that is given the weight's gradient in place of autograd, or None. cast: the weight in x's
     precision, if there is one already.
     """
+    group: dist.ProcessGroup | None
     group, start = None, 0
     if isinstance(weight, DTensor):
         mesh, placements = weight.device_mesh, weight.placements
         group, start = mesh.get_group(), compute_local_shape_and_global_offset(weight.shape, mesh, placements)[1][0]
-        weight, cast = weight.to_local(), None if cast is None else cast.to_local()
+        weight, cast = weight.to_local(), None if cast is None else cast.to_local()  # type: ignore[attr-defined]
     weight = weight if tied is None else weight.detach()
-    return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group, tied, cast)
+    return HeadLoss.apply(  # type: ignore[no-any-return]
+        x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group, tied, cast
+    )
 
 
 class HeadLoss(torch.autograd.Function):
     """x: [tokens, hidden]; weight: [vocabulary's part, hidden]; targets: [tokens], counted from that part's start."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, weight, targets: torch.Tensor, scale, group, tied, cast):
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        scale: float,
+        group: dist.ProcessGroup | None,
+        tied: TiedGradient | None,
+        cast: torch.Tensor | None,
+    ) -> torch.Tensor:
         cast, factor = weight.to(x.dtype) if cast is None else cast, scale / x.shape[0]
         rows, softmax_rows, cross_entropy, accumulate = way_of(x, weight, group)
         fast = applies(x, weight)
@@ -83,7 +111,8 @@ class HeadLoss(torch.autograd.Function):
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
         total = torch.zeros(1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
-            part, part_targets = x[start : start + rows], targets[start : start + rows]
+            part, part_targets = x[start : start + rows], targets[start : start + rows]  # [rows, hidden], [rows]
+            # [rows, vocabulary's part]
             logits = product(part, cast) if fast else torch.mm(part, cast.t(), out=products[: part.shape[0]])
             for few, few_targets in zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True):
                 total += cross_entropy(few, few_targets)
@@ -96,7 +125,7 @@ class HeadLoss(torch.autograd.Function):
         return total * factor
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if gradient.device.type == "cpu" and gradient.item() != 1.0:
             raise ValueError(f"head_loss: gradient {gradient.item()}, expected 1; give the factor as `scale`")
         # no reference to them is kept: autograd may then use them in place
@@ -112,12 +141,12 @@ class Way(NamedTuple):
 
     rows: int
     softmax_rows: int
-    cross_entropy: Callable
-    accumulate: Callable
+    cross_entropy: Callable  # type: ignore[type-arg]  # as `cross_entropy_`, of its group
+    accumulate: Callable  # type: ignore[type-arg]  # as `accumulate_`
 
 
-def way_of(x: torch.Tensor, weight, group):
-    """How much of x [tokens, hidden] a chunk takes, and by which functions."""
+def way_of(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None) -> Way:
+    """Return how much of x [tokens, hidden] a chunk takes, and by which functions."""
     if not on_processor(x):
         from model import head_on_accelerators  # here: what runs on a processor does not rest on it
 
@@ -128,26 +157,28 @@ def way_of(x: torch.Tensor, weight, group):
     return Way(rows, softmax_rows, of_group(group), accumulate_)
 
 
-def on_processor(tensor):
+def on_processor(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def of_group(group):
+def of_group(group: dist.ProcessGroup | None) -> partial[torch.Tensor]:
     return partial(cross_entropy_, group=group)
 
 
-def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group):
-    """The summed cross-entropy; `logits` [rows, vocabulary's part] become its gradient, softmax minus one-hot.
+def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Return the summed cross-entropy; `logits` [rows, vocabulary's part] become its gradient, softmax minus one-hot.
 
     Computed in float32. With a group the logits are columns of the whole vocabulary's, and targets may lie in
     another rank's part.
     """
     exact = logits.float()
+    # [rows, 1]
     largest = reduce(exact.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
     exact.sub_(largest)
     here = ((targets >= 0) & (targets < exact.shape[1]))[:, None]
     index = targets[:, None].where(here, 0)
     target_logits = exact.gather(1, index) * here
+    # [2, rows, 1]
     sums = reduce(torch.stack((exact.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
     exact.mul_(sums[0].reciprocal()).scatter_add_(1, index, -here.to(exact.dtype))
     if exact is not logits:
@@ -155,14 +186,15 @@ def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group):
     return (sums[0].log() - sums[1]).sum()
 
 
-def reduce(tensor, operation, group):
+def reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Reduce `tensor` in place over the group, if there is one, and return it."""
     if group is not None:
         dist.all_reduce(tensor, operation, group=group)
     return tensor
 
 
-def accumulate_(total, left, right, factor, first):
-    """total += factor * left @ right, in total's precision also where the factors have less; `first`: total = ..."""
+def accumulate_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, factor: float, first: bool) -> None:
+    """Add factor * left @ right to total, in its precision also where the factors have less; `first`: total = ..."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if first else 1, alpha=factor)
         return

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 from model.head_loss import Way, accumulate_, of_group
 from model.kernels import chosen
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 # Each chunk of R rows has 6 R V h FLOPs of products, and adds one of V x h to the head's gradient. An H100 did 640e12
 # FLOP/s, and moved 2.35e12 bytes/s in such sums. Of the products' time, adding 16 bits to float32 (10 V h bytes) is
@@ -22,8 +26,8 @@ WHOLE, PART = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
 TILE = 128  # rows; a product computes as many at a time, and takes as long with fewer
 
 
-def way_of(x: torch.Tensor, weight, group):
-    """How much of x [tokens, hidden] a chunk takes, and by which functions."""
+def way_of(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None) -> Way:
+    """Return how much of x [tokens, hidden] a chunk takes, and by which functions."""
     added = weight.dtype == torch.float32 != x.dtype and adds_in_float32(x.device, x.dtype)
     accumulate, kernel = add_in_float32_ if added else accumulate_, chosen("cross_entropy")
     row_bytes, tokens = x.element_size() * weight.shape[0], x.shape[0]
@@ -37,8 +41,11 @@ def way_of(x: torch.Tensor, weight, group):
     return Way(rows, rows, loss, accumulate)
 
 
-def equal_chunks(tokens, most):
-    """The rows of one chunk, at most `most`: whole tiles where these are a tile or more, and as few chunks as then."""
+def equal_chunks(tokens: int, most: int) -> int:
+    """Return the rows of one chunk, at most `most`.
+
+    They are whole tiles where `most` is a tile or more, and as few chunks as that allows.
+    """
     if tokens <= most:
         return tokens
     tiles = most // TILE
@@ -48,26 +55,26 @@ def equal_chunks(tokens, most):
     return TILE * math.ceil(tokens / (TILE * chunks))
 
 
-def whole_cross_entropy_(logits: torch.Tensor, targets: torch.Tensor):
-    """`cross_entropy_` of logits of the whole vocabulary, in fewer passes.
+def whole_cross_entropy_(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return `cross_entropy_` of logits of the whole vocabulary [rows, vocabulary], in fewer passes.
 
     torch's kernel subtracts a row's largest logit before the logarithm of the sum, so that large logits lose nothing.
     """
     index = targets[:, None]
     exact = torch.log_softmax(logits, 1, dtype=torch.float32)
-    of_targets = exact.gather(1, index)
+    of_targets = exact.gather(1, index)  # [rows, 1]
     torch.exp(exact, out=logits).scatter_(1, index, of_targets.expm1().to(logits.dtype))
     return -of_targets.sum()
 
 
-def add_in_float32_(total, left, right, factor, first):
-    """`accumulate_` of 16-bit matrices in one kernel, which rounds nothing to 16 bits."""
+def add_in_float32_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, factor: float, first: bool) -> None:
+    """Do `accumulate_` of 16-bit matrices in one kernel, which rounds nothing to 16 bits."""
     torch.addmm(total, left, right, out_dtype=torch.float32, beta=0 if first else 1, alpha=factor, out=total)
 
 
 @cache
-def adds_in_float32(device: torch.device, dtype):
-    """Whether torch has such a kernel: for CUDA, and not in each version."""
+def adds_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch has such a kernel: for CUDA, and not in each version."""
     total, part = torch.zeros(8, 8, device=device), torch.zeros(8, 8, device=device, dtype=dtype)
     try:
         add_in_float32_(total, part.t(), part, 1.0, first=False)

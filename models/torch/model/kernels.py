@@ -29,28 +29,28 @@ MOST_COLUMNS = 2**14  # of a norm's row, which one program holds in registers
 _chosen: dict[str, ModuleType] = {}
 
 
-def choose(job: Job, device: torch.device):
-    """Take the kernels for the training `job` on `device` from now on; their names."""
+def choose(job: Job, device: torch.device) -> list[str]:
+    """Take the kernels for the training `job` on `device` from now on. Returns their names."""
     _chosen.clear()
     if has_triton(device):
         _chosen.update({name: importlib.import_module(f"fused.{name}") for name in fitting(job)})
     return list(_chosen)
 
 
-def chosen(name):
-    """The module of fused/ that this process computes by; None: torch's operations."""
+def chosen(name: str) -> ModuleType | None:
+    """Return the module of fused/ that this process computes by; None: torch's operations."""
     return _chosen.get(name)
 
 
-def has_triton(device: torch.device):
-    """Whether Triton is here, and compiles for the device: NVIDIA's, whose build of torch brings it."""
+def has_triton(device: torch.device) -> bool:
+    """Return whether Triton is here, and compiles for the device: NVIDIA's, whose build of torch brings it."""
     if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
-def fitting(job: Job):
-    """The names of the kernels that fit the job."""
+def fitting(job: Job) -> list[str]:
+    """Return the names of the kernels that fit the job."""
     model = job.model
     fits = {
         "rotary": model.positions == "rope",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from levelfield.worker import Unsupported, part
 from levelfield.worker.job import Job
@@ -9,14 +11,23 @@ from model.attention import rotate
 from model.layers import Linear, RMSNorm
 from torch import nn
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from levelfield.worker.architecture import LatentAttention as LatentSizes
+    from levelfield.worker.architecture import Model
+
 
 class LatentAttention(nn.Module):
     """Each head's query and key has a plain part and one that is rotated; the rotated part of the keys is that of all
     heads. Queries come from a latent too, or without one from the hidden state."""
 
-    def __init__(self, model, attend):
+    def __init__(
+        self, model: Model, attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> None:
         super().__init__()
-        sizes, hidden, heads = model.latent_attention, model.hidden_size, model.heads
+        sizes: LatentSizes
+        sizes, hidden, heads = model.latent_attention, model.hidden_size, model.heads  # type: ignore[assignment]
         self.sizes, self.heads, self.attend = sizes, heads, attend
         width = heads * (sizes.plain_size + sizes.rotary_size)
         if sizes.query_rank is None:
@@ -30,28 +41,38 @@ class LatentAttention(nn.Module):
         self.latent_up = Linear(sizes.key_value_rank, heads * (sizes.plain_size + sizes.value_size), bias=False)
         self.output = Linear(heads * sizes.value_size, hidden, bias=False)
 
-    def forward(self, x: torch.Tensor, rotary):
-        """x: [batch, sequence, hidden]; rotary: the tables of heads of `rotary_size`."""
+    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return the attention's output of x, both [batch, sequence, hidden].
+
+        rotary: the tables of heads of `rotary_size`.
+        """
         sizes = self.sizes
+        # [batch, sequence, heads, plain_size] and [..., rotary_size]
         plain, rotated = self.split(self.queries(x), sizes.plain_size, sizes.rotary_size)
         query = torch.cat((plain, rotate(rotated, rotary)), dim=-1)
+        # [batch, sequence, key_value_rank] and [batch, sequence, rotary_size]
         latent, rotated = self.latent_down(x).split((sizes.key_value_rank, sizes.rotary_size), dim=-1)
+        # [batch, sequence, heads, plain_size] and [..., value_size]
         plain, value = self.split(self.latent_up(self.latent_norm(latent)), sizes.plain_size, sizes.value_size)
-        shared = rotate(rotated[:, :, None], rotary).expand(-1, -1, self.heads, -1)
-        return self.output(self.attend(query, torch.cat((plain, shared), dim=-1), value).flatten(2))
+        shared = rotate(rotated[:, :, None], rotary).expand(-1, -1, self.heads, -1)  # of one head, for all
+        # [batch, sequence, heads, value_size] -> [batch, sequence, hidden]
+        return self.output(  # type: ignore[no-any-return]
+            self.attend(query, torch.cat((plain, shared), dim=-1), value).flatten(2)
+        )
 
-    def queries(self, x: torch.Tensor):
+    def queries(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the queries of all heads, [batch, sequence, heads (plain_size + rotary_size)]."""
         if self.sizes.query_rank is None:
-            return self.query(x)
-        return self.query_up(self.query_norm(self.query_down(x)))
+            return self.query(x)  # type: ignore[no-any-return]
+        return self.query_up(self.query_norm(self.query_down(x)))  # type: ignore[no-any-return]
 
-    def split(self, x: torch.Tensor, first, second):
-        """[batch, sequence, heads (first + second)] -> two of [batch, sequence, heads, ...]."""
-        return x.unflatten(-1, (self.heads, -1)).split((first, second), dim=-1)
+    def split(self, x: torch.Tensor, first: int, second: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split [batch, sequence, heads (first + second)] into two of [batch, sequence, heads, ...]."""
+        return x.unflatten(-1, (self.heads, -1)).split((first, second), dim=-1)  # type: ignore[no-any-return]
 
 
-def check_latent_attention(job: Job):
-    """Raises Unsupported for what latent attention cannot be combined with here."""
+def check_latent_attention(job: Job) -> None:
+    """Raise Unsupported for what latent attention cannot be combined with here."""
     if part(job.model, "latent_attention") is None:
         return
     refused = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,14 @@ from routing import Router, RouterLoss, Tally, choose, router_loss, scores_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
+if TYPE_CHECKING:
+    from chosen import ChosenLayer
+    from levelfield.worker.architecture import Experts as ExpertSettings
+    from levelfield.worker.architecture import Model
+    from parallelism.context_parallel import SequenceShare
+    from routing import Choice
+    from torch.distributed.tensor import Placement
+
 
 class Mixture(nn.Module):
     """The sum, over the experts that a token chose, of gate x expert(x), best expert first; then the shared experts.
@@ -21,23 +30,31 @@ class Mixture(nn.Module):
     ranks want the output, a placement.
     """
 
-    def __init__(self, model, layer, sequence_length, shared):
+    def __init__(self, model: Model, layer: int, sequence_length: int, shared: nn.Module | None) -> None:
         super().__init__()
-        self.settings, self.layer = model.experts, layer
-        self.router = Router(model.hidden_size, model.experts.count)
+        self.settings: ExpertSettings
+        self.tally: Tally  # after `prepare`
+        self.between: Placement
+        self.share: SequenceShare | None
+        self.record: ChosenLayer | None
+        self.settings, self.layer = model.experts, layer  # type: ignore[assignment]
+        self.router = Router(model.hidden_size, model.experts.count)  # type: ignore[union-attr]
         self.experts = Experts(model)
         self.shared = shared
-        self.capacity = capacity_of(model.experts, sequence_length)
-        self.tally = self.between = self.share = self.record = None
+        self.capacity = capacity_of(model.experts, sequence_length)  # type: ignore[arg-type]
+        self.tally = self.between = self.share = self.record = None  # type: ignore[assignment]
 
-    def prepare(self, device: torch.device, share=None):
+    def prepare(self, device: torch.device, share: SequenceShare | None = None) -> None:
         """Make what is counted, and the selection bias, on `device`. share: this rank's share of each sequence
         (context_parallel.py); None: all."""
         self.share, self.tally = share, Tally(self.settings.count, device)
         self.record = chosen_layer(self.layer, self.settings)
 
-    def forward(self, x: torch.Tensor):
-        """x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mixture's output.
+
+        x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor.
+        """
         shared = None if self.shared is None else self.shared(x)  # before: recomputation repeats up to the last product
         if isinstance(x, DTensor):
             # each rank computes a part of every expert, so all gradients in here are parts, to be summed over ranks
@@ -48,20 +65,22 @@ class Mixture(nn.Module):
             routed = self.routed(x)
         return routed if shared is None else routed + shared
 
-    def routed(self, x: torch.Tensor):
-        logits = self.router(x)
+    def routed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of the experts that the tokens choose, [batch, sequence, hidden]."""
+        logits = self.router(x)  # [batch, sequence, experts]
         scores = scores_of(logits, self.settings.router)
         choice = choose(scores, self.tally.bias, self.settings, self.capacity, self.record)
         if self.record is not None:
             self.record.weighed(choice.gates)
         mixed = self.mixed(x.flatten(0, 1), choice).view(x.shape).to(x.dtype)
         loss = router_loss(logits, scores, self.of_whole_sequences(choice.counts), self.settings)
-        return RouterLoss.apply(mixed, loss, choice.counts.sum(0), self.tally)
+        return RouterLoss.apply(mixed, loss, choice.counts.sum(0), self.tally)  # type: ignore[no-any-return]
 
-    def of_whole_sequences(self, counts):
-        """The counts of each sequence, as the mean over the ranks that share it: their number of tokens is equal.
+    def of_whole_sequences(self, counts: torch.Tensor) -> torch.Tensor:
+        """Return the counts of each sequence, as the mean over the ranks that share it.
 
-        The scores need no such mean: the loss is linear in them, and its mean over ranks is taken anyway.
+        Their number of tokens is equal. The scores need no such mean: the loss is linear in them, and its mean over
+        ranks is taken anyway.
         """
         if self.share is None:
             return counts
@@ -69,8 +88,8 @@ class Mixture(nn.Module):
         dist.all_reduce(total, group=self.share.group)
         return total / self.share.ranks
 
-    def mixed(self, tokens, choice):
-        """[tokens, hidden] -> the same, in the gates' float32."""
+    def mixed(self, tokens: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """Return the gated sum of the experts' outputs, [tokens, hidden] like `tokens`, in the gates' float32."""
         chosen = self.settings.chosen
         counts = rows_by_expert(choice, self.settings.count)
         order = sorted_choices(choice)
@@ -79,22 +98,25 @@ class Mixture(nn.Module):
         return in_slot_order(slots * choice.gates.flatten(0, 1)[..., None])
 
 
-def shared_experts(model):
-    """The model with the width of its shared experts as that of its MLP; None without shared experts."""
-    experts = model.experts
+def shared_experts(model: Model) -> SimpleNamespace | None:
+    """Return the model with the width of its shared experts as that of its MLP; None without shared experts."""
+    experts: ExpertSettings = model.experts  # type: ignore[assignment]
     if not experts.shared:
         return None
     return SimpleNamespace(**{**vars(model), "ffn_hidden_size": experts.shared * experts.ffn_hidden_size})
 
 
-def capacity_of(experts, sequence_length):
-    """The tokens of one sequence that an expert takes; None: all."""
+def capacity_of(experts: ExpertSettings, sequence_length: int) -> int | None:
+    """Return the tokens of one sequence that an expert takes; None: all."""
     if experts.capacity_factor is None:
         return None
     return math.ceil(experts.capacity_factor * sequence_length * experts.chosen / experts.count)
 
 
-def mixtures(model):
-    """(layer, its Mixture) of this rank's layers."""
-    blocks = ((int(layer), block.mlp) for layer, block in model.layers.items())
+def mixtures(model: nn.Module) -> list[tuple[int, Mixture]]:
+    """Return (layer, its Mixture) of this rank's layers. model: a Decoder."""
+    blocks = (
+        (int(layer), block.mlp)
+        for layer, block in model.layers.items()  # type: ignore[operator, union-attr]
+    )
     return [(layer, mlp) for layer, mlp in blocks if isinstance(mlp, Mixture)]

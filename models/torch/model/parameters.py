@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,36 +11,44 @@ from levelfield.worker import Initializer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from parallelism.model_chunks import ModelChunks
+
 
 class Held(NamedTuple):
     """A part of parameter `name`, whose whole shape is `shape`; `local` is its memory on this rank."""
 
     name: str
-    shape: tuple
-    slices: tuple
+    shape: tuple  # type: ignore[type-arg]  # of int
+    slices: tuple  # type: ignore[type-arg]  # of slice
     local: torch.Tensor
 
 
-def held_parts(model):
-    """What this rank holds of each parameter. Under FSDP only between steps, when parameters are sharded."""
+def held_parts(model: torch.nn.Module | ModelChunks) -> list[Held]:
+    """Return what this rank holds of each parameter. Under FSDP only between steps, when parameters are sharded."""
     return [_held(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
-def fill(model, initializer: Initializer):
+def fill(model: torch.nn.Module | ModelChunks, initializer: Initializer) -> None:
     """Write the initial values into this rank's parts, generating nothing else."""
     for part in held_parts(model):
         values = initializer.array(part.name, part.shape, part.slices)
         part.local.copy_(torch.from_numpy(values))
 
 
-def as_arrays(model):
-    """(name, whole shape, slices, float32 values), read back from the model's own memory."""
+def as_arrays(
+    model: torch.nn.Module | ModelChunks,
+) -> Iterator[tuple[str, tuple[int, ...], tuple[slice, ...], NDArray[np.float32]]]:
+    """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in held_parts(model):
         if part.local.numel():
             yield part.name, part.shape, part.slices, part.local.float().cpu().numpy()
 
 
-def save(model, folder, writes):
+def save(model: torch.nn.Module | ModelChunks, folder: str, writes: bool) -> None:
     """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `writes`."""
     for name, parameter in model.named_parameters():
         whole = parameter.detach()
@@ -49,13 +57,13 @@ def save(model, folder, writes):
             np.save(Path(folder) / f"{name}.npy", whole.float().cpu().numpy())
 
 
-def local_memory(tensor):
-    """This rank's part of a tensor, as plain memory: torchao wraps the weights that FSDP2 gathers in 8 bits."""
+def local_memory(tensor: torch.Tensor | Any) -> torch.Tensor:
+    """Return this rank's part of a tensor, as plain memory: torchao wraps the weights that FSDP2 gathers in 8 bits."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return getattr(local, "_tensor", local)
 
 
-def _held(name, parameter):
+def _held(name: str, parameter: torch.Tensor) -> Held:
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
         return Held(name, shape, tuple(slice(0, size) for size in shape), parameter)

@@ -3,6 +3,10 @@
 Autograd would fill a second whole table for the embedding, of which most rows are zero, and add it to the head's.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -10,31 +14,31 @@ from torch.nn import functional
 class TiedGradient:
     """Carries the head's gradient, in a backward pass, from the head to the embedding, which returns it for both."""
 
-    def __init__(self):
-        self.value = None
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
 
-    def give(self, gradient):
+    def give(self, gradient: torch.Tensor) -> None:
         self.value = gradient
 
-    def take(self):
+    def take(self) -> torch.Tensor | None:
         gradient, self.value = self.value, None
         return gradient
 
 
-def tied_embedding(tokens, weight, tied):
-    """weight[tokens]; its backward pass, always after the head's, adds to the gradient that `tied` holds."""
-    return TiedEmbedding.apply(tokens, weight, tied)
+def tied_embedding(tokens: torch.Tensor, weight: torch.Tensor, tied: TiedGradient) -> torch.Tensor:
+    """Return weight[tokens]; its backward pass, always after the head's, adds to the gradient that `tied` holds."""
+    return TiedEmbedding.apply(tokens, weight, tied)  # type: ignore[no-any-return]
 
 
 class TiedEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tokens, weight, tied):
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, tied: TiedGradient) -> torch.Tensor:
         ctx.save_for_backward(tokens)
         ctx.tied = tied
         return functional.embedding(tokens, weight)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor, None]:
         (tokens,) = ctx.saved_tensors
         total = ctx.tied.take()
         total.index_add_(0, tokens.flatten(), gradient.flatten(0, 1).to(total.dtype))
