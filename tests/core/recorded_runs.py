@@ -103,7 +103,7 @@ def _chosen_by(job: Job, inputs: Any) -> list[tuple[int, list[int]]]:
     assert experts is not None
     layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
     choices = [(inputs[..., None] + layer + np.arange(experts.chosen)) % experts.count for layer in layers]
-    counts = [np.bincount(experts.ravel(), minlength=experts.count).tolist() for experts in choices]
+    counts = [np.bincount(chosen.ravel(), minlength=experts.count).tolist() for chosen in choices]
     return list(zip(layers, counts, strict=True))
 
 

@@ -311,7 +311,7 @@ def test_a_tested_layout_is_new_again_after_a_change_of_its_code(acme: Path, cap
     subject.shared["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
     assert write_tested(subject) == acme / "models/acme/tested.json"
     assert state(acme, capsys) == ("yes", "")
-    (acme / "models/acme/layers.py").open("a").write("# changed\n")
+    (acme / "models/acme/layers.py").open("a").write("CHANGED = True\n")
     word, note = state(acme, capsys)
     assert word == "new"
     assert counts(note) == (1, 1)
@@ -327,7 +327,7 @@ def test_a_training_whose_code_was_edited_meanwhile_does_not_pass(acme: Path, mo
     subject, train = subject_of(acme), FrameworkSubject.train
 
     def edit(self: FrameworkSubject, job: dict[str, Any]) -> Curve:
-        (acme / "models/acme/layers.py").open("a").write("# changed\n")
+        (acme / "models/acme/layers.py").open("a").write("CHANGED = True\n")
         return train(self, job)
 
     monkeypatch.setattr(FrameworkSubject, "train", edit)
