@@ -33,12 +33,12 @@ export LEVELFIELD_STORE := none
 # the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
 # run beside a container that runs out of memory. The third installs packages, then runs on several machines, then tests each
 # framework in its environment. No core is idle while two lanes run; the second and the third take about as long.
-test: $(STAMP)
+test: $(WITH_TORCH)
 	$(MAKE) --no-print-directory -j 3 computing waiting installing
 
 # pytest rewrites and compiles each file of tests once, here; eight processes would do so at the same time. What fails here
 # fails again below, with its words.
-computing: $(STAMP)
+computing: $(WITH_TORCH)
 	-@$(PYTEST) --collect-only -qqq tests > /dev/null 2>&1
 	$(MAKE) --no-print-directory framework-free
 
@@ -52,7 +52,7 @@ installing: $(STAMP)
 	$(MAKE) --no-print-directory on-machines
 	$(MAKE) --no-print-directory each-framework
 
-each-framework: $(STAMP)
+each-framework: $(WITH_TORCH)
 	$(IN_MEMORY) -n 4 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
@@ -72,7 +72,7 @@ environments: $(STAMP)
 	$(PY) tools/first_starts.py
 
 # What make test leaves out: further runs of the same kinds.
-thorough: $(STAMP)
+thorough: $(WITH_TORCH)
 	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
@@ -86,7 +86,7 @@ quick: $(STAMP)
 # mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations.
 lint: WHOLE := --strict --allow-subclassing-any --allow-untyped-decorators --allow-untyped-calls --implicit-reexport --follow-imports silent
 lint: TEST_FOLDERS = $(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))
-lint: $(STAMP)
+lint: $(WITH_TORCH)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy -p levelfield
@@ -106,7 +106,7 @@ drills: $(STAMP)
 	$(PY) tools/drills.py
 
 # Every benchmark, one after another; each prints ratios from one run.
-bench: $(STAMP)
+bench: $(WITH_TORCH)
 	$(PY) benchmarks/all.py
 
 # Every framework in every layout, to models/*/tested.json and docs/frameworks.md: about half an hour on two cores.

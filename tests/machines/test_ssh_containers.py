@@ -86,7 +86,7 @@ def test_two_machines_train_in_containers_of_one_image_that_is_brought_once(
     (tmp_path / "lacking").touch()
     done = fleet.run(*command(tmp_path, "--steps", "10"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("bringing the") == 1 and (tmp_path / "loaded").stat().st_size > 10 * 2**20
+    assert done.stderr.count("bringing the image") == 1 and (tmp_path / "loaded").stat().st_size > 10 * 2**20
     assert fleet.result()["status"]["word"] == "valid" and fleet.words() == ["ended", "ended"]
     run = fleet.only_run()
     image = json.loads((run / "provenance.json").read_text())["image"]
