@@ -4,11 +4,15 @@ Run by path in Megatron's environment. The variable PLANTED is a JSON list of st
 For each it prints a line, the list of what then differs.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "megatron"))
@@ -19,7 +23,7 @@ import torch.distributed as dist
 from definite_router import DefiniteRouter
 
 EXPERTS, CHOSEN, LENGTH, BATCH = 6, 2, 5, 2
-ROUTERS = [
+ROUTERS: list[dict[str, Any]] = [
     {"scores": "softmax", "normalised": True, "scale": 1.0},
     {"scores": "softmax", "normalised": False, "scale": 1.5},
     {"scores": "sigmoid", "normalised": True, "scale": 2.5},
@@ -29,7 +33,7 @@ ROUTERS = [
 ]
 
 
-def define(logits, router, bias):
+def define(logits: np.ndarray, router: SimpleNamespace, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """(gates, chosen, losses) of logits [sequence, batch, experts]."""
     raised = np.exp(logits)
     scores = raised / raised.sum(-1, keepdims=True) if router.scores == "softmax" else raised / (1 + raised)
@@ -42,11 +46,11 @@ def define(logits, router, bias):
     return gates, chosen, losses_of(router, raised, scores / scores.sum(-1, keepdims=True), chosen)
 
 
-def best_of(ranking, those, number):
+def best_of(ranking: np.ndarray | list[float], those: Iterable[int], number: int) -> list[int]:
     return sorted(those, key=lambda expert: (-ranking[expert], expert))[:number]
 
 
-def within(ranking, groups):
+def within(ranking: np.ndarray, groups: SimpleNamespace | None) -> Sequence[int]:
     """The experts that a token may choose: those of its best groups, by the sum of each one's best."""
     if groups is None:
         return range(EXPERTS)
@@ -56,14 +60,14 @@ def within(ranking, groups):
     return [expert for group in best_of(strength, range(groups.count), groups.chosen) for expert in members[group]]
 
 
-def losses_of(router, raised, shares, chosen):
+def losses_of(router: SimpleNamespace, raised: np.ndarray, shares: np.ndarray, chosen: np.ndarray) -> float:
     by_sequence = [
         EXPERTS * sum(chosen[:, each].sum(0) / (CHOSEN * LENGTH) * shares[:, each].mean(0)) for each in range(BATCH)
     ]
     return router.auxiliary_loss * np.mean(by_sequence) + router.z_loss * np.mean(np.log(raised.sum(-1)) ** 2)
 
 
-def made(router, bias, fault):
+def made(router: SimpleNamespace, bias: np.ndarray, fault: str) -> DefiniteRouter:
     it = DefiniteRouter.__new__(DefiniteRouter)
     torch.nn.Module.__init__(it)
     it.definition, it.topk, it.num_experts, it.tp_cp_group = router, CHOSEN, EXPERTS, dist.group.WORLD
@@ -74,7 +78,7 @@ def made(router, bias, fault):
     return it
 
 
-def compared(router, bias, logits, fault):
+def compared(router: SimpleNamespace, bias: np.ndarray, logits: np.ndarray, fault: str) -> Iterator[str]:
     """The names of what differs."""
     it, given = made(router, bias, fault), torch.tensor(logits, dtype=torch.float32, requires_grad=True)
     gates, chosen = it.routing(given)
@@ -89,11 +93,14 @@ def compared(router, bias, logits, fault):
         yield "counts"
     weights = np.random.default_rng(2).normal(size=right.shape)
     (gates.view(right.shape) * torch.tensor(weights)).sum().backward()
+    assert given.grad is not None
     if not np.allclose(given.grad.numpy(), slopes(logits, router, taken, weights), atol=1e-5):
         yield "gradient"
 
 
-def slopes(logits, router, chosen, weights, step=1e-5):
+def slopes(
+    logits: np.ndarray, router: SimpleNamespace, chosen: np.ndarray, weights: np.ndarray, step: float = 1e-5
+) -> np.ndarray:
     """The gradient of the weighted gates and the losses, by differences; the choice stays."""
     found = np.zeros_like(logits)
     for place in np.ndindex(logits.shape):
@@ -106,7 +113,7 @@ def slopes(logits, router, chosen, weights, step=1e-5):
     return found
 
 
-def value(logits, router, chosen, weights):
+def value(logits: np.ndarray, router: SimpleNamespace, chosen: np.ndarray, weights: np.ndarray) -> float:
     raised = np.exp(logits)
     scores = raised / raised.sum(-1, keepdims=True) if router.scores == "softmax" else raised / (1 + raised)
     gates = np.where(chosen, scores, 0) * router.scale
@@ -114,8 +121,9 @@ def value(logits, router, chosen, weights):
     return (gates * weights).sum() + losses_of(router, raised, scores / scores.sum(-1, keepdims=True), chosen)
 
 
-def differing(fault):
-    rng, found = np.random.default_rng(5), set()
+def differing(fault: str) -> list[str]:
+    rng = np.random.default_rng(5)
+    found: set[str] = set()
     logits = np.round(rng.normal(size=(LENGTH, BATCH, EXPERTS)) * 2) / 2  # many of them are equal
     for given in ROUTERS:
         router = SimpleNamespace(**{"groups": None, **given}, auxiliary_loss=0.2, z_loss=0.03)

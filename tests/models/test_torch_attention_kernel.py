@@ -55,7 +55,7 @@ def test_the_named_kernel_is_what_the_training_runs(changes: dict[str, Any], ker
     assert kernel in operators(job)
 
 
-def test_dropout_window_and_groups_reach_torch(monkeypatch) -> None:
+def test_dropout_window_and_groups_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from model.attention_kernel import attention_kernel
 
     asked = {}
@@ -72,7 +72,9 @@ def test_dropout_window_and_groups_reach_torch(monkeypatch) -> None:
     assert asked["attn_mask"].shape == (LENGTH // 4, LENGTH)
 
 
-def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum_exp(monkeypatch) -> None:
+def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum_exp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from model import attention_kernel
 
     tensors_of, calls = attention_kernel.tensors_of, []
@@ -105,7 +107,7 @@ def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not here"), NotImplementedError("not on this device")], ids=repr)
-def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch, error: Exception) -> None:
+def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     from model.attention_kernel import attention_kernel
 
     def choose(*_arguments: Any, **_options: Any) -> int:
@@ -115,7 +117,7 @@ def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch, error: Except
     assert attention_kernel(job_of(), CPU) is None
 
 
-def test_the_package_is_named_without_asking_torch(monkeypatch) -> None:
+def test_the_package_is_named_without_asking_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from model.attention_kernel import attention_kernel
 
     monkeypatch.delattr(torch, "_fused_sdp_choice")

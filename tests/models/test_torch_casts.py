@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from layouts import MODELS, SINGLE, Variant, job_of, planted, train
 from matrix import VARIANTS
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NEVER = "from model import casts\ncasts.StepCasts.make = lambda self: None\n"
@@ -24,18 +26,24 @@ class Casts(TorchDispatchMode):
         super().__init__()
         self.shape, self.count = shape, 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        function: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if function is torch.ops.aten._to_copy.default:
             self.count += self.is_cast(args[0], (kwargs or {}).get("dtype"))
         if function is torch.ops.aten._foreach_copy_.default:
             self.count += sum(self.is_cast(source, copy.dtype) for copy, source in zip(*args, strict=True))
         return function(*args, **(kwargs or {}))
 
-    def is_cast(self, source, dtype):
+    def is_cast(self, source: torch.Tensor, dtype: torch.dtype | None) -> bool:
         return source.shape == self.shape and source.dtype == torch.float32 and dtype == torch.bfloat16
 
 
-def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up():
+def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up() -> None:
     from model.casts import StepCasts
     from model.layers import Linear
 
@@ -61,7 +69,7 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
+def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool) -> None:
     from model.casts import StepCasts
     from model.layers import Linear, heads_for_one_input
 
@@ -77,7 +85,8 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
         products: list[Any] = []
         with Products(products):
             outputs = heads_for_one_input(x.requires_grad_(), model, 2)
-        sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
+        loss: Any = sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs))
+        loss.backward()
         casts.drop()
         assert len(products) == (1 if joined else 3)
         assert [tuple(output.shape) for output in outputs] == [(3, 5, heads, 2) for heads in (3, 1, 2)]
@@ -91,7 +100,7 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
     assert all(parameter.grad is None for parameter in model.parameters()) and model[0].step_linear is None
 
 
-def test_gradients_of_vectors_of_all_sizes_reach_their_parameters():
+def test_gradients_of_vectors_of_all_sizes_reach_their_parameters() -> None:
     from model.casts import StepCasts
     from model.layers import LayerNorm
 
@@ -118,13 +127,19 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.products = products
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        function: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             self.products.append(function)
         return function(*args, **(kwargs or {}))
 
 
-def test_gradients_come_from_the_product_in_float32_where_the_device_has_one(monkeypatch: pytest.MonkeyPatch):
+def test_gradients_come_from_the_product_in_float32_where_the_device_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor the product is stood in for: torch has it for CUDA only."""
     from model import casts
     from model.layers import Linear
@@ -141,14 +156,14 @@ def test_gradients_come_from_the_product_in_float32_where_the_device_has_one(mon
     assert not torch.equal(layer.weight.grad, layer.weight.grad.bfloat16().float())
 
 
-def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run():
+def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run() -> None:
     """Else the 16-bit gradients of all layers exist at once at the end of each backward pass."""
     from model.casts import StepCasts
     from model.layers import Linear
 
     model: Any = torch.nn.Sequential(Linear(4, 4), Linear(4, 4))
     model.dtype = torch.bfloat16
-    order = []
+    order: list[int | str] = []
     for number, layer in enumerate(model):
         layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
     StepCasts(model).make()
@@ -163,15 +178,16 @@ def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run(
     assert sorted(order, key=str) == sorted([1, "between", 0, "input"] * 2, key=str)
 
 
-def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path):
+def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path) -> None:
     """Beside their buckets they would need the memory twice while micro-batches are added up."""
     import torch.distributed as dist
     from parallelism.data_parallel import replicate_data_parallel
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-        replicate_data_parallel(model, {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)})
+        model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        grid: Any = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
+        replicate_data_parallel(model, grid)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert len(gradients) == 4 and len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
     finally:
@@ -186,19 +202,21 @@ SHARDED_EXPERTS = [("mixture", VARIANTS["ZeRO 1, EP2 of DP4"])]
 @pytest.mark.parametrize("backend, steps, found", [("nccl", 1, ["wait", 1]), ("nccl", 2, []), ("gloo", 1, [])])
 def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
     backend: str, steps: int, found: list[str | int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     """NCCL's group is mocked: that it keeps buckets, and gives them back so, shows in rehearsals only."""
     import torch.distributed as dist
     from parallelism import data_parallel
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        grid = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
-        runner = data_parallel.replicate_data_parallel(torch.nn.Linear(4, 4), grid)
+        grid: Any = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
+        model: Any = torch.nn.Linear(4, 4)
+        runner = data_parallel.replicate_data_parallel(model, grid)
         for _ in range(steps):
             runner(torch.ones(1, 4)).sum().backward()
-        done = []
-        runner.process_group = SimpleNamespace(_wait_for_pending_works=lambda: done.append("wait"))
+        done: list[str | int] = []
+        group: Any = SimpleNamespace(_wait_for_pending_works=lambda: done.append("wait"))
+        runner.process_group = group
         monkeypatch.setattr(dist, "get_backend", lambda group: backend)
         monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: done.append(tensor.numel()))
         data_parallel.free_first_buckets(runner)
@@ -209,6 +227,6 @@ def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
 
 @pytest.mark.layouts
 @pytest.mark.parametrize(("family", "variant"), CROSSES + SHARDED_EXPERTS, ids=lambda each: getattr(each, "name", each))
-def test_a_curve_is_that_of_a_cast_in_each_micro_batch(family: str, variant: Variant, tmp_path: Path):
+def test_a_curve_is_that_of_a_cast_in_each_micro_batch(family: str, variant: Variant, tmp_path: Path) -> None:
     job = job_of(MODELS[family], variant, steps=4, precision="bf16")
     assert train(job) == train(job, planted(tmp_path, "torch", NEVER))

@@ -6,6 +6,8 @@ That they train what one process trains is in the matrix (test_layouts.py).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from layouts import (
     MODELS,
     NOBODY_JOINS,
     SINGLE,
+    Curve,
     Variant,
     compare,
     events,
@@ -48,10 +51,11 @@ parallelize.joined_kernel = lambda job, device: "flash"
 
 
 @pytest.mark.parametrize(("length", "ranks"), [(8, 2), (32, 4), (24, 3)])
-def test_ranks_share_a_sequence_by_pieces_from_both_ends(length, ranks):
+def test_ranks_share_a_sequence_by_pieces_from_both_ends(length: int, ranks: int) -> None:
     from parallelism.context_parallel import SequenceShare
 
-    shares = [SequenceShare(length, ranks, rank, None) for rank in range(ranks)]
+    group: Any = None  # nothing is exchanged
+    shares = [SequenceShare(length, ranks, rank, group) for rank in range(ranks)]
     positions = [share.positions.tolist() for share in shares]
     assert sorted(itertools.chain(*positions)) == list(range(length))
     # under the causal mask a token attends to as many as its position says: all ranks to as many
@@ -61,14 +65,15 @@ def test_ranks_share_a_sequence_by_pieces_from_both_ends(length, ranks):
         assert [own[length // ranks // 2 - 1] + 1, own[-1] + 1] == share.ends
 
 
-def test_under_sequence_parallelism_a_rank_embeds_a_part_of_its_share():
+def test_under_sequence_parallelism_a_rank_embeds_a_part_of_its_share() -> None:
     from parallelism.context_parallel import SequenceShare
 
-    parts = [SequenceShare(16, 2, 1, None, 2, rank).embedded.tolist() for rank in (0, 1)]
+    group: Any = None  # nothing is exchanged
+    parts = [SequenceShare(16, 2, 1, group, 2, rank).embedded.tolist() for rank in (0, 1)]
     assert parts == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_fewer_queries_than_keys_are_the_last_ones():
+def test_fewer_queries_than_keys_are_the_last_ones() -> None:
     from model.attention import scaled_dot_product
 
     query, key, value = torch.randn(3, 2, 12, 4, 8, generator=torch.Generator().manual_seed(0)).unbind()
@@ -82,7 +87,9 @@ def test_fewer_queries_than_keys_are_the_last_ones():
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str
 )
-def test_attention_in_two_calls_is_that_with_a_mask(dtype, tolerance, ranks, monkeypatch):
+def test_attention_in_two_calls_is_that_with_a_mask(
+    dtype: torch.dtype, tolerance: float, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward and backward, of each rank; what other ranks gather and sum is done here."""
     from model.attention import scaled_dot_product
     from parallelism import joined_attention
@@ -133,7 +140,9 @@ def test_attention_in_two_calls_is_that_with_a_mask(dtype, tolerance, ranks, mon
     ],
     ids=lambda each: each.name,
 )
-def test_attention_in_two_calls_trains_the_same(variant, tmp_path, torch_of):
+def test_attention_in_two_calls_trains_the_same(
+    variant: Variant, tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     model = shallow(MODELS["llama"])
     found = compare(
         train(job_of(model, variant, STEPS), planted(tmp_path, "torch", JOINED)), torch_of(job_of(model, SINGLE, STEPS))
@@ -141,7 +150,7 @@ def test_attention_in_two_calls_trains_the_same(variant, tmp_path, torch_of):
     assert found.within(), found
 
 
-def test_selective_recomputation_keeps_attention_in_two_calls():
+def test_selective_recomputation_keeps_attention_in_two_calls() -> None:
     """Of the operation's one output; what it calls inside is not seen."""
     from parallelism import joined_attention
     from step.recompute import _policy
@@ -150,7 +159,7 @@ def test_selective_recomputation_keeps_attention_in_two_calls():
     assert _policy(None, joined_attention.attention._opoverload) == CheckpointPolicy.MUST_SAVE
 
 
-def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of):
+def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = {**shallow(MODELS["llama"]), "sliding_window": 11}
     right = torch_of(job_of(model, SINGLE, STEPS))
     found = compare(train(job_of(model, VARIANTS["CP2"], STEPS)), right)
@@ -262,7 +271,7 @@ FAULTS |= {f"joined: {name}": JOINED + fault for name, fault in JOINED_FAULTS.it
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(fault, tmp_path, torch_of):
+def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     right = torch_of(job_of(model, SINGLE, STEPS))
     found = compare(train(job_of(model, VARIANTS["CP2"], STEPS), planted(tmp_path, "torch", FAULTS[fault])), right)
@@ -272,7 +281,7 @@ def test_a_planted_fault_is_seen(fault, tmp_path, torch_of):
     assert found.parameter_norm > 1e-2
 
 
-def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path):
+def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path: Path) -> None:
     job = job_of(MODELS["llama"], VARIANTS["CP2"], 2, sequence_length=30)
     assert {end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", NOBODY_JOINS))} == {1}
     error = events(tmp_path, 1)[-1]
@@ -281,7 +290,7 @@ def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path)
 
 
 @pytest.mark.parametrize(("tensor", "length", "fits"), [(1, 24, True), (1, 26, False), (4, 20, False), (4, 32, True)])
-def test_tensor_parallel_ranks_divide_a_share_again(tensor, length, fits):
+def test_tensor_parallel_ranks_divide_a_share_again(tensor: int, length: int, fits: bool) -> None:
     shared = Variant("shared", {"context": 2, "tensor": tensor, "sequence_parallel": tensor > 1})
     job = parsed_job(job_of(MODELS["llama"], shared, sequence_length=length))
     if fits:
@@ -291,17 +300,17 @@ def test_tensor_parallel_ranks_divide_a_share_again(tensor, length, fits):
         check_context_parallel(job)
 
 
-def test_context_ranks_draw_dropout_of_their_own():
+def test_context_ranks_draw_dropout_of_their_own() -> None:
     from training import step_seed
 
-    def seed(context_ranks, context):
+    def seed(context_ranks: int, context: int) -> int:
         job = parsed_job(job_of(MODELS["llama"], Variant("shared", {"context": context_ranks})))
         return step_seed(job, Coordinates(pipeline=0, data=0, context=context, tensor=0), 1)
 
     assert len({seed(1, 0), seed(2, 0), seed(2, 1)}) == 3
 
 
-def test_dropout_trains_with_shared_sequences():
+def test_dropout_trains_with_shared_sequences() -> None:
     variant = Variant("", {"context": 2}, recompute="selective")
     model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}
     curve = train(job_of(model, variant, STEPS))

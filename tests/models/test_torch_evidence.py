@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, compare, events, job_of, launch, planted, read_curve, train
+from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, read_curve, train
 from matrix import VARIANTS
 from test_torch_training import DATA_2, gpt
 
 pytestmark = pytest.mark.torch
 
 
-def captured(folder, model, variant=SINGLE, **training):
+def captured(
+    folder: Path, model: dict[str, Any], variant: Variant = SINGLE, **training: Any
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """The tensors of step 2, and the events, of a run of three steps."""
     job = {**job_of(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
     (end,) = launch(job, folder)
@@ -23,7 +27,7 @@ def captured(folder, model, variant=SINGLE, **training):
 
 
 @pytest.mark.parametrize("family", sorted(MODELS))
-def test_a_captured_step_is_whole_and_agrees_with_itself(family, tmp_path):
+def test_a_captured_step_is_whole_and_agrees_with_itself(family: str, tmp_path: Path) -> None:
     model = MODELS[family]
     tensors, said = captured(tmp_path, model)
     names = {name for name, *_ in next(event for event in said if event["event"] == "weights")["parameters"]}
@@ -37,8 +41,8 @@ def test_a_captured_step_is_whole_and_agrees_with_itself(family, tmp_path):
         assert float(np.square(tensors[f"gradient.{name}"].astype(float)).sum()) == pytest.approx(said_of, rel=1e-5)
 
 
-def test_capturing_does_not_change_the_run_and_recomputation_not_what_is_captured(tmp_path):
-    runs = {}
+def test_capturing_does_not_change_the_run_and_recomputation_not_what_is_captured(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, np.ndarray]] = {}
     for name, variant in (("plain", SINGLE), ("recomputed", dataclasses.replace(SINGLE, recompute="full"))):
         (tmp_path / name).mkdir()
         runs[name], said = captured(tmp_path / name, gpt(), variant)
@@ -48,7 +52,7 @@ def test_capturing_does_not_change_the_run_and_recomputation_not_what_is_capture
         np.testing.assert_array_equal(tensor, runs["recomputed"][name], err_msg=name)
 
 
-def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path):
+def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path: Path) -> None:
     tensors, said = captured(tmp_path, gpt(), precision="fp16", loss_scale={"initial": 1024.0, "growth_interval": 100})
     reference = train(job_of(gpt(), SINGLE, 3))
     found = compare(read_curve([said]), reference)
@@ -58,7 +62,7 @@ def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path):
     assert norm == pytest.approx(reference.grad_norms[1], rel=0.01)
 
 
-def test_two_processes_cannot_capture(tmp_path):
+def test_two_processes_cannot_capture(tmp_path: Path) -> None:
     job = {**job_of(gpt(), DATA_2, 3), "capture": {"step": 2, "folder": str(tmp_path / "capture")}}
     assert [end.returncode for end in launch(job, tmp_path)] == [1, 1]
     assert events(tmp_path, 0)[-1]["class"] == "unsupported"
@@ -85,7 +89,7 @@ optimizer.LocalAdamW.__init__ = init
 
 @pytest.mark.layouts
 @pytest.mark.parametrize(("layout", "fault"), [("DP2", WRONG_LAYER), ("PP2", ONE_END_ONLY)])
-def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout, fault, tmp_path):
+def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout: str, fault: str, tmp_path: Path) -> None:
     job = job_of(gpt(), VARIANTS[layout], steps=2)
     assert not any(end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", fault)))
     curve = read_curve([events(tmp_path, rank) for rank in range(2)])

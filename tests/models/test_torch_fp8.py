@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from layouts import MODELS, SINGLE, Variant, compare, job_of, parsed_job, planted, train
+from leaf_gradient import gradient_of
 from levelfield.worker import Unsupported
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def fp8():
+def fp8() -> ModuleType:
     from step import fp8_rounded
 
     return fp8_rounded
 
 
-def numbers(seed, *shape):
+def numbers(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -35,21 +39,23 @@ def numbers(seed, *shape):
         (torch.float8_e4m3fn, [0.0, 0.0], [0.0, 0.0]),
     ],
 )
-def test_numbers_of_8_bits_are_those_of_the_format(fp8, kind, values, expected):
+def test_numbers_of_8_bits_are_those_of_the_format(
+    fp8: ModuleType, kind: torch.dtype, values: list[float], expected: list[float]
+) -> None:
     found, factor = fp8.rounded(torch.tensor(values), kind)
     assert found.dtype == kind and torch.isfinite(found.float()).all()
     torch.testing.assert_close(found.float() * factor, torch.tensor(expected), rtol=1e-6, atol=0)
 
 
-def test_the_scale_of_a_tiny_tensor_is_the_largest_number_and_not_infinite(fp8):
+def test_the_scale_of_a_tiny_tensor_is_the_largest_number_and_not_infinite(fp8: ModuleType) -> None:
     found, factor = fp8.rounded(torch.tensor([1e-41, 0.0]), torch.float8_e5m2)
     assert found.float()[0] > 0 == found.float()[1]
     assert float(factor) == pytest.approx(1 / torch.finfo(torch.float32).max, rel=1e-2)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_are_those_of_the_rounded_numbers(fp8, bias):
-    def exact(tensor, kind):
+def test_products_are_those_of_the_rounded_numbers(fp8: ModuleType, bias: bool) -> None:
+    def exact(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         found, factor = fp8.rounded(tensor.detach(), kind)
         return found.double() * factor.double()
 
@@ -63,13 +69,13 @@ def test_products_are_those_of_the_rounded_numbers(fp8, bias):
     expected = inputs @ weights.T + (layer.bias.detach().bfloat16() if bias else 0)
     for found, of in (
         (y, expected),
-        (x.grad, steep @ weights),
+        (gradient_of(x), steep @ weights),
         (layer.weight.grad, steep.flatten(0, 1).T @ inputs.flatten(0, 1)),
         *([(layer.bias.grad, upstream.double().flatten(0, 1).sum(0))] if bias else []),
     ):
         torch.testing.assert_close(found.detach().double(), of, rtol=2**-8, atol=2**-8 * of.abs().max().item())
         assert found.abs().min() > 0 or found.count_nonzero() > 0.9 * found.numel()
-    assert y.dtype == x.grad.dtype == torch.bfloat16 and layer.weight.grad.dtype == torch.float32
+    assert y.dtype == gradient_of(x).dtype == torch.bfloat16 and layer.weight.grad.dtype == torch.float32
     plain = torch.nn.functional.linear(x.detach().double(), layer.weight.detach().double())
     assert 0.005 < ((inputs @ weights.T - plain).norm() / plain.norm()).item() < 0.06  # it does round, to 3 bits
 
@@ -84,7 +90,7 @@ fp8_rounded.rounded = rounded
 """
 
 
-def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees_it(tmp_path):
+def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees_it(tmp_path: Path) -> None:
     """As transformer-engine's default did on an H200: the factor of the first step is 1."""
     job = job_of(MODELS["llama"], SINGLE, steps=3, precision="fp8")
     right, half = train(job), train(job_of(MODELS["llama"], SINGLE, steps=3, precision="bf16"))
@@ -102,7 +108,7 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
         ({"layout": {"tensor": 2}}, "not written"),
     ],
 )
-def test_fp8_elsewhere_is_refused(changed, words):
+def test_fp8_elsewhere_is_refused(changed: dict[str, Any], words: str) -> None:
     from step.fp8 import check_fp8
 
     job = job_of(MODELS["llama"], Variant("elsewhere", changed.get("layout", {})), precision="fp8")
@@ -117,10 +123,10 @@ ENGINE, AO = (
 
 
 @pytest.fixture
-def pretend(monkeypatch):
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sequence[str]], None]]:
     """Of both libraries only the given modules can be imported, with any name in them."""
 
-    def pretended(modules):
+    def pretended(modules: Sequence[str]) -> None:
         for name in ("transformer_engine", "torchao", *ENGINE, *AO, "torchao.float8.float8_linear"):
             module = None
             if any(each.startswith(name) or name.startswith(each) for each in modules):
@@ -129,7 +135,7 @@ def pretend(monkeypatch):
             monkeypatch.setitem(sys.modules, name, module)
         forget()
 
-    def forget():
+    def forget() -> None:
         import step
 
         for name in ("fp8_transformer_engine", "fp8_torchao"):
@@ -143,7 +149,9 @@ def pretend(monkeypatch):
 @pytest.mark.parametrize(
     ("modules", "library"), [((*ENGINE, *AO), "transformer_engine"), (ENGINE, "transformer_engine"), (AO, "torchao")]
 )
-def test_transformer_engine_is_taken_before_torchao(modules, library, pretend):
+def test_transformer_engine_is_taken_before_torchao(
+    modules: Sequence[str], library: str, pretend: Callable[[Sequence[str]], None]
+) -> None:
     from step.fp8 import fp8_library
 
     pretend(modules)
@@ -151,7 +159,7 @@ def test_transformer_engine_is_taken_before_torchao(modules, library, pretend):
     assert name == library and module.replace_linears.__module__ == f"step.fp8_{library}"
 
 
-def test_a_device_without_a_library_is_refused(pretend):
+def test_a_device_without_a_library_is_refused(pretend: Callable[[Sequence[str]], None]) -> None:
     from step.fp8 import fp8_library
 
     pretend(())

@@ -44,21 +44,21 @@ def job_for_a_graph(changes: dict[str, Any]) -> Job:
     return job
 
 
-def test_one_process_on_cuda_may_have_one():
+def test_one_process_on_cuda_may_have_one() -> None:
     from step.graph import check_graph
 
     check_graph(job_for_a_graph({}))
 
 
 @pytest.mark.parametrize("reason", CHANGES)
-def test_what_cannot_be_captured_is_refused_by_name(reason: str):
+def test_what_cannot_be_captured_is_refused_by_name(reason: str) -> None:
     from step.graph import check_graph
 
     with pytest.raises(Unsupported, match=f"graph with {reason}"):
         check_graph(job_for_a_graph(CHANGES[reason]))
 
 
-def test_a_plan_refuses_what_a_training_refuses():
+def test_a_plan_refuses_what_a_training_refuses() -> None:
     refuses = Registry().implementation("torch")[0].refuses
     named = {name for refusals in dict(refuses).values() for name in refusals if "graph" in name.split()}
     assert named == set(IN_PLANS.values()) and IN_PLANS.keys() == CHANGES.keys()
@@ -73,7 +73,9 @@ def test_a_plan_refuses_what_a_training_refuses():
         ({"tuning.compile": False}, None),
     ],
 )
-def test_the_whole_model_is_compiled_where_nothing_needs_its_blocks(changes: dict[str, object], part: str | None):
+def test_the_whole_model_is_compiled_where_nothing_needs_its_blocks(
+    changes: dict[str, object], part: str | None
+) -> None:
     from step.recompute import compiled_part
 
     job = job_for_a_graph({"tuning.compile": True, **changes})

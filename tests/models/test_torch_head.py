@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (2000, 400), (2**24, 2**23)])
-def test_head_loss_is_cross_entropy(sizes, monkeypatch):
+def test_head_loss_is_cross_entropy(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     from model import head_loss
 
     monkeypatch.setattr(head_loss, "CPU_BYTES", sizes)
@@ -30,7 +32,7 @@ def test_head_loss_is_cross_entropy(sizes, monkeypatch):
         torch.testing.assert_close(found, right)
 
 
-def test_head_loss_refuses_a_factor_outside():
+def test_head_loss_refuses_a_factor_outside() -> None:
     from model.head_loss import head_loss
 
     x, weight = torch.randn(1, 4, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
@@ -41,7 +43,9 @@ def test_head_loss_refuses_a_factor_outside():
 # ---- on accelerators
 
 
-def head_of(dtype, tokens=45, vocabulary=50, scale=1.0):
+def head_of(
+    dtype: torch.dtype, tokens: int = 45, vocabulary: int = 50, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, the head's weight in float32, and targets with both ends of the vocabulary."""
     torch.manual_seed(3)
     x = (scale * torch.randn(1, tokens, 16)).to(dtype).requires_grad_()
@@ -51,7 +55,7 @@ def head_of(dtype, tokens=45, vocabulary=50, scale=1.0):
     return x, weight, targets
 
 
-def loss_and_gradients(x, weight, targets):
+def loss_and_gradients(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
     from model.head_loss import head_loss
 
     loss = head_loss(x, weight, targets, 0.5)
@@ -59,11 +63,11 @@ def loss_and_gradients(x, weight, targets):
 
 
 @pytest.fixture
-def accelerated(monkeypatch):
+def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], ModuleType]:
     """Take the way of accelerators, with the bytes of a chunk and of a softmax, from then on."""
     from model import head_loss, head_on_accelerators
 
-    def begin(chunk, softmax):
+    def begin(chunk: int, softmax: int) -> ModuleType:
         monkeypatch.setattr(head_loss, "on_processor", lambda tensor: False)
         monkeypatch.setattr(head_on_accelerators, "WHOLE", (chunk, softmax, 2))
         return head_on_accelerators
@@ -76,7 +80,14 @@ def accelerated(monkeypatch):
     ("tokens", "chunk", "softmax"), [(45, 3 * 2**27, 2**27), (45, 1600, 1600), (45, 1, 1), (1, 1, 1)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_on_accelerators_the_head_computes_the_same(dtype, tokens, chunk, softmax, scale, accelerated):
+def test_on_accelerators_the_head_computes_the_same(
+    dtype: torch.dtype,
+    tokens: int,
+    chunk: int,
+    softmax: int,
+    scale: float,
+    accelerated: Callable[[int, int], ModuleType],
+) -> None:
     inputs = head_of(dtype, tokens, scale=scale)
     expected = loss_and_gradients(*inputs)
     accelerated(chunk, softmax)
@@ -88,7 +99,7 @@ def test_on_accelerators_the_head_computes_the_same(dtype, tokens, chunk, softma
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_a_loss_on_accelerators_is_finite_where_it_was(dtype):
+def test_a_loss_on_accelerators_is_finite_where_it_was(dtype: torch.dtype) -> None:
     """And equal there, as the gradients are, also in a row that has logits without weight."""
     from model.head_loss import cross_entropy_
     from model.head_on_accelerators import whole_cross_entropy_
@@ -117,13 +128,14 @@ def test_a_loss_on_accelerators_is_finite_where_it_was(dtype):
     assert 12 <= finite < 4 * len(rows)
 
 
-def test_on_accelerators_a_chunk_has_as_many_rows_as_a_plan_has_memory_for():
+def test_on_accelerators_a_chunk_has_as_many_rows_as_a_plan_has_memory_for() -> None:
     """Its logits in x's precision, and float32 beside them; whole tiles of a product, in chunks of equal length."""
     from levelfield.predict import footprint
     from model import head_on_accelerators as there
 
     assert (there.WHOLE, there.PART) == (footprint.WHOLE_HEAD, footprint.PART_OF_HEAD)
-    weight, group = torch.empty(128256, 8, device="meta"), object()
+    weight = torch.empty(128256, 8, device="meta")
+    group: Any = object()
     x = torch.empty(2**15, 8, dtype=torch.bfloat16, device="meta")
     assert there.way_of(x, weight, None)[:2] == (1536, 130)  # 22 chunks; 1,569 have room
     assert there.way_of(x.float(), weight, None)[:2] == (768, 130)
@@ -133,7 +145,7 @@ def test_on_accelerators_a_chunk_has_as_many_rows_as_a_plan_has_memory_for():
     assert there.way_of(x, torch.empty(2**28, 1, device="meta"), None)[:2] == (1, 1)
 
 
-def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch):
+def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one call of the kernel is for all of its rows."""
     from levelfield.predict import footprint
     from model import head_on_accelerators as there
@@ -142,20 +154,22 @@ def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch):
     assert there.KERNEL_BYTES == footprint.FUSED_HEAD == sum(there.WHOLE[:2]) == sum(there.PART[:2])
     kernel = SimpleNamespace(cross_entropy_=object(), part_cross_entropy_=print)
     monkeypatch.setitem(kernels._chosen, "cross_entropy", kernel)
-    weight, group = torch.empty(128256, 8, device="meta"), object()
+    weight = torch.empty(128256, 8, device="meta")
+    group: Any = object()
     x = torch.empty(2**15, 8, dtype=torch.bfloat16, device="meta")
     way = there.way_of(x, weight, None)
     assert way[:3] == (2048, 2048, kernel.cross_entropy_)
     part = there.way_of(x, weight[: 128256 // 2], group)
     assert part[:2] == (4096, 4096)
-    assert (part.cross_entropy.func, part.cross_entropy.keywords) == (print, {"group": group})
+    loss: Any = part.cross_entropy
+    assert (loss.func, loss.keywords) == (print, {"group": group})
     assert there.way_of(x[:2000], weight, None)[:2] == (2000, 2000)
     assert there.way_of(x[:2100], weight, None)[:2] == (1152, 1152)
 
 
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 1000, 4096, 8192, 32768, 99999])
 @pytest.mark.parametrize("most", [0, 1, 100, 128, 200, 1569, 2093, 2**20])
-def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens, most):
+def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens: int, most: int) -> None:
     from levelfield.predict.footprint import chunk_rows
     from model.head_on_accelerators import TILE, equal_chunks
 
@@ -168,7 +182,7 @@ def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens, most):
         assert rows - TILE < tokens / -(-tokens // rows), "a tile less would not do"
 
 
-def test_parts_of_a_vocabulary_are_summed_over_their_group(accelerated):
+def test_parts_of_a_vocabulary_are_summed_over_their_group(accelerated: Callable[[int, int], ModuleType]) -> None:
     from model import head_loss
 
     there, group = accelerated(2**10, 2**10), object()
@@ -179,7 +193,9 @@ def test_parts_of_a_vocabulary_are_summed_over_their_group(accelerated):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_where_torch_adds_in_float32_the_head_s_gradient_is_not_rounded(dtype, accelerated, monkeypatch):
+def test_where_torch_adds_in_float32_the_head_s_gradient_is_not_rounded(
+    dtype: torch.dtype, accelerated: Callable[[int, int], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch has that kernel for CUDA alone: here products of float32 stand for it, with the arguments that it takes."""
     there = accelerated(1600, 1600)
     x, weight, targets = head_of(dtype)
@@ -190,7 +206,16 @@ def test_where_torch_adds_in_float32_the_head_s_gradient_is_not_rounded(dtype, a
     rounded = loss_and_gradients(x, weight, targets)
     calls, own = [], torch.addmm
 
-    def addmm(total, left, right, *, out_dtype, beta, alpha, out):
+    def addmm(
+        total: torch.Tensor,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        *,
+        out_dtype: torch.dtype,
+        beta: int,
+        alpha: int,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
         assert left.dtype == right.dtype == dtype and out is total and out_dtype == total.dtype == torch.float32
         calls.append(beta)
         return own(total, left.float(), right.float(), beta=beta, alpha=alpha, out=out)
@@ -208,7 +233,7 @@ def test_where_torch_adds_in_float32_the_head_s_gradient_is_not_rounded(dtype, a
     assert (added[2] - exact[2]).abs().mean() < (rounded[2] - exact[2]).abs().mean()
 
 
-def test_what_computes_on_a_processor_does_not_rest_on_accelerators(monkeypatch):
+def test_what_computes_on_a_processor_does_not_rest_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     import model
 
     monkeypatch.delitem(sys.modules, "model.head_on_accelerators", raising=False)

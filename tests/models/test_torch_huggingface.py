@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def random_arrays(model: Model) -> dict[str, np.ndarray]:
     }
 
 
-def build(model: Model, arrays: dict[str, np.ndarray]):
+def build(model: Model, arrays: dict[str, np.ndarray]) -> Decoder:
     from model.attention import choose_attention
     from model.decoder import Decoder, stage_of
 
@@ -125,7 +126,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
-def test_logits_are_those_of_huggingface(family, changes):
+def test_logits_are_those_of_huggingface(family: str, changes: dict[str, Any]) -> None:
     model = model_of(family, **changes)
     both = pair(model)
     assert both.difference() <= TOLERANCE
@@ -146,13 +147,13 @@ def test_logits_are_those_of_huggingface(family, changes):
         ({"query_key_norm": True}, {"query_key_norm": True, "norm_eps": 1e-2}),
     ],
 )
-def test_a_wrong_constant_of_a_part_shows_in_the_logits(changes, fault):
+def test_a_wrong_constant_of_a_part_shows_in_the_logits(changes: dict[str, Any], fault: dict[str, Any]) -> None:
     right = model_of("llama", **changes)
     wrong = build(model_of("llama", **{**changes, **fault}), random_arrays(right))
     assert Pair(wrong, pair(right).theirs).difference() > 10 * TOLERANCE
 
 
-def test_norms_after_a_layers_parts_are_those_of_a_llama_with_its_norms_moved():
+def test_norms_after_a_layers_parts_are_those_of_a_llama_with_its_norms_moved() -> None:
     """HuggingFace has no class with this part alone."""
     model = model_of("llama")
     both = pair(model)
@@ -164,7 +165,7 @@ def test_norms_after_a_layers_parts_are_those_of_a_llama_with_its_norms_moved():
     assert after.trained_difference(model) <= TOLERANCE
 
 
-def norms_after(layer, hidden_states, **more):
+def norms_after(layer: Any, hidden_states: torch.Tensor, **more: Any) -> torch.Tensor:
     hidden_states = hidden_states + layer.input_layernorm(layer.self_attn(hidden_states=hidden_states, **more)[0])
     return hidden_states + layer.post_attention_layernorm(layer.mlp(hidden_states))
 
@@ -178,7 +179,7 @@ def norms_after(layer, hidden_states, **more):
         ("llama", {"final_norm.weight": "layers.3.mlp_norm.weight"}),
     ],
 )
-def test_an_exchanged_parameter_shows_in_the_logits(family, fault):
+def test_an_exchanged_parameter_shows_in_the_logits(family: str, fault: dict[str, Any]) -> None:
     model = model_of(family)
     wrong = pair(model)
     arrays = random_arrays(model)
@@ -187,7 +188,7 @@ def test_an_exchanged_parameter_shows_in_the_logits(family, fault):
 
 
 @pytest.mark.parametrize("fault", [{"norm_eps": 1e-2}, {"rope_base": 20000.0}])
-def test_a_wrong_constant_shows_in_the_logits(fault):
+def test_a_wrong_constant_shows_in_the_logits(fault: dict[str, Any]) -> None:
     model = model_of("llama")
     right = pair(model)
     wrong = build(model_of("llama", **fault), random_arrays(model))
@@ -195,7 +196,7 @@ def test_a_wrong_constant_shows_in_the_logits(fault):
 
 
 @pytest.mark.parametrize("family", EVERYWHERE)
-def test_initial_weights_are_loaded_by_from_pretrained(family, tmp_path):
+def test_initial_weights_are_loaded_by_from_pretrained(family: str, tmp_path: Path) -> None:
     work = work_of(family)
     arrays = initial_arrays(work)
     (tmp_path / "config.json").write_text(json.dumps(hf_config(work.model, work.training.sequence_length)))
@@ -221,7 +222,7 @@ def test_initial_weights_are_loaded_by_from_pretrained(family, tmp_path):
         ("gpt", {"norm": "rmsnorm"}, "norm 'rmsnorm'"),
     ],
 )
-def test_an_architecture_without_an_equivalent_is_refused(family, changes, named):
+def test_an_architecture_without_an_equivalent_is_refused(family: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(NoEquivalent, match=named):
         hf_config(model_of(family, **changes), LENGTH)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from layouts import (
     MODELS,
     NOBODY_JOINS,
     SINGLE,
+    Curve,
     Variant,
     compare,
     events,
@@ -25,6 +28,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.predict.activations import waiting_layers
 from levelfield.predict.setup import setup_of
 from levelfield.specs.layout import Layout
+from levelfield.specs.recorded_runs import Difference
 from levelfield.specs.tuning import Tuning
 from levelfield.testing.framework_kit.small_jobs import zero
 from matrix import VARIANTS
@@ -35,7 +39,9 @@ INTERLEAVED = VARIANTS["PP2 interleaved"]
 STEPS = 3
 
 
-def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(torch_of):
+def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(
+    torch_of: Callable[[dict[str, Any]], Curve],
+) -> None:
     """The first three parts of the model have two layers, the last one has one."""
     model = {**MODELS["gpt"], "layers": 7}
     variant = Variant("uneven", {"pipeline": 2}, 2, "full", virtual_pipeline=2, recompute_layers=1)
@@ -44,7 +50,7 @@ def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(torch_of):
 
 
 @pytest.mark.parametrize("name", ["PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved"])
-def test_sixteen_bits_are_those_of_one_process(name, torch_of):
+def test_sixteen_bits_are_those_of_one_process(name: str, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """Each chunk casts its parameters once a step, or FSDP2 does."""
     jobs = [job_of(MODELS["gpt"], each, STEPS, precision="bf16") for each in (VARIANTS[name], SINGLE)]
     found = compare(train(jobs[0]), torch_of(jobs[1]))
@@ -95,12 +101,14 @@ interleaving.allocate = same
 @pytest.mark.parametrize(
     ("name", "fault"), [("PP2 interleaved", SWAPPED), ("PP2 interleaved", LOST), ("DP2 x PP2 interleaved", UNREDUCED)]
 )
-def test_swapped_chunks_and_lost_gradients_are_seen(name, fault, tmp_path, differs):
+def test_swapped_chunks_and_lost_gradients_are_seen(
+    name: str, fault: str, tmp_path: Path, differs: Callable[..., Difference]
+) -> None:
     found = differs(tmp_path, "torch", None, fault, variant=VARIANTS[name], steps=STEPS)
     assert found.same_weights and not found.within(), found
 
 
-def test_messages_in_the_same_memory_are_seen(tmp_path, differs):
+def test_messages_in_the_same_memory_are_seen(tmp_path: Path, differs: Callable[..., Difference]) -> None:
     """What is received would overwrite what waits for its backward pass. torch may see it, else the curve shows it."""
     try:
         found = differs(tmp_path, "torch", None, OVERWRITTEN, variant=INTERLEAVED, steps=STEPS)
@@ -159,7 +167,7 @@ interleaving.ChunkStage.get_bwd_send_ops = kept
 
 
 @pytest.mark.parametrize("fault", ["", KEEPS_ALL, KEEPS_LAST])
-def test_a_rank_holds_the_messages_in_flight_alone(fault, tmp_path):
+def test_a_rank_holds_the_messages_in_flight_alone(fault: str, tmp_path: Path) -> None:
     """And none beyond the step: a profiler that ends between them has torch write to memory that is freed."""
     variant = Variant("many micro-batches", {"pipeline": 2}, micro_batch=1, virtual_pipeline=2)
     job = job_of(MODELS["gpt"], variant, 2)
@@ -173,7 +181,7 @@ def test_a_rank_holds_the_messages_in_flight_alone(fault, tmp_path):
 
 
 @pytest.mark.parametrize(("layers", "ranks", "chunks"), [(32, 4, 2), (36, 8, 2), (36, 8, 3), (7, 2, 3), (40, 4, 3)])
-def test_the_planner_counts_what_waits_in_torchs_schedule(layers, ranks, chunks):
+def test_the_planner_counts_what_waits_in_torchs_schedule(layers: int, ranks: int, chunks: int) -> None:
     """Where chunks differ by a layer, which of them wait changes from one pass to the next."""
     from model.decoder import stage_of
     from torch.distributed.pipelining import ScheduleInterleaved1F1B
@@ -202,10 +210,10 @@ def actions(*words: str) -> list[Action]:
     return [Action(int(word[0]), SimpleNamespace(name=word[1:])) for word in words]
 
 
-def test_each_chunk_is_gathered_once_a_step():
+def test_each_chunk_is_gathered_once_a_step() -> None:
     from parallelism.interleaving import gather_once
 
-    found = actions(
+    found: Any = actions(
         "0UNSHARD", "0FORWARD", "0RESHARD", "2UNSHARD", "0UNSHARD", "0FULL_BACKWARD", "0RESHARD", "2RESHARD"
     )
     gather_once(found)
@@ -226,7 +234,9 @@ def test_each_chunk_is_gathered_once_a_step():
         ("mixture", {"pipeline": 2}, 8, 2, "experts, which is not written"),
     ],
 )
-def test_what_cannot_be_interleaved_is_refused(family, layout, batch, chunks, says, tmp_path):
+def test_what_cannot_be_interleaved_is_refused(
+    family: str, layout: dict[str, Any], batch: int, chunks: int, says: str, tmp_path: Path
+) -> None:
     job = job_of(MODELS[family], Variant("", layout, virtual_pipeline=chunks), 2, global_batch=batch)
     script = planted(tmp_path, "torch", NOBODY_JOINS)
     assert all(end.returncode for end in launch(job, tmp_path, script))
@@ -234,7 +244,7 @@ def test_what_cannot_be_interleaved_is_refused(family, layout, batch, chunks, sa
 
 
 @pytest.mark.thorough
-def test_the_first_chunk_has_the_embedding_and_the_last_one_the_head_in_an_explained_step(tmp_path):
+def test_the_first_chunk_has_the_embedding_and_the_last_one_the_head_in_an_explained_step(tmp_path: Path) -> None:
     assert [end.returncode for end in launch_explained(job_of(MODELS["gpt"], INTERLEAVED, STEPS), tmp_path, 1)] == [
         0,
         0,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +48,7 @@ def test_kernels_compute_what_torch_does() -> None:
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A device of NVIDIA's with Triton beside it, to the choice alone: modules in place of the kernels'."""
     from model import kernels
 
@@ -69,7 +71,8 @@ def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> 
     from model import kernels
 
     assert chosen_for(cuda) == ["cross_entropy", "rotary", "swiglu", "add_norm"]
-    assert kernels.chosen("rotary").name == "fused.rotary"
+    rotary = kernels.chosen("rotary")
+    assert rotary is not None and rotary.name == "fused.rotary"
     assert chosen_for(cuda, "gpt") == ["cross_entropy", "add_norm"]
     assert kernels.chosen("rotary") is None, "of the training before"
     assert chosen_for(cuda, norm_place="after") == ["cross_entropy", "rotary", "swiglu"]
@@ -77,7 +80,9 @@ def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> 
     assert chosen_for(cuda, compiled=True) == ["cross_entropy"], "torch.compile fuses the others itself"
 
 
-def test_only_a_device_that_triton_compiles_for_has_kernels(cuda: torch.device, monkeypatch) -> None:
+def test_only_a_device_that_triton_compiles_for_has_kernels(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from model import kernels
 
     assert chosen_for(torch.device("cpu")) == chosen_for(torch.device("xpu")) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.in_mixtures import KINDS, LATENT, SHOWN, SWITCH, mixture
@@ -39,7 +42,7 @@ LAYOUTS = (
 
 
 @pytest.fixture(scope="module")
-def right(torch_of):
+def right(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[..., Curve]:
     """The curve of one process."""
     return functools.cache(lambda kind, steps=STEPS: torch_of(job_of(KINDS[kind], SINGLE, steps)))
 
@@ -53,11 +56,11 @@ def assert_same(curve: Curve, reference: Curve) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), LAYOUTS)
-def test_a_layout_trains_as_one_process(kind, name, right):
+def test_a_layout_trains_as_one_process(kind: str, name: str, right: Callable[..., Curve]) -> None:
     assert_same(train(job_of(KINDS[kind], VARIANTS[name], STEPS)), right(kind))
 
 
-def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right):
+def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right: Callable[..., Curve]) -> None:
     variant = Variant("", zero(3, pipeline=2), recompute="selective")
     assert_same(train(job_of(KINDS["mixture"], variant, STEPS)), right("mixture"))
 
@@ -65,18 +68,18 @@ def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right):
 @pytest.mark.thorough
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "CP2", "accumulation 1"])
-def test_no_token_changes_its_expert_in_forty_steps(name, reference):
+def test_no_token_changes_its_expert_in_forty_steps(name: str, reference: Callable[[str], Curve]) -> None:
     assert_same(train(job_of(MODELS["mixture"], VARIANTS[name])), reference("mixture"))
 
 
-def test_every_step_counts_every_choice_of_a_token(right):
+def test_every_step_counts_every_choice_of_a_token(right: Callable[..., Curve]) -> None:
     curve = right("deepseek")
     assert sorted(curve.experts) == [1, 2]
     assert all(list(layers) == [1] and sum(layers[1]) == 8 * 32 * 2 for layers in curve.experts.values())
     assert all(value > 0 for value in curve.auxiliary)
 
 
-def test_the_selection_bias_moves_the_load(right):
+def test_the_selection_bias_moves_the_load(right: Callable[..., Curve]) -> None:
     """With a bias, the experts with most tokens get fewer; the same work without it goes on as it was."""
     without = train(
         job_of(mixture({**KINDS["deepseek"]["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS)
@@ -93,7 +96,7 @@ def test_the_selection_bias_moves_the_load(right):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_planted_fault_shows_in_two_steps(name, tmp_path, right):
+def test_a_planted_fault_shows_in_two_steps(name: str, tmp_path: Path, right: Callable[..., Curve]) -> None:
     kind, variant, code = SHOWN[name]
     wrong, expected = train(job_of(KINDS[kind], variant, STEPS), planted(tmp_path, "torch", code)), right(kind)
     with pytest.raises(AssertionError):
@@ -112,7 +115,7 @@ routing.best = highest
 """
 
 
-def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
+def test_of_equal_scores_the_lower_expert_is_taken(tmp_path: Path) -> None:
     job = job_of(KINDS["mixture"], SINGLE, 1)
     lower = train(job, planted(tmp_path, "torch", TIED))
     assert lower.experts[1][1] == (256, 256, 0, 0)
@@ -132,7 +135,9 @@ optimizer.LocalAdamW.__init__ = told
 
 
 @pytest.mark.parametrize(("name", "parts"), [("EP2 of DP4", 2), ("ZeRO 1, EP2 of DP4", 4)])
-def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(name, parts, tmp_path):
+def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(
+    name: str, parts: int, tmp_path: Path
+) -> None:
     experts, hidden = KINDS["mixture"]["experts"], KINDS["mixture"]["hidden_size"]
     whole = 3 * experts["count"] * experts["ffn_hidden_size"] * hidden
     ends = launch(job_of(KINDS["mixture"], VARIANTS[name], 1), tmp_path, planted(tmp_path, "torch", HELD))
@@ -154,7 +159,9 @@ def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(na
         (LATENT, Variant("", {"tensor": 2}), "latent attention with tensor parallel 2"),
     ],
 )
-def test_what_is_not_written_is_refused_by_name(changes, variant, named, tmp_path):
+def test_what_is_not_written_is_refused_by_name(
+    changes: dict[str, Any], variant: Variant, named: str, tmp_path: Path
+) -> None:
     job = job_of({**mixture(), **changes}, variant, 2, global_batch=12)
     ends = launch(job, tmp_path, planted(tmp_path, "torch", NOBODY_JOINS))
     assert all(end.returncode and named in end.output for end in ends), ends[0].output

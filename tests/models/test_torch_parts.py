@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def facts_of(curve: Curve) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("family", sorted(RECORDED))
-def test_gpt_and_llama_train_what_they_trained_before_models_had_parts(family, reference):
+def test_gpt_and_llama_train_what_they_trained_before_models_had_parts(
+    family: str, reference: Callable[[str], Curve]
+) -> None:
     """Recorded then. Digits beyond the limits are the processor's: on the one of then they were the same bits."""
     found, recorded = facts_of(reference(family)), RECORDED[family]
     assert {key: found[key] for key in ("weights", "tokens")} == {key: recorded[key] for key in ("weights", "tokens")}
@@ -50,7 +53,9 @@ def test_gpt_and_llama_train_what_they_trained_before_models_had_parts(family, r
     ("composed", "name"),
     list(zip(COMPOSED, ("TP2 sequence parallel", "ZeRO 3, DP2"), strict=True)),
 )
-def test_other_parts_train_alike_in_layouts_that_divide_them(composed, name, torch_of):
+def test_other_parts_train_alike_in_layouts_that_divide_them(
+    composed: str, name: str, torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     model = {**shallow(MODELS["llama"]), **COMPOSED[composed]}
     right = torch_of(job_of(model, SINGLE, STEPS))
     found = compare(train(job_of(model, VARIANTS[name], STEPS)), right)
@@ -60,7 +65,9 @@ def test_other_parts_train_alike_in_layouts_that_divide_them(composed, name, tor
 UNSUMMED = "from parallelism import tensor_parallel\ntensor_parallel.head_norms = lambda model: {}"
 
 
-def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_seen(tmp_path, torch_of):
+def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_seen(
+    tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """The gradient's whole norm moves little; that of the parameter does not."""
     model = shallow(MODELS["qwen"])
     right = torch_of(job_of(model, SINGLE, STEPS))
@@ -86,7 +93,7 @@ def loss_of(model: dict[str, Any]) -> float:
     return ours(tokens[:, :-1], tokens[:, 1:]).item()
 
 
-def test_each_part_changes_the_loss():
+def test_each_part_changes_the_loss() -> None:
     """So that a part which is read and not used shows."""
     window, after = COMPOSED.values()
     changes = [

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from layouts import MODELS, parsed_model
-from levelfield.measure.flops import flops_per_token, repeated_layers
+from levelfield.measure.flops import Recomputation, flops_per_token, repeated_layers
 from levelfield.specs.architecture import Model
 from levelfield.worker import Unsupported
+from levelfield.worker.architecture import Model as WorkerModel
 from levelfield.worker.job import Tuning
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,20 +22,20 @@ pytestmark = pytest.mark.torch
 LENGTH, SEQUENCES = 32, 2
 
 
-def linear_flop(x, weight, *_rest, **_options):
+def linear_flop(x: Sequence[int], weight: Sequence[int], *_rest: Any, **_options: Any) -> int:
     return 2 * torch.Size(x).numel() * weight[0]
 
 
-def addmm_flop(_total, left, right, **_options):
+def addmm_flop(_total: Any, left: Sequence[int], right: Sequence[int], **_options: Any) -> int:
     return 2 * left[0] * left[1] * right[1]
 
 
-def grouped_flop(x, weight, *_rest, **_options):
+def grouped_flop(x: Sequence[int], weight: Sequence[int], *_rest: Any, **_options: Any) -> int:
     """Of rows by expert with each expert's matrix; or, for the matrices' gradient, of two with the rows as columns."""
     return 2 * torch.Size(x).numel() * weight[-1]
 
 
-def counted(job):
+def counted(job: Any) -> int:
     """FLOPs of the matrix products of one forward and backward pass. Attention's kernel on a processor has no count."""
     from model.attention import choose_attention
     from model.decoder import Decoder, compute_dtype, stage_of
@@ -56,7 +59,7 @@ def counted(job):
     return counter.get_total_flops()
 
 
-def job(family, recompute, precision, dropout, model=None):
+def job(family: str, recompute: str, precision: str, dropout: float, model: WorkerModel | None = None) -> Any:
     """As the worker has it: the model of the tests with two layers, or another one."""
     plain = parsed_model({**MODELS[family], "layers": 2, "hidden_dropout": dropout})
     return SimpleNamespace(
@@ -71,27 +74,28 @@ def job(family, recompute, precision, dropout, model=None):
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_hfu_counts_what_torch_repeats(family, precision, dropout):
+def test_hfu_counts_what_torch_repeats(family: str, precision: str, dropout: float) -> None:
     from step.recompute import repeats
 
     without = counted(job(family, "none", precision, dropout))
     for recompute in ("selective", "full"):
         with_it = job(family, recompute, precision, dropout)
-        kind, model = repeats(with_it), Model(**asdict(with_it.model))
+        kind, model = cast(Recomputation, repeats(with_it)), Model(**asdict(with_it.model))
         attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
-        plain, repeated = (flops_per_token("megatron", model, LENGTH, recompute=k) for k in ("none", kind))
+        plain = flops_per_token("megatron", model, LENGTH)
+        repeated = flops_per_token("megatron", model, LENGTH, recompute=kind)
         assert counted(with_it) - without == (repeated - plain - attention) * LENGTH * SEQUENCES, recompute
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_hfu_counts_the_layers_that_torch_repeats(precision, layers):
+def test_hfu_counts_the_layers_that_torch_repeats(precision: str, layers: int) -> None:
     """Of two layers the first, or both. A layer more or less than that is a quarter of the step."""
     from step.recompute import repeats
 
     with_it = job("llama", "full", precision, 0.0)
     with_it.tuning.recompute_layers = layers
-    kind, model = repeats(with_it), Model(**asdict(with_it.model))
+    kind, model = cast(Recomputation, repeats(with_it)), Model(**asdict(with_it.model))
     some = repeated_layers(model.layers, 1, 1, layers)
     plain = flops_per_token("megatron", model, LENGTH)
     repeated = flops_per_token("megatron", model, LENGTH, recompute=kind, repeated=some)
@@ -100,7 +104,7 @@ def test_hfu_counts_the_layers_that_torch_repeats(precision, layers):
     assert counted(with_it) - without == (repeated - plain - attention) * LENGTH * SEQUENCES
 
 
-def test_the_first_layers_of_each_stage_are_repeated():
+def test_the_first_layers_of_each_stage_are_repeated() -> None:
     """The second stage of a pipeline has its own first ones."""
     from model.attention import choose_attention
     from model.decoder import Decoder, compute_dtype, stage_of
@@ -117,21 +121,21 @@ def test_the_first_layers_of_each_stage_are_repeated():
 
 
 @pytest.mark.parametrize(("mode", "layers"), [("selective", 1), ("none", 1), ("full", 0)])
-def test_layers_of_another_mode_are_refused(mode, layers):
+def test_layers_of_another_mode_are_refused(mode: str, layers: int) -> None:
     from step.recompute import check_recompute
 
     with pytest.raises(Unsupported, match=f"recompute '{mode}' of {layers} layers"):
         check_recompute(Tuning(1, None, mode, False, "sdpa", recompute_layers=layers))
 
 
-def test_without_recomputation_all_products_are_those_of_the_formula():
+def test_without_recomputation_all_products_are_those_of_the_formula() -> None:
     found = job("gpt", "none", "bf16", 0.0)
     model = Model(**asdict(found.model))
     attention = 6 * model.layers * LENGTH * model.hidden_size
     assert counted(found) == (flops_per_token("megatron", model, LENGTH) - attention) * LENGTH * SEQUENCES
 
 
-def test_the_kind_depends_on_dropout_and_kernel():
+def test_the_kind_depends_on_dropout_and_kernel() -> None:
     """Otherwise the test above could pass with one kind everywhere."""
     from step.recompute import repeats
 
@@ -141,7 +145,7 @@ def test_the_kind_depends_on_dropout_and_kernel():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_hfu_counts_what_a_mixture_repeats(precision):
+def test_hfu_counts_what_a_mixture_repeats(precision: str) -> None:
     """All of it, and the router, which no formula counts."""
     from step.recompute import repeats
 
@@ -150,8 +154,10 @@ def test_hfu_counts_what_a_mixture_repeats(precision):
     without = counted(job("mixture", "none", precision, 0.0, mixture))
     for recompute in ("selective", "full"):
         with_it = job("mixture", recompute, precision, 0.0, mixture)
-        kind, model = repeats(with_it), Model.model_validate({**MODELS["mixture"], "layers": 2, "experts": experts})
-        plain, repeated = (flops_per_token("megatron", model, LENGTH, recompute=k) for k in ("none", kind))
+        kind = cast(Recomputation, repeats(with_it))
+        model = Model.model_validate({**MODELS["mixture"], "layers": 2, "experts": experts})
+        plain = flops_per_token("megatron", model, LENGTH)
+        repeated = flops_per_token("megatron", model, LENGTH, recompute=kind)
         attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
         router = 2 * model.layers * experts["count"] * model.hidden_size if recompute == "full" else 0
         expected = (repeated - plain - attention + router) * LENGTH * SEQUENCES

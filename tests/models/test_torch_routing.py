@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from levelfield.worker.architecture import Experts, Router
+from leaf_gradient import gradient_of
+from levelfield.worker.architecture import Experts, Router, RouterGroups
 from levelfield.worker.job import parse
+
+if TYPE_CHECKING:
+    from model.mixture import Mixture
 
 pytestmark = pytest.mark.torch
 BATCH, LENGTH, EXPERTS, CHOSEN = 2, 6, 6, 2
@@ -22,7 +27,7 @@ def experts_of(**router: Any) -> Experts:
     return Experts(EXPERTS, CHOSEN, 0, router=parse(Router, {**coefficients, **router}, "router"))
 
 
-ROUTERS = {
+ROUTERS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "softmax, not normalised": {"normalised": False, "scale": 1.5},
     "sigmoid": {"scores": "sigmoid", "scale": 2.5},
@@ -31,7 +36,9 @@ ROUTERS = {
 }
 
 
-def define(logits, router, bias, capacity):
+def define(
+    logits: np.ndarray, router: Router, bias: np.ndarray, capacity: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """(chosen, gates, kept, loss), each token by itself; logits: [batch, sequence, experts]."""
     raised = np.exp(logits)
     scores = raised / raised.sum(-1, keepdims=True) if router.scores == "softmax" else raised / (1 + raised)
@@ -47,11 +54,11 @@ def define(logits, router, bias, capacity):
     return chosen, gates, kept, loss_of(router, raised, scores, chosen)
 
 
-def ranked(values, those):
+def ranked(values: np.ndarray | list[float], those: Iterable[int]) -> list[int]:
     return sorted(those, key=lambda each: (-values[each], each))
 
 
-def open_experts(values, groups):
+def open_experts(values: np.ndarray, groups: RouterGroups | None) -> Sequence[int]:
     if groups is None:
         return range(EXPERTS)
     size = EXPERTS // groups.count
@@ -60,14 +67,14 @@ def open_experts(values, groups):
     return [expert for group in ranked(strength, range(groups.count))[: groups.chosen] for expert in members[group]]
 
 
-def loss_of(router, raised, scores, chosen):
+def loss_of(router: Router, raised: np.ndarray, scores: np.ndarray, chosen: np.ndarray) -> float:
     probabilities = scores / scores.sum(-1, keepdims=True)
     counts = np.stack([np.bincount(row.ravel(), minlength=EXPERTS) for row in chosen])
     balance = (EXPERTS * counts / (CHOSEN * LENGTH) * probabilities.mean(1)).sum(-1).mean()
     return router.auxiliary_loss * balance + router.z_loss * (np.log(raised.sum(-1)) ** 2).mean()
 
 
-def differences(router, bias, capacity, logits) -> set[str]:
+def differences(router: dict[str, Any], bias: np.ndarray, capacity: int | None, logits: np.ndarray) -> set[str]:
     """What differs from the definition."""
     import routing
 
@@ -92,7 +99,7 @@ BIASES = (np.zeros(EXPERTS), np.array([0.25, -0.25, 0, 0.125, 0, -0.125]))
 
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("capacity", [None, 2])
-def test_routing_is_as_defined_ties_included(name, capacity):
+def test_routing_is_as_defined_ties_included(name: str, capacity: int | None) -> None:
     for bias in BIASES:
         assert differences(ROUTERS[name], bias, capacity, tied_logits()) == set()
 
@@ -122,7 +129,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_differs_from_the_definition(name, monkeypatch):
+def test_a_planted_fault_differs_from_the_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import routing
 
     function, fault, shown = PLANTED[name]
@@ -134,14 +141,14 @@ def test_a_planted_fault_differs_from_the_definition(name, monkeypatch):
 # ---- the experts
 
 
-def mixed(sizes: tuple[int, int], kept: bool, dtype=torch.float32):
+def mixed(sizes: tuple[int, int], kept: bool, dtype: torch.dtype = torch.float32) -> tuple[Mixture, torch.Tensor]:
     """(outputs and gradients of a mixture's layer, those of a sum over every token's experts)."""
     from model.mixture import Mixture
 
     hidden, inner = sizes
     capacity = 0.8 if kept else None
     experts = replace(experts_of(), ffn_hidden_size=inner, capacity_factor=capacity)
-    model = SimpleNamespace(hidden_size=hidden, activation="swiglu", experts=experts)
+    model: Any = SimpleNamespace(hidden_size=hidden, activation="swiglu", experts=experts)
     layer = Mixture(model, 0, LENGTH, None)
     layer.prepare(torch.device("cpu"))
     generator = torch.Generator().manual_seed(7)
@@ -152,7 +159,7 @@ def mixed(sizes: tuple[int, int], kept: bool, dtype=torch.float32):
     return layer, x.to(dtype)
 
 
-def by_token(layer, x):
+def by_token(layer: Mixture, x: torch.Tensor) -> torch.Tensor:
     import routing
 
     scores = routing.scores_of(layer.router(x), layer.settings.router)
@@ -170,33 +177,34 @@ def by_token(layer, x):
 
 @pytest.mark.parametrize("sizes", [(16, 12), (10, 7)], ids=["grouped", "one after another"])
 @pytest.mark.parametrize("kept", [False, True], ids=["dropless", "capacity"])
-def test_a_layer_is_the_sum_over_each_tokens_experts(sizes, kept):
+def test_a_layer_is_the_sum_over_each_tokens_experts(sizes: tuple[int, int], kept: bool) -> None:
     layer, x = mixed(sizes, kept)
     router = replace(layer.settings.router, auxiliary_loss=0.0, z_loss=0.0)
     layer.settings = replace(layer.settings, router=router)
     weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(8))
     found = []
-    for run in (layer, lambda given: by_token(layer, given)):
+    runs: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (layer, lambda given: by_token(layer, given))
+    for run in runs:
         layer.zero_grad()
         given = x.clone().requires_grad_()
         output = run(given)
         (output * weight).sum().backward()
-        found.append([output.detach(), given.grad, *(p.grad.clone() for p in layer.parameters())])
+        found.append([output.detach(), gradient_of(given), *(gradient_of(p).clone() for p in layer.parameters())])
     for ours, right in zip(*found, strict=True):
         assert torch.allclose(ours, right, rtol=1e-5, atol=1e-6)
     assert kept == (layer.capacity is not None and layer.capacity == math.ceil(0.8 * LENGTH * CHOSEN / EXPERTS))
 
 
-def test_an_expert_without_tokens_has_a_gradient_of_zeros():
+def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     layer, x = mixed((16, 12), False)
     layer.router.weight.data.zero_()  # equal scores: all tokens take experts 0 and 1
     (layer(x) ** 2).sum().backward()
-    gradient = layer.experts.down.weight.grad
+    gradient = gradient_of(layer.experts.down.weight)
     assert layer.tally.counts.tolist() == [BATCH * LENGTH, BATCH * LENGTH, 0, 0, 0, 0]
     assert gradient[:2].abs().amax((1, 2)).min() > 0 and gradient[2:].abs().max() == 0
 
 
-def test_a_tokens_choices_are_counted_once_when_its_layer_is_computed_twice():
+def test_a_tokens_choices_are_counted_once_when_its_layer_is_computed_twice() -> None:
     from torch.utils.checkpoint import checkpoint
 
     layer, x = mixed((16, 12), False)

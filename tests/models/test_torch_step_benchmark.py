@@ -23,7 +23,7 @@ class FakeTrainer:
 
     seconds: dict[str, tuple[float, ...]]
     broken: dict[str, str]
-    device_bytes = 10**12
+    device_bytes: float = 10**12
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.who, self.turns = task["who"], iter(self.seconds[task["who"]])
@@ -49,7 +49,7 @@ class FakeTrainer:
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrainer]:
     monkeypatch.setattr(torch_step, "Trainer", FakeTrainer)
     monkeypatch.setattr(torch_step, "why_not", lambda who, task: None)
     seconds = {
@@ -63,7 +63,7 @@ def fake(monkeypatch):
     return FakeTrainer
 
 
-def test_a_ratio_is_taken_turn_by_turn_and_the_best_peer_has_the_least_median(fake):
+def test_a_ratio_is_taken_turn_by_turn_and_the_best_peer_has_the_least_median(fake: type[FakeTrainer]) -> None:
     row = torch_step.measure(SHAPE, ARGUMENTS)
     # transformers 2, 1, 2; plain 1.1, 0.9, 2; liger 1.7, 0.85, 5
     assert row["ratios"] == pytest.approx({"transformers": 2.0, "plain": 1.1, "liger": 1.7})
@@ -75,7 +75,7 @@ def test_a_ratio_is_taken_turn_by_turn_and_the_best_peer_has_the_least_median(fa
     assert row["memory_ratio"] == 1.0 and "best" in "\n".join(torch_step.lines_of(row))
 
 
-def test_a_peer_that_fails_is_left_out_with_its_last_words(fake):
+def test_a_peer_that_fails_is_left_out_with_its_last_words(fake: type[FakeTrainer]) -> None:
     fake.broken = {"transformers": "OutOfMemoryError: 7 GiB"}
     row = torch_step.measure(SHAPE, ARGUMENTS)
     assert row["left_out"] == {"transformers": "OutOfMemoryError: 7 GiB"} and set(row["ratios"]) == {"plain", "liger"}
@@ -84,8 +84,10 @@ def test_a_peer_that_fails_is_left_out_with_its_last_words(fake):
     assert "no kernel" in row["failed"] and "failed: " in torch_step.lines_of(row)[-1] and row["best"] is None
 
 
-def test_on_a_small_device_each_peer_steps_with_ours_alone(fake, monkeypatch):
-    groups = []
+def test_on_a_small_device_each_peer_steps_with_ours_alone(
+    fake: type[FakeTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[list[str]] = []
     warm_up = torch_step.warm_up
 
     def listed(trainers: dict[str, Any], *more: Any) -> Any:
@@ -103,7 +105,7 @@ def test_on_a_small_device_each_peer_steps_with_ours_alone(fake, monkeypatch):
     assert row["ratios"] == pytest.approx({"transformers": 2.0, "plain": 1.1, "liger": 1.7})
 
 
-def test_what_a_trainer_takes_grows_with_weights_and_logits():
+def test_what_a_trainer_takes_grows_with_weights_and_logits() -> None:
     small = torch_step.expected_bytes(SHAPE)
     more = {key: torch_step.expected_bytes({**SHAPE, key: 2 * SHAPE[key]}) - small for key in ("vocabulary", "batch")}
     assert more["vocabulary"] == 128 * 16 * (2 * 128 + 64)  # embedding and head, and 64 tokens' logits
@@ -111,7 +113,7 @@ def test_what_a_trainer_takes_grows_with_weights_and_logits():
 
 
 @pytest.mark.parametrize("library", ["torch.mm", "model.onednn.product"])
-def test_the_peak_is_that_of_the_faster_library(monkeypatch, library):
+def test_the_peak_is_that_of_the_faster_library(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     """A library that takes no time is the faster one."""
     monkeypatch.syspath_prepend(str(ROOT / "models" / "torch"))
     pytest.importorskip("torch")
@@ -122,7 +124,7 @@ def test_the_peak_is_that_of_the_faster_library(monkeypatch, library):
     assert fast is not None and fast > 100 * real > 0
 
 
-def test_a_trainer_that_cannot_run_says_why():
+def test_a_trainer_that_cannot_run_says_why() -> None:
     task = {**SHAPE, "device": "cpu"}
     assert "accelerators" in (torch_trainers.why_not("liger", task) or "") or "has no" in (
         torch_trainers.why_not("liger", task) or ""

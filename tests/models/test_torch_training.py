@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,42 +21,42 @@ DATA_2 = VARIANTS["DP2"]
 TENSOR_2 = VARIANTS["TP2"]
 
 
-def gpt(**changes):
+def gpt(**changes: Any) -> dict[str, Any]:
     return {**MODELS["gpt"], "layers": 2, **changes}
 
 
 # ---- the curve
 
 
-def test_the_loss_falls_and_a_repeat_is_bit_identical():
+def test_the_loss_falls_and_a_repeat_is_bit_identical() -> None:
     curve = train(job_of(gpt(), SINGLE))
     assert np.mean(curve.losses[-5:]) < 0.75 * curve.losses[0]
     assert train(job_of(gpt(), SINGLE)) == curve
 
 
-def test_dropout_repeats_itself_and_differs_from_none():
+def test_dropout_repeats_itself_and_differs_from_none() -> None:
     model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
     curve = train(job_of(model, SINGLE, steps=4))
     assert train(job_of(model, SINGLE, steps=4)) == curve
     assert curve.losses != train(job_of(gpt(), SINGLE, steps=4)).losses
 
 
-def test_full_recomputation_draws_the_same_dropout():
+def test_full_recomputation_draws_the_same_dropout() -> None:
     model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
     full = dataclasses.replace(SINGLE, recompute="full")
     assert train(job_of(model, full, steps=4)) == train(job_of(model, SINGLE, steps=4))
 
 
-def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputation():
+def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputation() -> None:
     variant = dataclasses.replace(TENSOR_2, recompute="selective")
     curve = train(job_of(gpt(hidden_dropout=0.1, attention_dropout=0.1), variant, steps=4))
     assert all(map(math.isfinite, curve.losses + curve.grad_norms))
 
 
-def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone():
+def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone() -> None:
     from model.attention import private
 
-    def draws(stream):
+    def draws(stream: int) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(5)
         with private(stream, torch.device("cpu")):
             mine = torch.rand(4)
@@ -67,7 +69,7 @@ def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone
 
 
 @pytest.mark.parametrize("family", ["gpt", "mixture"])
-def test_bf16_stays_near_fp32(family):
+def test_bf16_stays_near_fp32(family: str) -> None:
     single, half = (train(job_of(MODELS[family], SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
     found = compare(half, single)
     assert found.loss is not None
@@ -77,10 +79,11 @@ def test_bf16_stays_near_fp32(family):
 # ---- loss scaling
 
 
-def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval():
+def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval() -> None:
     from step.optimizer import LossScale
 
-    scale = LossScale(SimpleNamespace(initial=64.0, growth_interval=2))
+    settings: Any = SimpleNamespace(initial=64.0, growth_interval=2)
+    scale = LossScale(settings)
     seen = []
     for finite in (False, True, True, True, False, True):
         scale.update(finite)
@@ -88,7 +91,7 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval():
     assert seen == [32.0, 32.0, 64.0, 64.0, 32.0, 32.0]
 
 
-def test_without_fp16_the_scale_stays_one():
+def test_without_fp16_the_scale_stays_one() -> None:
     from step.optimizer import LossScale
 
     scale = LossScale(None)
@@ -96,7 +99,7 @@ def test_without_fp16_the_scale_stays_one():
     assert scale.value == 1.0
 
 
-def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path):
+def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path: Path) -> None:
     job = job_of(gpt(), DATA_2, steps=14, precision="fp16", loss_scale={"initial": 2.0**26, "growth_interval": 4})
     assert [end.returncode for end in launch(job, tmp_path)] == [0, 0]
     ranks = [[event for event in events(tmp_path, rank) if event["event"] == "step"] for rank in range(2)]
@@ -123,18 +126,18 @@ torch.autograd.backward = backward
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", ["single", "PP2"])
-def test_a_backward_pass_has_no_thread_of_its_own(layout, tmp_path):
+def test_a_backward_pass_has_no_thread_of_its_own(layout: str, tmp_path: Path) -> None:
     job = job_of(MODELS["gpt"], {"single": SINGLE, **VARIANTS}[layout], steps=1)
     ends = launch(job, tmp_path, planted(tmp_path, "torch", CALLING_THREAD_ONLY))
     assert not any(end.returncode for end in ends), ends
 
 
-def test_a_skipped_step_leaves_parameters_moments_and_their_correction_alone():
+def test_a_skipped_step_leaves_parameters_moments_and_their_correction_alone() -> None:
     from step.optimizer import LocalAdamW
 
     model, like = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     like.load_state_dict(model.state_dict())
-    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    settings: Any = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
     optimizer = LocalAdamW(model, settings, stage_ranks=1)
     groups = [{"params": [like.weight], "weight_decay": 0.1}, {"params": [like.bias], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True)
@@ -157,15 +160,15 @@ def test_a_skipped_step_leaves_parameters_moments_and_their_correction_alone():
 # ---- the optimizer and the head, against torch's own
 
 
-def test_clipping_and_decay_are_those_of_torch():
+def test_clipping_and_decay_are_those_of_torch() -> None:
     from step.optimizer import LocalAdamW, clip_divisor
 
-    def make():
+    def make() -> torch.nn.Sequential:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
 
     ours, theirs = make(), make()
-    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    settings: Any = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
     mine = LocalAdamW(ours, settings, stage_ranks=1)
     wide, narrow = ([p for p in theirs.parameters() if (p.dim() > 1) is kind] for kind in (True, False))
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
@@ -187,14 +190,14 @@ def test_clipping_and_decay_are_those_of_torch():
         torch.testing.assert_close(a, b)
 
 
-def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
+def test_the_norm_of_a_large_gradient_is_that_of_its_halves() -> None:
     """Each layout has other parts of a gradient. Norms added up in float32 part by 1e-5 at this size."""
     from step.optimizer import LocalAdamW
 
-    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    settings: Any = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
     gradient = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
 
-    def square(part):
+    def square(part: torch.Tensor) -> float:
         model = torch.nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta").to_empty(device="cpu")
         optimizer = LocalAdamW(model, settings, stage_ranks=1)
         model.weight.grad = part
@@ -210,7 +213,7 @@ def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
 
 
 @pytest.mark.layouts
-def test_a_wrong_gradient_scale_is_seen(tmp_path):
+def test_a_wrong_gradient_scale_is_seen(tmp_path: Path) -> None:
     """With Adam the loss hardly moves; the gradient norm tells."""
     fault = """
 from step import optimizer
@@ -232,7 +235,7 @@ optimizer.LocalAdamW.take_gradients = take
     assert not found.within()
 
 
-def test_a_non_finite_loss_stops_all_ranks(tmp_path):
+def test_a_non_finite_loss_stops_all_ranks(tmp_path: Path) -> None:
     fault = """
 if job.rank == 1:
     from parallelism import parallelize
@@ -250,14 +253,14 @@ if job.rank == 1:
         assert (error["event"], error["class"]) == ("error", "non-finite")
 
 
-def test_a_missing_framework_is_an_environment_error(tmp_path):
+def test_a_missing_framework_is_an_environment_error(tmp_path: Path) -> None:
     fault = 'sys.modules["torch"] = None'
     (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, planted(tmp_path, "torch", fault))
     assert end.returncode == 1
     assert events(tmp_path, 0)[-1]["class"] == "environment"
 
 
-def test_saved_weights_are_whole_and_canonical(tmp_path):
+def test_saved_weights_are_whole_and_canonical(tmp_path: Path) -> None:
     from levelfield.worker import Initializer
 
     for name, variant in (("one", SINGLE), ("tensor", TENSOR_2)):

@@ -68,10 +68,12 @@ def check_cross_entropy(module: Any, dtype: torch.dtype, columns: int = 201) -> 
     logits = logits_of(dtype, columns)
     targets = targets_of(logits)
     loss, gradient = expected_loss(logits, targets)
-    beside = logits._base[:, columns:].clone()
+    whole = logits._base
+    assert whole is not None
+    beside = whole[:, columns:].clone()
     close(module.cross_entropy_(logits, targets), loss, torch.float32, "loss")
     close(logits, gradient, dtype, "gradient")
-    assert torch.equal(logits._base[:, columns:], beside), "wrote beside the logits"
+    assert torch.equal(whole[:, columns:], beside), "wrote beside the logits"
 
 
 def check_rows_that_are_not_finite(module: Any, dtype: torch.dtype) -> None:
@@ -217,10 +219,10 @@ def check_add_norm(
 
 def exact_sum(inputs: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Rounded to `dtype`, as the sum is handed on; its gradient is that of a sum."""
-    total = sum(inputs)
+    total: Any = sum(inputs)
     return total + (total.detach().to(dtype).double() - total.detach())
 
 
 def exact_norm(x: torch.Tensor, weights: list[torch.Tensor], layer: bool) -> torch.Tensor:
-    norm = functional.layer_norm if layer else functional.rms_norm
+    norm: Any = functional.layer_norm if layer else functional.rms_norm
     return norm(x, x.shape[-1:], *weights, eps=1e-3)

@@ -197,6 +197,7 @@ def planted(path: Path, name: str, right: str, wrong: str) -> ModuleType:
     assert right in source, right
     path.write_text(source.replace(right, wrong))
     spec = importlib.util.spec_from_file_location("fused.swiglu" if name == "swiglu" else path.stem, path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return small(module)
