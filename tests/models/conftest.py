@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
+from layouts import MODELS, SINGLE, Curve, Variant, compare, first_steps, job_of, planted, torch_curve, train
 from levelfield.specs.recorded_runs import Difference
 from trainings.interpreters import interpreters
 from xdist.scheduler import LoadScopeScheduling
@@ -65,7 +65,7 @@ def python(request: pytest.FixtureRequest, interpreter_of: Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def torch_of(tmp_path_factory) -> Callable[[dict[str, Any]], Curve]:
+def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Curve]:
     """torch's curve of a job, computed once for all processes of this run of the tests."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "torch-curves"
@@ -73,16 +73,24 @@ def torch_of(tmp_path_factory) -> Callable[[dict[str, Any]], Curve]:
 
 
 @pytest.fixture(scope="session")
-def reference(torch_of) -> Callable[[str], Curve]:
+def reference(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[[str], Curve]:
     """torch's curve of a family in one process: 40 steps in float32."""
     return functools.cache(lambda family: torch_of(job_of(MODELS[family], SINGLE)))
 
 
 @pytest.fixture(scope="session")
-def differs(reference) -> Callable[..., Difference]:
+def differs(reference: Callable[[str], Curve]) -> Callable[..., Difference]:
     """The difference of a framework's run, with a fault planted, from torch's."""
 
-    def of(folder, framework, python, fault, family="gpt", variant=SINGLE, steps=5):
+    def of(
+        folder: Path,
+        framework: str,
+        python: Path,
+        fault: str,
+        family: str = "gpt",
+        variant: Variant = SINGLE,
+        steps: int = 5,
+    ) -> Difference:
         curve = train(job_of(MODELS[family], variant, steps), planted(folder, framework, fault), python)
         return compare(curve, first_steps(reference(family), steps))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, job_of, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, planted, script_of, train
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -31,14 +33,16 @@ def slow(*values: str) -> Any:
         *(slow(framework, name) for framework in ("paddle", "megatron", "oneflow") for name in CROSSED),
     ],
 )
-def test_a_crossed_model_trains_alike_in_every_framework(framework, name, interpreter_of, torch_of):
+def test_a_crossed_model_trains_alike_in_every_framework(
+    framework: str, name: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """Paddle, Megatron and OneFlow have MLPs of their own; DeepSpeed trains torch's model."""
     job = job_of(CROSSED[name], SINGLE, STEPS)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
     assert found.within(), found
 
 
-def test_the_wrong_mlp_is_seen(tmp_path, torch_of):
+def test_the_wrong_mlp_is_seen(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """GELU's gate for SwiGLU's, of the same parameters."""
     fault = "from model import decoder\ndecoder.GATES['swiglu'] = decoder.functional.gelu"
     job = job_of(CROSSED["gpt with swiglu"], SINGLE, STEPS)
@@ -47,7 +51,9 @@ def test_the_wrong_mlp_is_seen(tmp_path, torch_of):
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("paddle"), slow("oneflow")])
-def test_stages_that_differ_by_a_layer_train_what_one_process_trains(framework, interpreter_of, torch_of):
+def test_stages_that_differ_by_a_layer_train_what_one_process_trains(
+    framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     python = None if framework == "torch" else interpreter_of(framework)
     curve = train(job_of(MODELS["gpt"], UNEVEN, STEPS), script_of(framework), python)
     found = compare(curve, torch_of(job_of(MODELS["gpt"], SINGLE, STEPS)))

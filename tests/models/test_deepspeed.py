@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from layouts import (
     MODELS,
     NOBODY_JOINS,
     SINGLE,
+    Curve,
     Variant,
     compare,
     events,
@@ -23,6 +25,7 @@ from layouts import (
 )
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows
+from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -37,7 +40,7 @@ def zero(stage: int, ranks: int = 2) -> dict[str, int]:
 FRAMEWORK = "deepspeed"
 
 
-def test_sizes_that_ranks_do_not_divide(python, torch_of):
+def test_sizes_that_ranks_do_not_divide(python: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """ZeRO 3 pads each flattened parameter: initial values, weights and gradients must not take the padding."""
     odd = {"vocab_size": 67, "hidden_size": 42, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
     model = {**MODELS["llama"], **odd, "layers": 1}
@@ -59,7 +62,9 @@ configuration.zero_optimization = lambda job: {**given(job), **limits}
 @pytest.mark.parametrize(
     ("recompute", "layers"), [("selective", None), pytest.param("full", None, marks=pytest.mark.thorough), ("full", 2)]
 )
-def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(recompute, layers, tmp_path, python, reference):
+def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(
+    recompute: str, layers: int | None, tmp_path: Path, python: Path, reference: Callable[[str], Curve]
+) -> None:
     """As with every model of usual size: a block's second forward pass gathers what its first one did not."""
     script = planted(tmp_path, "deepspeed", SMALL_LIMITS)
     job = job_of(MODELS["gpt"], Variant("", zero(3), recompute=recompute, recompute_layers=layers), 5)
@@ -71,7 +76,9 @@ def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(recompute, 
 
 
 @pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python, reference):
+def test_bf16_starts_from_the_same_float32_weights_and_stays_near(
+    stage: int, python: Path, reference: Callable[[str], Curve]
+) -> None:
     job = job_of(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), 5))
     assert found.same_weights and found.same_tokens
@@ -107,7 +114,9 @@ def assert_refused(job: dict[str, Any], folder: Path, script: Path, python: Path
 
 
 @pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_fp16_trains_where_deepspeed_offers_it(stage, tmp_path, python, reference):
+def test_fp16_trains_where_deepspeed_offers_it(
+    stage: int, tmp_path: Path, python: Path, reference: Callable[[str], Curve]
+) -> None:
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
     found = compare(train(fp16_job(stage, 5), script, python), first_steps(reference("gpt"), 5))
     assert found.within("fp16"), found
@@ -116,7 +125,9 @@ def test_fp16_trains_where_deepspeed_offers_it(stage, tmp_path, python, referenc
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough)])
-def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(precision, tmp_path, python, reference):
+def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(
+    precision: Precision, tmp_path: Path, python: Path, reference: Callable[[str], Curve]
+) -> None:
     """DeepSpeed's default type of ZeRO 3's parameters depends on the processor; this implementation takes none."""
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
     job = job_of(MODELS["gpt"], Variant("", zero(3)), 2, precision=precision)
@@ -124,19 +135,23 @@ def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(precision, tmp_pat
     assert found.within(precision), found
 
 
-def test_fp16_is_refused_where_deepspeed_does_not_offer_it(tmp_path, python):
+def test_fp16_is_refused_where_deepspeed_does_not_offer_it(tmp_path: Path, python: Path) -> None:
     script = planted(tmp_path, "deepspeed", NOBODY_JOINS + CLAIMED.format(False))
     assert_refused(fp16_job(0, 2), tmp_path, script, python, NEEDS_INSTRUCTIONS)
 
 
-def test_fp16_is_refused_with_onednn_held_to_avx2(tmp_path, python, monkeypatch):
+def test_fp16_is_refused_with_onednn_held_to_avx2(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On every x86-64 processor, those with avx512_fp16 too: oneDNN itself is held to fewer instructions."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     script = planted(tmp_path, "deepspeed", NOBODY_JOINS)
     assert_refused(fp16_job(0, 2), tmp_path, script, python, NEEDS_INSTRUCTIONS)
 
 
-def test_fp16_on_this_processor_is_as_onednn_reports(tmp_path, python, reference):
+def test_fp16_on_this_processor_is_as_onednn_reports(
+    tmp_path: Path, python: Path, reference: Callable[[str], Curve]
+) -> None:
     """Nothing is planted: a run is refused here, or trains what torch trains."""
     asked = "import torch; print(torch.ops.mkldnn._is_mkldnn_fp16_supported())"
     reported = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
@@ -150,7 +165,7 @@ def test_fp16_on_this_processor_is_as_onednn_reports(tmp_path, python, reference
         )
 
 
-def test_the_host_offers_fp16_on_a_cpu_under_its_condition():
+def test_the_host_offers_fp16_on_a_cpu_under_its_condition() -> None:
     implementation, _ = Registry().implementation("deepspeed")
     assert implementation.offered_precisions("cpu") == ("fp32", "bf16", "fp16")
     assert "avx512_fp16" in implementation.conditions["cpu"]["fp16"]
@@ -158,7 +173,7 @@ def test_the_host_offers_fp16_on_a_cpu_under_its_condition():
     assert cells and all(found["DP"] == "some" and found["TP"] == "-" for found in cells)
 
 
-def test_a_precision_is_offered_with_a_condition_or_without():
+def test_a_precision_is_offered_with_a_condition_or_without() -> None:
     implementation, _ = Registry().implementation("deepspeed")
     with pytest.raises(ValueError, match=r"conditions\.cpu: found bf16"):
         ImplementationFile.model_validate({**implementation.model_dump(), "conditions": {"cpu": {"bf16": "AMX"}}})

@@ -7,10 +7,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, job_of, script_of, train
 from levelfield.run.launchers.launched_ranks import free_port
+from levelfield.specs.case import Precision
+from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -34,7 +39,9 @@ FURTHER = (
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", FURTHER)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_same_curve_as_torch(family, name, precision, python, reference):
+def test_same_curve_as_torch(
+    family: str, name: str, precision: Precision, python: Path, reference: Callable[[str], Curve]
+) -> None:
     job = job_of(MODELS[family], VARIANTS[name], 10, precision=precision)
     found = compare(train(job, TRAIN, python), first_steps(reference(family), 10))
     assert found.within(precision), found
@@ -56,7 +63,9 @@ def test_same_curve_as_torch(family, name, precision, python, reference):
          "program.adamw = lambda s, held, *rest: right(s, (*held[:3], True), *rest)", "loss"),
     ],
 )  # fmt: skip
-def test_a_planted_fault_is_seen(fault, seen, tmp_path, python, differs):
+def test_a_planted_fault_is_seen(
+    fault: str, seen: str, tmp_path: Path, python: Path, differs: Callable[..., Difference]
+) -> None:
     found = differs(tmp_path, "jax", python, fault, family="llama", variant=VARIANTS["TP2 sequence parallel"])
     assert not found.within() and getattr(found, seen) > 1e-6
 
@@ -76,11 +85,11 @@ print(max(abs(numpy.asarray(found, float) / right - 1)))
 """
 
 
-def test_the_gradient_of_a_bias_is_summed_in_float32(python):
+def test_the_gradient_of_a_bias_is_summed_in_float32(python: Path) -> None:
     """XLA sums in bf16 on a processor what is added in bf16. One rounding of the sum is at most 2^-8."""
 
-    def error(*arguments):
-        command = [python, "-c", BIAS_GRADIENT, *arguments]
+    def error(*arguments: str) -> float:
+        command: list[str | Path] = [python, "-c", BIAS_GRADIENT, *arguments]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TRAIN.parent)}
         return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
@@ -94,7 +103,7 @@ RANDOM = {**MODELS["gpt"], "layers": 2, "hidden_dropout": 0.2, "attention_dropou
 
 
 @pytest.mark.thorough
-def test_every_layout_drops_the_same(python, reference):
+def test_every_layout_drops_the_same(python: Path, reference: Callable[[str], Curve]) -> None:
     alone = train(job_of(RANDOM, SINGLE, 3), TRAIN, python)
     for name in ("DP2", "TP2 sequence parallel", "recompute full"):
         found = compare(train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python), alone)
@@ -104,16 +113,17 @@ def test_every_layout_drops_the_same(python, reference):
 
 
 @pytest.mark.thorough
-def test_dropout_changes_the_curve(python, reference):
+def test_dropout_changes_the_curve(python: Path, reference: Callable[[str], Curve]) -> None:
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
     found = compare(train(job_of(model, SINGLE, 3), TRAIN, python), first_steps(reference("gpt"), 3))
+    assert found.loss is not None
     assert found.loss > 1e-4
 
 
 # ---- ends
 
 
-def started(job, folder, python, ranks=2) -> list[subprocess.Popen[bytes]]:
+def started(job: dict[str, Any], folder: Path, python: Path, ranks: int = 2) -> list[subprocess.Popen[bytes]]:
     """Ranks as processes of their own, which a signal reaches."""
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
@@ -133,7 +143,7 @@ def started(job, folder, python, ranks=2) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def trained_until(step, folder, ranks=2):
+def trained_until(step: int, folder: Path, ranks: int = 2) -> None:
     """Return when every rank has recorded `step`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -146,7 +156,7 @@ def trained_until(step, folder, ranks=2):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_ends_the_others(killed, tmp_path, python):
+def test_a_killed_rank_ends_the_others(killed: int, tmp_path: Path, python: Path) -> None:
     ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
     try:
         trained_until(2, tmp_path)
@@ -160,7 +170,7 @@ def test_a_killed_rank_ends_the_others(killed, tmp_path, python):
 
 
 @pytest.mark.thorough
-def test_sigterm_ends_a_rank(tmp_path, python):
+def test_sigterm_ends_a_rank(tmp_path: Path, python: Path) -> None:
     """JAX's own service would take it for a notice, and go on."""
     ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
     try:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import layouts
 import pytest
-from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
+from layouts import LONG_STEPS, MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.framework_kit.small_jobs import with_large_vocabulary
 from matrix import (
     VARIANTS,
+    Asked,
     difference,
     left_to_thorough,
     matrix,
@@ -26,7 +30,7 @@ from trainings.rehearsed_page import REHEARSED, rehearsed_page
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-def thorough(*values):
+def thorough(*values: str) -> Any:
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
@@ -40,7 +44,9 @@ LATER = left_to_thorough(reduced())
 @pytest.mark.parametrize(
     "asked", [pytest.param(a, marks=[pytest.mark.thorough] if a in LATER else []) for a in reduced()], ids=str
 )
-def test_same_curve_as_torch_in_one_process(asked, torch_of, interpreter_of):
+def test_same_curve_as_torch_in_one_process(
+    asked: Asked, torch_of: Callable[[dict[str, Any]], Curve], interpreter_of: Callable[[str], Path]
+) -> None:
     """In few steps, and with two layers where no more stages divide them; the long runs have all of both."""
     whole, model = asked in LONG, MODELS[asked.family]
     if not whole and asked.variant.layout.get("pipeline", 1) == 1:
@@ -65,7 +71,9 @@ def test_same_curve_as_torch_in_one_process(asked, torch_of, interpreter_of):
         ("oneflow", "PP2"),
     ],
 )
-def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of, torch_of):
+def test_learned_positions_biases_and_a_tied_head_in_llama(
+    framework: str, name: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """What FlagPerf's command trains."""
     changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
     model = {**shallow(MODELS["llama"]), **changes}
@@ -78,7 +86,7 @@ ENDS_HERE = {"paddle", "megatron"}  # the first one's own loss hides it
 
 
 @pytest.mark.parametrize("framework", [name if name in ENDS_HERE else thorough(name) for name in FRAMEWORKS])
-def test_weights_that_become_infinite_end_the_training(framework, interpreter_of):
+def test_weights_that_become_infinite_end_the_training(framework: str, interpreter_of: Callable[[str], Path]) -> None:
     """Paddle's loss alone does not show it: of logits that are not numbers it is ln(vocabulary size)."""
     job = job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)
     job["training"]["schedule"].update(peak_lr=1e30, min_lr=1e29, warmup_steps=1)
@@ -91,10 +99,14 @@ OTHERS = [name for name in FRAMEWORKS if name != "torch"]
 
 
 @pytest.mark.parametrize("framework", [name if name in CLIP_HERE else thorough(name) for name in OTHERS])
-def test_the_norm_of_a_million_elements_is_added_up_exactly(framework, interpreter_of, torch_of):
+def test_the_norm_of_a_million_elements_is_added_up_exactly(
+    framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """torch's norm in float32 is wrong by 2e-5 here on a processor, and what clips by it."""
     job = job_of(with_large_vocabulary(MODELS["gpt"]), SINGLE, 2)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
+    assert found.grad_norm is not None
+    assert found.parameter_norm is not None
     assert found.grad_norm < 1e-6 and found.parameter_norm < 1e-5, found
 
 
@@ -107,7 +119,7 @@ torch.compile = functools.partial(torch.compile, backend={})
 """
 
 
-def test_compiled_blocks_train_the_same_curve(tmp_path, torch_of):
+def test_compiled_blocks_train_the_same_curve(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     job = job_of(model, VARIANTS["compile"], STEPS)
     traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
@@ -118,7 +130,9 @@ def test_compiled_blocks_train_the_same_curve(tmp_path, torch_of):
 
 
 @pytest.mark.parametrize("framework", ["paddle", "oneflow"])
-def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
+def test_five_layers_over_two_stages(
+    framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """A remainder: the first stage has three blocks, the last two."""
     model = {**MODELS["gpt"], "layers": 5}
     curve = train(job_of(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
@@ -139,26 +153,38 @@ def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
         thorough("oneflow", "PP2"),
     ],
 )
-def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, torch_of):
+def test_dropout_changes_the_curve_and_repeats_itself(
+    framework: str, name: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}
     job, run = job_of(model, VARIANTS[name], STEPS), (script_of(framework), interpreter_of(framework))
     curve = train(job, *run)
     assert train(job, *run) == curve
-    assert not compare(curve, torch_of(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS))).loss < 1e-5
+    found = compare(curve, torch_of(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)))
+    assert found.loss is not None
+    assert not found.loss < 1e-5
 
 
 # ---- the curves that others are compared with
 
 
-def test_a_curve_is_computed_once_for_a_job(tmp_path, monkeypatch, reference):
-    right, trained = reference("gpt"), []
-    monkeypatch.setattr(layouts, "train", lambda job: trained.append(job) or right)
+def test_a_curve_is_computed_once_for_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Callable[[str], Curve]
+) -> None:
+    right = reference("gpt")
+    trained: list[dict[str, Any]] = []
+
+    def record_job(job: dict[str, Any]) -> Curve:
+        trained.append(job)
+        return right
+
+    monkeypatch.setattr(layouts, "train", record_job)
     job, other = job_of(MODELS["gpt"], SINGLE), job_of(MODELS["gpt"], SINGLE, seed=8)
     assert [layouts.torch_curve(each, tmp_path) for each in (job, job, other)] == [right] * 3
     assert trained == [job, other]
 
 
-def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference):
+def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference: Callable[[str], Curve]) -> None:
     assert train(job_of(MODELS["gpt"], SINGLE, 3)) == first_steps(reference("gpt"), 3)
 
 
@@ -166,32 +192,33 @@ def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference):
 
 
 @pytest.mark.parametrize("framework", sorted(Registry().frameworks))
-def test_the_recorded_runs_are_those_of_the_matrix_for_the_version_in_use_and_passed(framework):
+def test_the_recorded_runs_are_those_of_the_matrix_for_the_version_in_use_and_passed(framework: str) -> None:
     """All of some precisions: what was not run of this code stays `new` in the table."""
     implementation, folder = Registry().implementation(framework)
     tested = load(LayoutRuns, folder / "tested.json")
     assert (tested.framework, tested.version) == (framework, implementation.version)
     recorded = [(run.family, run.precision, run.name) for run in tested.runs]
-    run_in = [p for p in implementation.precisions["cpu"] if any(precision == p for _, precision, _ in recorded)]
+    run_in = tuple(p for p in implementation.precisions["cpu"] if any(precision == p for _, precision, _ in recorded))
     asked = [(a.family, a.precision, a.variant.name) for a in matrix(framework, run_in)]
     assert recorded == asked
     assert [run for run in tested.runs if not run.passed] == []
 
 
-def test_the_page_is_made_from_the_files():
+def test_the_page_is_made_from_the_files() -> None:
     assert PAGE.read_text() == page(Registry()), "run `python tools/matrix.py --docs`"
 
 
-def test_the_page_of_rehearsals_is_made_from_its_file():
+def test_the_page_of_rehearsals_is_made_from_its_file() -> None:
     assert REHEARSED.read_text() == rehearsed_page(Registry()), "run `python tools/matrix.py --docs`"
 
 
-def test_the_page_says_how_many_runs_count():
-    said = [counting(faults) for faults in ([None, None], [None, "changed"], ["changed", "changed"])]
+def test_the_page_says_how_many_runs_count() -> None:
+    runs: list[list[str | None]] = [[None, None], [None, "changed"], ["changed", "changed"]]
+    said = [counting(faults) for faults in runs]
     assert said == ["all", "1 of 2", "none"]
 
 
-def test_every_recorded_run_is_a_row_of_the_csv():
+def test_every_recorded_run_is_a_row_of_the_csv() -> None:
     found = list(csv.DictReader(io.StringIO(all_runs(Registry()))))
     assert {row["framework"] for row in found} == set(Registry().frameworks)
     for framework in Registry().frameworks:
@@ -208,7 +235,9 @@ NOISY_STEPS = 20
 
 
 @pytest.mark.thorough
-def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does_not(torch_of, tmp_path):
+def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does_not(
+    torch_of: Callable[[dict[str, Any]], Curve], tmp_path: Path
+) -> None:
     reference = torch_of(job_of(NOISY, SINGLE, NOISY_STEPS))
     noise = noise_of(NOISY, reference)
     honest = compare(train(job_of(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)

@@ -5,10 +5,26 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from layouts import (
+    MODELS,
+    SINGLE,
+    Curve,
+    Variant,
+    compare,
+    events,
+    first_steps,
+    job_of,
+    launch,
+    planted,
+    script_of,
+    train,
+)
 from levelfield.measure.flops import repeated_layers
+from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -22,17 +38,21 @@ FRAMEWORK = "megatron"
 @pytest.mark.parametrize(
     ("precision", "layout"), [("bf16", "ZeRO 1, DP2"), ("bf16", "TP2 x PP2"), ("fp16", SINGLE.name)]
 )
-def test_sixteen_bits_stay_near_fp32_and_start_from_the_same_weights(precision, layout, reference, python):
+def test_sixteen_bits_stay_near_fp32_and_start_from_the_same_weights(
+    precision: str, layout: str, reference: Callable[[str], Curve], python: Path
+) -> None:
     scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if precision == "fp16" else {}
     steps = 5 if precision == "bf16" else 20
     job = job_of(MODELS["gpt"], VARIANTS[layout], steps, precision=precision, **scale)
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), steps))
     assert found.same_weights and found.same_tokens
+    assert found.loss is not None
     assert 0 < found.loss < 5e-3
+    assert found.grad_norm is not None
     assert 0 < found.grad_norm < 0.1
 
 
-def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path, python):
+def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path: Path, python: Path) -> None:
     scale = {"loss_scale": {"initial": 2.0**26, "growth_interval": 4}}
     job = job_of(MODELS["gpt"], VARIANTS["ZeRO 1, DP2"], 14, precision="fp16", **scale)
     assert [end.returncode for end in launch(job, tmp_path, TRAIN, python)] == [0, 0]
@@ -48,7 +68,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path, pytho
 # ---- planted faults
 
 
-def test_gate_and_up_exchanged_are_seen(tmp_path, python, differs):
+def test_gate_and_up_exchanged_are_seen(tmp_path: Path, python: Path, differs: Callable[..., Difference]) -> None:
     fault = """
 import canonical
 canonical.MODULES["mlp.linear_fc1"] = (("mlp.up", "mlp.gate"), 0)
@@ -59,7 +79,9 @@ canonical.Correspondence.present = lambda self, names: ("head",) if names == ("h
     assert not found.within()
 
 
-def test_what_interleaved_stages_pass_in_one_batch_is_seen(tmp_path, python, differs):
+def test_what_interleaved_stages_pass_in_one_batch_is_seen(
+    tmp_path: Path, python: Path, differs: Callable[..., Difference]
+) -> None:
     """Megatron's default, which it does not refuse: activations and gradients between two stages change places."""
     fault = """
 import model
@@ -68,11 +90,14 @@ model.messages = lambda job: {**messages(job), "overlap_p2p_comm": False, "batch
 """
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
     assert found.same_weights
+    assert found.loss is not None
     assert found.loss > 1e-3
     assert not found.within()
 
 
-def test_what_is_freed_while_it_is_sent_is_seen(tmp_path, python, differs):
+def test_what_is_freed_while_it_is_sent_is_seen(
+    tmp_path: Path, python: Path, differs: Callable[..., Difference]
+) -> None:
     """Memory that nothing holds any more has ones written to it as it is freed: otherwise it may hold anything."""
     overwriting = """
 import torch
@@ -96,7 +121,9 @@ schedules.deallocate_output_tensor = overwritten
         assert not found.within()
 
 
-def test_chunks_of_a_stage_that_are_exchanged_are_seen(tmp_path, python, differs):
+def test_chunks_of_a_stage_that_are_exchanged_are_seen(
+    tmp_path: Path, python: Path, differs: Callable[..., Difference]
+) -> None:
     """Each chunk with the other one's layers: all weights are there, and in the wrong order."""
     fault = """
 import canonical
@@ -107,6 +134,7 @@ canonical.Correspondence.__init__ = exchanged
 """
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
     assert found.same_weights
+    assert found.parameter_norm is not None
     assert found.parameter_norm > 1e-2
     assert not found.within()
 
@@ -129,7 +157,9 @@ TransformerLayer.forward = counting
 @pytest.mark.parametrize(
     ("stages", "chunks", "first"), [(2, 2, 1), pytest.param(1, 1, 3, marks=pytest.mark.thorough), (2, 1, None)]
 )
-def test_the_first_layers_of_each_chunk_are_computed_again_as_hfu_counts(stages, chunks, first, tmp_path, python):
+def test_the_first_layers_of_each_chunk_are_computed_again_as_hfu_counts(
+    stages: int, chunks: int, first: int | None, tmp_path: Path, python: Path
+) -> None:
     """Once more than the others: a chunk has two layers of eight, or all."""
     variant = Variant("", {"pipeline": stages}, 2, "full", virtual_pipeline=chunks, recompute_layers=first)
     job = job_of({**MODELS["gpt"], "layers": 8}, variant, 2)

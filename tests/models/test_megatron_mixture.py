@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ FRAMEWORK = "megatron"
 
 
 @pytest.fixture(scope="module")
-def alone(python) -> Any:
+def alone(python: Path) -> Callable[[dict[str, Any]], Curve]:
     """The curve of a model in one process, trained once."""
     curves: dict[str, Curve] = {}
 
@@ -76,20 +77,26 @@ def alone(python) -> Any:
     ],
     ids=lambda variant: variant.name,
 )  # fmt: skip
-def test_every_layout_routes_and_trains_as_one_process(variant, alone, python):
+def test_every_layout_routes_and_trains_as_one_process(
+    variant: Variant, alone: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     found = train(job_of(EVERY_PART, variant, STEPS), TRAIN, python)
     difference = compare(found, alone(EVERY_PART))
     assert difference.within(), difference
+    assert difference.parameter_norm is not None
     assert difference.parameter_norm < 1e-5
     auxiliary, moved = compare_routing(found, alone(EVERY_PART))
     assert auxiliary < 1e-6 and moved == 0
 
 
 @pytest.mark.parametrize("model", [EVERY_PART, MIXTURE], ids=["every part", "mixture"])
-def test_one_process_routes_and_trains_as_torch_does(model, alone, torch_of):
+def test_one_process_routes_and_trains_as_torch_does(
+    model: dict[str, Any], alone: Callable[[dict[str, Any]], Curve], torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     reference = torch_of(job_of(model, SINGLE, STEPS))
     difference = compare(alone(model), reference)
     assert difference.within(), difference
+    assert difference.parameter_norm is not None
     assert difference.parameter_norm < 1e-5
     auxiliary, moved = compare_routing(alone(model), reference)
     assert auxiliary < 1e-6 and moved == 0
@@ -101,13 +108,17 @@ def test_one_process_routes_and_trains_as_torch_does(model, alone, torch_of):
                                               "original_length": None, "low_factor": None, "high_factor": None}}],
     ids=["window", "linear"],
 )  # fmt: skip
-def test_parts_of_attention_are_those_of_torch(changes, torch_of, python):
+def test_parts_of_attention_are_those_of_torch(
+    changes: dict[str, Any], torch_of: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     model = {**QWEN, "layers": 1, **changes}
     found = compare(train(job_of(model, SINGLE, STEPS), TRAIN, python), torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
-def test_a_window_that_is_one_token_longer_is_seen(tmp_path, torch_of, python):
+def test_a_window_that_is_one_token_longer_is_seen(
+    tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     model = {**QWEN, "layers": 1, "sliding_window": 7}
     fault = """
         import model
@@ -119,7 +130,9 @@ def test_a_window_that_is_one_token_longer_is_seen(tmp_path, torch_of, python):
     assert not found.within()
 
 
-def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_beside_it(alone):
+def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_beside_it(
+    alone: Callable[[dict[str, Any]], Curve],
+) -> None:
     """At step 1 all words are about equally probable; the routers' loss is about its coefficients in each layer."""
     found = alone(EVERY_PART)
     assert found.losses[0] == pytest.approx(4.86, abs=0.02)
@@ -130,11 +143,15 @@ def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_bes
     assert len(counts) == 4
 
 
-def test_in_16_bits_an_expert_layout_stays_near_and_starts_from_the_same_weights(alone, python):
+def test_in_16_bits_an_expert_layout_stays_near_and_starts_from_the_same_weights(
+    alone: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     variant = Variant("EP2", {**EXPERT, "sharding_stage": 1, "sharding_degree": 2})
     found = compare(train(job_of(MIXTURE, variant, STEPS, precision="bf16"), TRAIN, python), alone(MIXTURE))
     assert found.same_weights and found.same_tokens
+    assert found.loss is not None
     assert 0 < found.loss < 5e-3
+    assert found.grad_norm is not None
     assert 0 < found.grad_norm < 0.1
 
 
@@ -163,7 +180,7 @@ ROUTER_FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def differing(tmp_path_factory, python) -> dict[str, list[str]]:
+def differing(tmp_path_factory: pytest.TempPathFactory, python: Path) -> dict[str, list[str]]:
     """What router_oracle.py says of each fault."""
     faults = json.dumps([fault for fault, _ in ROUTER_FAULTS.values()])
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1", "PLANTED": faults}
@@ -173,12 +190,12 @@ def differing(tmp_path_factory, python) -> dict[str, list[str]]:
     return dict(zip(ROUTER_FAULTS, map(json.loads, lines), strict=True))
 
 
-def test_the_router_is_as_defined_ties_included(differing):
+def test_the_router_is_as_defined_ties_included(differing: dict[str, list[str]]) -> None:
     assert differing["nothing"] == []
 
 
 @pytest.mark.parametrize("name", list(ROUTER_FAULTS)[1:])
-def test_a_fault_in_the_router_is_seen(name, differing):
+def test_a_fault_in_the_router_is_seen(name: str, differing: dict[str, list[str]]) -> None:
     assert ROUTER_FAULTS[name][1] in differing[name]
 
 
@@ -199,7 +216,9 @@ def test_a_fault_in_the_router_is_seen(name, differing):
     ],
     ids=["CP2 EP2", "CP2, ZeRO 1, GPT", "DP2 CP2 EP4", "CP2 EP2 x TP2", "CP2 x PP2"],
 )  # fmt: skip
-def test_context_ranks_train_as_one_process(model, variant, alone, python):
+def test_context_ranks_train_as_one_process(
+    model: dict[str, Any], variant: Variant, alone: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     curve = train(job_of(model, variant, STEPS), TRAIN, python)
     found = compare(curve, alone(model))
     assert found.within(), found
@@ -208,7 +227,9 @@ def test_context_ranks_train_as_one_process(model, variant, alone, python):
         assert auxiliary < 1e-6 and moved == 0
 
 
-def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(tmp_path, alone, python):
+def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(
+    tmp_path: Path, alone: Callable[[dict[str, Any]], Curve], python: Path
+) -> None:
     fault = "import training\nright = training.mean_loss\ntraining.mean_loss = lambda losses, ranks: right(losses)"
     model = shallow(MODELS["gpt"])
     found = compare(faulty(tmp_path, python, fault, model, Variant("CP2", {"context": 2})), alone(model))
@@ -222,7 +243,9 @@ def faulty(folder: Path, python: Path, fault: str, model: dict[str, Any], varian
     return train(job_of(model, variant, STEPS), planted(folder, "megatron", textwrap.dedent(fault)), python)
 
 
-def test_two_experts_that_are_exchanged_are_seen(tmp_path, python, alone):
+def test_two_experts_that_are_exchanged_are_seen(
+    tmp_path: Path, python: Path, alone: Callable[[dict[str, Any]], Curve]
+) -> None:
     """All weights are there, and those of the first two experts in each other's place."""
     fault = """
         import canonical
@@ -237,7 +260,9 @@ def test_two_experts_that_are_exchanged_are_seen(tmp_path, python, alone):
     assert not found.within()
 
 
-def test_gradients_of_query_norms_that_are_not_summed_are_seen(tmp_path, python, alone):
+def test_gradients_of_query_norms_that_are_not_summed_are_seen(
+    tmp_path: Path, python: Path, alone: Callable[[dict[str, Any]], Curve]
+) -> None:
     fault = """
         import sys
         import megatron.core.distributed
@@ -245,11 +270,14 @@ def test_gradients_of_query_norms_that_are_not_summed_are_seen(tmp_path, python,
         summing._allreduce_non_tensor_model_parallel_grads = lambda *given, **named: None
     """
     found = compare(faulty(tmp_path, python, fault, QWEN, Variant("TP2", {"tensor": 2})), alone(QWEN))
+    assert found.parameter_norm is not None
     assert found.parameter_norm > 0.1
     assert not found.within()
 
 
-def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(tmp_path, python, alone):
+def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(
+    tmp_path: Path, python: Path, alone: Callable[[dict[str, Any]], Curve]
+) -> None:
     fault = """
         import definite_router
         right = definite_router.DefiniteRouter.auxiliary_loss
@@ -257,17 +285,21 @@ def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(tmp_path, 
     """
     curve = faulty(tmp_path, python, fault, MIXTURE)
     found = compare(curve, alone(MIXTURE))
+    assert found.first_loss is not None
     assert found.same_weights and found.first_loss < 1e-6  # it is not in the loss of the tokens
     assert not found.within()
     assert compare_routing(curve, alone(MIXTURE))[0] > 0.5
 
 
-def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(tmp_path, python, alone):
+def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(
+    tmp_path: Path, python: Path, alone: Callable[[dict[str, Any]], Curve]
+) -> None:
     fault = """
         import weights
         from megatron.core import parallel_state
         weights.LocalParameter.replicas = property(lambda self: parallel_state.get_data_parallel_group())
     """
     found = compare(faulty(tmp_path, python, fault, MIXTURE, Variant("EP2", EXPERT)), alone(MIXTURE))
+    assert found.parameter_norm is not None
     assert found.parameter_norm > 0.1
     assert not found.within()

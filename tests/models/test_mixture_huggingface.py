@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ LENGTH = 21
 TOLERANCE = 2e-5
 
 
-def model_of(router: dict | None = None, experts: dict | None = None, **changes) -> Model:
+def model_of(router: dict[str, Any] | None = None, experts: dict[str, Any] | None = None, **changes: object) -> Model:
     """A small mixture with odd sizes, without the parts that HuggingFace's classes do not have."""
     content = copy.deepcopy({**MODELS["mixture"], "layers": 3, "hidden_size": 24, "ffn_hidden_size": 50, **changes})
     content["experts"] |= {"count": 5, "ffn_hidden_size": 18, "shared": 0, "first_layer": 0, **(experts or {})}
@@ -30,14 +31,15 @@ def model_of(router: dict | None = None, experts: dict | None = None, **changes)
     return Model.model_validate(content)
 
 
-def theirs_of(model: Model, arrays: dict[str, np.ndarray], folder: Path):
+def theirs_of(model: Model, arrays: dict[str, np.ndarray], folder: Path) -> Any:
     """HuggingFace's model, read from files, as a user reads it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf_config(model, LENGTH)))
     save_file(to_hf(model, arrays), folder / "model.safetensors", metadata={"format": "pt"})
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, experts_implementation="eager"
     )
+    theirs, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
     return theirs.eval()
 
@@ -46,7 +48,7 @@ def tokens_of(model: Model) -> torch.Tensor:
     return torch.randint(0, model.vocab_size, (3, LENGTH + 1), generator=torch.Generator().manual_seed(1))
 
 
-def gradients_by_their_name(model: Model, ours) -> dict[str, torch.Tensor]:
+def gradients_by_their_name(model: Model, ours: Any) -> dict[str, torch.Tensor]:
     found = {name: parameter.grad.numpy() for name, parameter in ours.named_parameters()}
     return {name: torch.from_numpy(np.array(array)) for name, array in mixture_arrays(model, found).items()}
 
@@ -69,7 +71,7 @@ def split_experts(gradients: dict[str, torch.Tensor], model: Model) -> dict[str,
     return found
 
 
-def largest_difference(model: Model, ours, theirs) -> float:
+def largest_difference(model: Model, ours: Any, theirs: Any) -> float:
     """Of logits, loss and all gradients, relative to the largest value of each."""
     tokens = tokens_of(model)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -87,7 +89,7 @@ def largest_difference(model: Model, ours, theirs) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"query_key_norm": False},
     "mixtral, three of five": {"query_key_norm": False, "experts": {"chosen": 3}},
     "qwen3 moe": {"head_dim": 10},
@@ -99,7 +101,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_loss_and_gradients_are_those_of_huggingface(name, tmp_path):
+def test_logits_loss_and_gradients_are_those_of_huggingface(name: str, tmp_path: Path) -> None:
     model = model_of(**CASES[name])
     arrays = random_arrays(model)
     assert largest_difference(model, build(model, arrays), theirs_of(model, arrays, tmp_path)) <= TOLERANCE
@@ -112,7 +114,7 @@ def test_logits_loss_and_gradients_are_those_of_huggingface(name, tmp_path):
         {"layers.0.mlp.router.weight": "layers.2.mlp.router.weight"},
     ],
 )
-def test_an_exchanged_parameter_shows(exchanged, tmp_path):
+def test_an_exchanged_parameter_shows(exchanged: dict[str, str], tmp_path: Path) -> None:
     model = model_of()
     arrays = random_arrays(model)
     wrong = {name: arrays[exchanged.get(name, name)] for name in arrays}
@@ -122,10 +124,11 @@ def test_an_exchanged_parameter_shows(exchanged, tmp_path):
 # DeepSeek-V3's block alone: its attention is another
 
 
-def their_block(model: Model, bias: torch.Tensor):
+def their_block(model: Model, bias: torch.Tensor) -> Any:
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
     experts = model.experts
+    assert experts is not None and experts.router.groups is not None
     config = transformers.DeepseekV3Config(
         hidden_size=model.hidden_size, moe_intermediate_size=experts.ffn_hidden_size, n_shared_experts=experts.shared,
         n_routed_experts=experts.count, num_experts_per_tok=experts.chosen, n_group=experts.router.groups.count,
@@ -137,7 +140,7 @@ def their_block(model: Model, bias: torch.Tensor):
     return block
 
 
-def test_a_block_of_deepseek_v3():
+def test_a_block_of_deepseek_v3() -> None:
     groups = {"scores": "sigmoid", "scale": 2.5, "groups": {"count": 3, "chosen": 2}, "bias_rate": 1e-3}
     model = model_of(router=groups, experts={"count": 12, "chosen": 4, "shared": 2})
     ours = build(model, random_arrays(model)).layers["1"].mlp
@@ -175,7 +178,7 @@ def test_a_block_of_deepseek_v3():
         ({"bias": True}, "bias True"),
     ],
 )
-def test_a_mixture_without_an_equivalent_is_refused(changes, named):
+def test_a_mixture_without_an_equivalent_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(NoEquivalent, match=named):
         hf_config(model_of(**changes), LENGTH)
 
@@ -193,9 +196,10 @@ def deepseek(query_rank: int | None = 14) -> Model:
     )  # fmt: skip
 
 
-def their_deepseek(model: Model):
+def their_deepseek(model: Model) -> Any:
     experts, latent = model.experts, model.latent_attention
-    config = transformers.DeepseekV3Config(
+    assert experts is not None and experts.router.groups is not None and latent is not None
+    config = transformers.DeepseekV3Config(  # type: ignore[call-arg]
         vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.ffn_hidden_size,
         moe_intermediate_size=experts.ffn_hidden_size, num_hidden_layers=model.layers,
         num_attention_heads=model.heads, num_key_value_heads=model.heads, n_shared_experts=experts.shared,
@@ -243,7 +247,7 @@ def as_deepseek(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("query_rank", [14, None])
-def test_deepseek_v3_whole(query_rank):
+def test_deepseek_v3_whole(query_rank: int | None) -> None:
     model = deepseek(query_rank)
     arrays = random_arrays(model)
     ours, theirs, tokens = build(model, arrays), their_deepseek(model), tokens_of(model)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, launch, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, job_of, launch, planted, script_of, train
+from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -19,7 +23,9 @@ FRAMEWORK = "oneflow"
 # ---- planted faults
 
 
-def test_gradients_of_one_tensor_rank_alone_are_seen(tmp_path, python, differs):
+def test_gradients_of_one_tensor_rank_alone_are_seen(
+    tmp_path: Path, python: Path, differs: Callable[..., Difference]
+) -> None:
     """The clipping's norm without what the other tensor-parallel process holds."""
     fault = """
 import training
@@ -29,6 +35,7 @@ def alone(self, figures):
 training.Trainer.total = alone
 """
     found = differs(tmp_path, "oneflow", python, fault, variant=VARIANTS["TP2"])
+    assert found.total_norm is not None
     assert found.total_norm > 1e-2
     assert not found.within()
 
@@ -51,7 +58,7 @@ decoder.auto_cast = rounding
 """
 
 
-def unchecked(folder, fault):
+def unchecked(folder: Path, fault: str) -> Path:
     """A training with `fault` that does not refuse fp16."""
     script = planted(folder, "oneflow", fault)
     allowing = "import offered\noffered.check_precision = lambda job: None\nimport train\n"
@@ -59,20 +66,21 @@ def unchecked(folder, fault):
     return script
 
 
-def fp16_job(initial, steps=5, growth_interval=1000):
+def fp16_job(initial: float, steps: int = 5, growth_interval: int = 1000) -> dict[str, Any]:
     scale = {"initial": initial, "growth_interval": growth_interval}
     return job_of(MODELS["gpt"], SINGLE, steps, precision="fp16", loss_scale=scale)
 
 
-def test_a_step_in_fp16_is_scaled_and_unscaled(tmp_path, python, reference):
+def test_a_step_in_fp16_is_scaled_and_unscaled(tmp_path: Path, python: Path, reference: Callable[[str], Curve]) -> None:
     curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED), python)
     found = compare(curve, first_steps(reference("gpt"), 5))
     assert found.within("fp16"), found
+    assert found.loss is not None
     assert found.loss > 1e-6  # it was rounded
 
 
 @pytest.mark.thorough
-def test_a_step_that_overflows_is_skipped_and_halves_the_scale(tmp_path, python):
+def test_a_step_that_overflows_is_skipped_and_halves_the_scale(tmp_path: Path, python: Path) -> None:
     job = fp16_job(2.0**24, steps=14, growth_interval=2)
     assert {end.returncode for end in launch(job, tmp_path, unchecked(tmp_path, ROUNDED), python)} == {0}
     found = [event for event in events(tmp_path, 0) if event["event"] == "step"]
@@ -88,7 +96,9 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale(tmp_path, python)
 
 
 @pytest.mark.thorough
-def test_a_gradient_norm_that_is_not_unscaled_is_seen(tmp_path, python, reference):
+def test_a_gradient_norm_that_is_not_unscaled_is_seen(
+    tmp_path: Path, python: Path, reference: Callable[[str], Curve]
+) -> None:
     fault = """
 import training
 update = training.Trainer.update
@@ -99,6 +109,7 @@ training.Trainer.update = scaled
 """
     curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED + fault), python)
     found = compare(curve, first_steps(reference("gpt"), 5))
+    assert found.grad_norm is not None
     assert found.grad_norm > 1 and not found.within("fp16")
 
 
@@ -107,13 +118,13 @@ training.Trainer.update = scaled
 RANDOM = {**MODELS["gpt"], "hidden_dropout": 0.2, "attention_dropout": 0.1}
 
 
-def test_recomputation_draws_the_same_dropout(tmp_path, python):
+def test_recomputation_draws_the_same_dropout(tmp_path: Path, python: Path) -> None:
     kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full"))
     assert compare(again, kept).within()
 
 
 @pytest.mark.thorough
-def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
+def test_dropout_that_is_drawn_anew_is_seen(tmp_path: Path, python: Path) -> None:
     """So there is dropout, too."""
     fault = "import decoder\ndecoder.seed_stage = lambda stage, seed: None"
     script = planted(tmp_path, "oneflow", fault)
@@ -121,13 +132,17 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
     assert not compare(again, kept).within()
 
 
-def test_ranks_find_each_other_where_a_proxy_is_set(monkeypatch, python, reference):
+def test_ranks_find_each_other_where_a_proxy_is_set(
+    monkeypatch: pytest.MonkeyPatch, python: Path, reference: Callable[[str], Curve]
+) -> None:
     for name in ("http_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     curve = train(job_of(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python)
     assert compare(curve, first_steps(reference("gpt"), 2)).within()
 
 
-def test_a_planted_fault_that_does_nothing_leaves_the_curve(tmp_path, reference, python):
+def test_a_planted_fault_that_does_nothing_leaves_the_curve(
+    tmp_path: Path, reference: Callable[[str], Curve], python: Path
+) -> None:
     curve = train(job_of(MODELS["gpt"], SINGLE, 5), planted(tmp_path, "oneflow", "pass"), python)
     assert compare(curve, first_steps(reference("gpt"), 5)).within()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ SLOWER = (pytest.param(name, marks=pytest.mark.thorough) for name in ("deepspeed
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle", *SLOWER])
-def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interpreter_of) -> None:
+def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interpreter_of: Callable[[str], Path]) -> None:
     job = job_of({**MODELS["gpt"], "layers": 1}, REPLICAS, STEPS)
     ends = launch(job, tmp_path, planted(tmp_path, framework, SLOW), interpreter_of(framework))
     assert [end.returncode for end in ends] == [0, 0], ends[0].output[-2000:]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, compare, job_of, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, job_of, planted, script_of, train
+from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -21,7 +25,7 @@ FRAMEWORK = "paddle"
     "layout",
     [pytest.param(SINGLE.name, marks=pytest.mark.thorough), "TP2", pytest.param("PP2", marks=pytest.mark.thorough)],
 )
-def test_full_recomputation_draws_the_same_dropout(layout, python):
+def test_full_recomputation_draws_the_same_dropout(layout: str, python: Path) -> None:
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
     curve = train(job_of(model, VARIANTS[layout], 4), TRAIN, python)
     recomputed = train(job_of(model, dataclasses.replace(VARIANTS[layout], recompute="full"), 4), TRAIN, python)
@@ -31,7 +35,9 @@ def test_full_recomputation_draws_the_same_dropout(layout, python):
 # ---- planted faults
 
 
-def test_a_gelu_of_the_other_form_is_seen(tmp_path, python, torch_of):
+def test_a_gelu_of_the_other_form_is_seen(
+    tmp_path: Path, python: Path, torch_of: Callable[[dict[str, Any]], Curve]
+) -> None:
     """With weights so large that the two forms' difference, at most 5e-4, is more than rounding.
 
     Without biases: the gradient of a key's is nothing but rounding, and larger weights make that larger too.
@@ -47,7 +53,7 @@ mlp.functional.gelu = lambda x, approximate: right(x, approximate=not approximat
     assert not compare(train(job, planted(tmp_path, "paddle", fault), python), right).within()
 
 
-def test_weights_that_are_not_turned_are_seen(tmp_path, python, differs):
+def test_weights_that_are_not_turned_are_seen(tmp_path: Path, python: Path, differs: Callable[..., Difference]) -> None:
     """[out, in] written into [in, out]: it fits where a matrix is square, and checksums read what was written."""
     fault = """
 import parameters

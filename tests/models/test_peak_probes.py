@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ PLATFORM = Path(__file__).parents[2] / "platform"
 
 
 @pytest.mark.parametrize("framework", sorted(Registry().frameworks))
-def test_the_probe_prints_a_rate(framework, interpreter_of):
+def test_the_probe_prints_a_rate(framework: str, interpreter_of: Callable[[str], Path]) -> None:
     implementation, folder = Registry().implementation(framework)
     script = Path(implementation.launch.peak_probe[1].format(folder=folder)).resolve()
     if script.parent != Path(folder).resolve():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from faults.elsewhere import ELSEWHERE
 from faults.fault import Fault
 from faults.in_torch import FAULTS
 from faults.judging import STEPS, Trainings, Yardstick, judge, training_of, yardstick
-from layouts import MODELS, ROOT, SINGLE, Variant, job_of, planted, script_of
+from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
@@ -39,7 +40,7 @@ NUMERICS = (
 
 
 @pytest.fixture(scope="module")
-def expected(torch_of) -> Callable[[str], Yardstick]:
+def expected(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[[str], Yardstick]:
     """The right training of a family's small model, and the limits that its numerics-only variations give."""
     return functools.cache(
         lambda family: yardstick(lambda variant: torch_of(job_of(MODELS[family], variant, STEPS)), "fp32", NUMERICS)
@@ -61,7 +62,9 @@ LATER += [fault for fault in ELSEWHERE if fault.framework == "jax" and fault.var
         for f in (*FAULTS, *ELSEWHERE)
     ],
 )
-def test_a_fault_is_caught_by_its_layer(fault: Fault, expected, interpreter_of):
+def test_a_fault_is_caught_by_its_layer(
+    fault: Fault, expected: Callable[[str], Yardstick], interpreter_of: Callable[[str], Path]
+) -> None:
     training = functools.partial(Trainings(interpreter_of).curve, fault, fault.family, "fp32")
     found = judge(fault, fault.family, training, expected(fault.family), "fp32")
     assert fault.layer in found.failed, found
@@ -69,14 +72,15 @@ def test_a_fault_is_caught_by_its_layer(fault: Fault, expected, interpreter_of):
 
 
 @pytest.mark.layouts
-def test_weight_decay_on_biases_stands_out_in_the_final_weights(expected):
+def test_weight_decay_on_biases_stands_out_in_the_final_weights(expected: Callable[[str], Yardstick]) -> None:
     fault, by = next(fault for fault in FAULTS if fault.name == "weight decay on biases"), expected("gpt")
-    run = training_of(Trainings(None).curve(fault, "gpt", "fp32"))
+    run = training_of(Trainings(None).curve(fault, "gpt", "fp32"))  # type: ignore[arg-type]
     found = rules.final_weights(run, by.training, by.limits)
+    assert found.value is not None and found.limit is not None
     assert found.passed is False and found.value > 20 * found.limit and "bias" in found.detail
 
 
-def test_there_are_enough_faults():
+def test_there_are_enough_faults() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 45
     assert {framework: len(list(of)) for framework, of in groupby(ELSEWHERE, lambda fault: fault.framework)} == {
         "megatron": 3, "paddle": 3, "deepspeed": 3, "oneflow": 3, "jax": 3
@@ -117,9 +121,11 @@ def rewrite(source: Path, target: Path | None = None, **changes: object) -> None
 def question(folder: Path, fault: Fault) -> Diagnosis:
     registry = Registry([plugins(folder / "plugins", fault)])
     choice = TuningChoice(micro_batch=4, threads=1, layout="DP1TP1PP1")
-    sides = [ComparedTraining(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")]
+    faulty, right = (
+        ComparedTraining(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")
+    )
     quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
-    return Diagnosis(registry, *sides, "smoke", None, folder / "runs", quiet)
+    return Diagnosis(registry, faulty, right, "smoke", None, folder / "runs", quiet)
 
 
 class WarmLauncher(LocalLauncher):
@@ -137,7 +143,7 @@ class WarmLauncher(LocalLauncher):
 
 
 @pytest.fixture
-def warm_ranks(monkeypatch) -> None:
+def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LocalLauncher", WarmLauncher)
 
 
@@ -156,6 +162,7 @@ DIAGNOSED = [fault for fault in FAULTS if fault.tensor]
 
 def place(fault: Fault) -> tuple[str, bool]:
     """What kind of tensor differs first, and whether that is in a later step."""
+    assert fault.tensor is not None
     return fault.tensor.split(".")[0], fault.step > 1
 
 
@@ -170,18 +177,18 @@ ALWAYS = {place(fault): fault for fault in reversed(DIAGNOSED) if place(fault) !
     "fault",
     [pytest.param(f, id=f.name, marks=[] if f in ALWAYS else [pytest.mark.thorough]) for f in DIAGNOSED],
 )
-def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path):
+def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path: Path) -> None:
     assert_found(fault, tmp_path)
 
 
 @pytest.mark.layouts
-def test_diagnose_in_processes_as_a_user_starts_them(tmp_path):
+def test_diagnose_in_processes_as_a_user_starts_them(tmp_path: Path) -> None:
     name = "weights perturbed after they were reported"
     assert_found(next(fault for fault in DIAGNOSED if fault.name == name), tmp_path)
 
 
 @pytest.mark.usefixtures("warm_ranks")
-def test_diagnose_finds_nothing_where_nothing_differs(tmp_path):
+def test_diagnose_finds_nothing_where_nothing_differs(tmp_path: Path) -> None:
     asked = question(tmp_path, Fault("none", "pass", "", None))
     assert first_difference(asked, 3) is None
     assert sorted(asked.probes) == [1, 3]

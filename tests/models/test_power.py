@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.elsewhere import ELSEWHERE
@@ -32,11 +35,18 @@ NOT_COVERED = {
 }
 
 
-def judgement(name="a", precision="fp32", verdict="different", failed=("gradients",), fault=True, framework="torch"):
+def judgement(
+    name: str = "a",
+    precision: str = "fp32",
+    verdict: str = "different",
+    failed: tuple[str, ...] = ("gradients",),
+    fault: bool = True,
+    framework: str = "torch",
+) -> Judgement:
     return Judgement(name, fault, framework, "gpt", precision, verdict, failed)
 
 
-def test_a_fault_is_missed_when_no_layer_of_the_set_failed():
+def test_a_fault_is_missed_when_no_layer_of_the_set_failed() -> None:
     found = [
         judgement("a", failed=("gradients", "curve")),
         judgement("b", failed=("final weights",)),
@@ -49,7 +59,7 @@ def test_a_fault_is_missed_when_no_layer_of_the_set_failed():
     assert missed(found, "bf16", ["gradients"]) == ["other precision"]
 
 
-def test_a_training_that_failed_is_not_counted_as_missed():
+def test_a_training_that_failed_is_not_counted_as_missed() -> None:
     assert missed([judgement(verdict="failed", failed=())], "fp32", ["gradients"]) == []
 
 
@@ -65,26 +75,26 @@ def test_a_training_that_failed_is_not_counted_as_missed():
         ("different", "diverged", "diverged"),
     ],
 )
-def test_sixteen_bits_are_aligned_only_where_fp32_is(fp32, bf16, expected):
+def test_sixteen_bits_are_aligned_only_where_fp32_is(fp32: str | None, bf16: str, expected: str) -> None:
     found = [judgement(precision="bf16", verdict=bf16)]
     found += [judgement(verdict=fp32)] if fp32 else []
     found += [judgement("b", verdict="aligned"), judgement(verdict="aligned", framework="paddle")]  # of others
     assert certified(found) == {("torch", "a", "gpt"): expected}
 
 
-def test_a_training_that_ends_with_an_error_is_failed():
+def test_a_training_that_ends_with_an_error_is_failed() -> None:
     def broken() -> Curve:
         raise RuntimeError("rank 0: Traceback\nNonFinite: step 3\n")
 
-    found = judge(FIRST, "gpt", broken, None, "fp32")
+    found = judge(FIRST, "gpt", broken, None, "fp32")  # type: ignore[arg-type]
     assert (found.verdict, found.layer, found.reason) == ("failed", "failed", "NonFinite: step 3")
 
 
-def test_a_page_keeps_what_is_outside_of_the_marks():
+def test_a_page_keeps_what_is_outside_of_the_marks() -> None:
     assert documented(f"before {BEGIN} old {END} after", "new") == f"before {BEGIN}\n\nnew\n\n{END} after"
 
 
-def test_the_data_have_every_fault_with_its_layer_and_every_honest_run():
+def test_the_data_have_every_fault_with_its_layer_and_every_honest_run() -> None:
     data = json.loads(DATA.read_text())
     assert [(row["framework"], row["fault"], row["family"]) for row in data["faults"]] == [
         (fault.framework, fault.name, fault.family) for fault in (*FAULTS, *ELSEWHERE)
@@ -97,14 +107,14 @@ def test_the_data_have_every_fault_with_its_layer_and_every_honest_run():
     ]
 
 
-def test_the_page_has_the_data_counted():
+def test_the_page_has_the_data_counted() -> None:
     assert PAGE.read_text() == documented(PAGE.read_text(), section(json.loads(DATA.read_text())))
 
 
-def test_what_is_measured_is_counted_with_every_fault_and_what_was_not_trained(tmp_path):
+def test_what_is_measured_is_counted_with_every_fault_and_what_was_not_trained(tmp_path: Path) -> None:
     """Two trainings alone: one that fp32 finds and bf16 alone does not, and an honest one."""
-    about = {"framework": FIRST.framework, "name": FIRST.name}
-    honest = {"framework": HONEST[0].framework, "name": HONEST[0].name, "failed": (), "fault": False}
+    about: dict[str, Any] = {"framework": FIRST.framework, "name": FIRST.name}
+    honest: dict[str, Any] = {"framework": HONEST[0].framework, "name": HONEST[0].name, "failed": (), "fault": False}
     found = [judgement(**about), judgement(**about, precision="bf16", verdict="aligned", failed=())]
     found += [judgement(**honest, verdict="aligned"), judgement(**honest, verdict="different", precision="bf16")]
     write_data(tmp_path / "power.json", measured(found))
@@ -119,7 +129,7 @@ def test_what_is_measured_is_counted_with_every_fault_and_what_was_not_trained(t
     assert f"| bf16: all | 1 | 1 | {FIRST.name} |" in counted
 
 
-def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
+def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """What a certificate is for: aligned by the limits of bf16, and found in fp32."""
     learnt = (
         ("micro-batch", Variant("micro-batch 4", micro_batch=4)),
@@ -128,8 +138,13 @@ def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
     hidden = next(fault for fault in FAULTS if fault.name == "Adam's moments in bf16")
     found = []
     for precision in PRECISIONS:
-        by = yardstick(lambda v, p=precision: torch_of(job_of(MODELS["gpt"], v, STEPS, precision=p)), precision, learnt)
-        training = functools.partial(Trainings(None).curve, hidden, "gpt", precision)
+
+        def trained(variant: Variant, precision: str = precision) -> Curve:
+            return torch_of(job_of(MODELS["gpt"], variant, STEPS, precision=precision))
+
+        by = yardstick(trained, precision, learnt)
+        trainings = Trainings(None)  # type: ignore[arg-type]
+        training = functools.partial(trainings.curve, hidden, "gpt", precision)
         found.append(judge(hidden, "gpt", training, by, precision))
     assert [judged.verdict for judged in found] == ["different", "aligned"]
     assert list(certified(found).values()) == ["consistent"]
@@ -137,7 +152,7 @@ def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
 
 @pytest.mark.thorough
 @pytest.mark.layouts
-def test_no_fault_is_aligned_and_every_honest_run_is(interpreter_of):
+def test_no_fault_is_aligned_and_every_honest_run_is(interpreter_of: Callable[[str], Path]) -> None:
     trainings = Trainings(interpreter_of)
     found = [judged for precision in PRECISIONS for judged in judgements(precision, trainings)]
     honest = [judged for judged in found if not judged.fault]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from layouts import MODELS, SINGLE, compare, job_of
+from layouts import MODELS, SINGLE, Curve, compare, job_of
 from levelfield.testing.findings import Missing
 from levelfield.testing.framework_kit.framework_subject import recorded_curve
 from record_curves import jobs
@@ -15,7 +18,7 @@ SHORT = ("gpt", "llama", "gpt_large", "llama_large")  # the others take as long 
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in jobs()]
 )
-def test_a_recorded_curve_is_what_torch_trains(name, torch_of):
+def test_a_recorded_curve_is_what_torch_trains(name: str, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     known = recorded_curve(jobs()[name])
     found = compare(known.curve, torch_of(jobs()[name]))
     large = name.endswith("_large")  # there a bias of keys, which is rounding alone, is above its limit
@@ -23,6 +26,6 @@ def test_a_recorded_curve_is_what_torch_trains(name, torch_of):
     assert "recorded" in known.source
 
 
-def test_a_curve_of_another_definition_is_not_found():
+def test_a_curve_of_another_definition_is_not_found() -> None:
     with pytest.raises(Missing, match="found no recorded curve of definition"):
         recorded_curve(job_of({**MODELS["gpt"], "norm_eps": 1e-6}, SINGLE))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import layouts
 import matrix
@@ -31,7 +32,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "tested*.json", ".*")
 
 
 @pytest.fixture
-def models(tmp_path):
+def models(tmp_path: Path) -> Path:
     """The folders of torch, deepspeed and paddle as plugins, with a recorded curve of torch."""
     for name in ("torch", "deepspeed", "paddle"):
         shutil.copytree(layouts.ROOT / "models" / name, tmp_path / "models" / name, ignore=IGNORED)
@@ -96,24 +97,25 @@ def change(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decoder.py", "another.py", "table.json", "parts/deep.py"])
-def test_a_changed_or_new_file_of_the_framework_makes_its_runs_stale(name, models):
+def test_a_changed_or_new_file_of_the_framework_makes_its_runs_stale(name: str, models: Path) -> None:
     folder = record(models).parent
     assert fault(models) is None
     (folder / name).parent.mkdir(exist_ok=True)
     change(folder / name)
     run = load(LayoutRuns, folder / "tested.json").runs[0]
+    assert run.commit is not None
     assert fault(models) == f"{CHANGED}{run.commit[:12]} of {run.date}"
 
 
-def test_a_deleted_and_a_renamed_file_make_a_run_stale(models):
+def test_a_deleted_and_a_renamed_file_make_a_run_stale(models: Path) -> None:
     folder = record(models).parent
     (folder / "decoder.py").rename(folder / "decoders.py")
-    assert CHANGED in fault(models)
+    assert CHANGED in str(fault(models))
     (folder / "decoders.py").unlink()
-    assert CHANGED in fault(models)
+    assert CHANGED in str(fault(models))
 
 
-def test_torch_s_code_counts_for_the_frameworks_that_import_it_and_what_was_measured_for_none(models):
+def test_torch_s_code_counts_for_the_frameworks_that_import_it_and_what_was_measured_for_none(models: Path) -> None:
     before = {name: code_of(models, name) for name in ("torch", "deepspeed", "paddle")}
     assert len(set(before.values())) == 3
     for path in (models / "models").glob("*/implementation.yaml"):
@@ -123,7 +125,9 @@ def test_torch_s_code_counts_for_the_frameworks_that_import_it_and_what_was_meas
     assert [name for name in before if code_of(models, name) != before[name]] == ["torch", "deepspeed"]
 
 
-def test_the_worker_s_code_counts_and_that_of_a_rehearsal_where_it_is_named(models, monkeypatch):
+def test_the_worker_s_code_counts_and_that_of_a_rehearsal_where_it_is_named(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     implementation, folder = only(models).implementation("paddle")
     before = training_code(implementation, folder, "cpu")
     assert training_code(implementation, folder, "cpu", folder) != before
@@ -149,7 +153,9 @@ def test_the_worker_s_code_counts_and_that_of_a_rehearsal_where_it_is_named(mode
         ("nvidia: [fp32, bf16, fp16]", "nvidia: [fp32, bf16]", False),
     ],
 )
-def test_a_manifest_counts_by_what_a_training_on_a_processor_follows_from(old, new, stale, models):
+def test_a_manifest_counts_by_what_a_training_on_a_processor_follows_from(
+    old: str, new: str, stale: bool, models: Path
+) -> None:
     path = record(models).with_name("implementation.yaml")
     text = path.read_text()
     assert old in text
@@ -168,7 +174,7 @@ def test_a_manifest_counts_by_what_a_training_on_a_processor_follows_from(old, n
         *((key, ..., f"{key}': missing; it is required") for key in ("code", "commit", "date")),
     ],
 )
-def test_a_damaged_or_missing_value_is_named(key, value, says, models):
+def test_a_damaged_or_missing_value_is_named(key: str, value: object, says: str, models: Path) -> None:
     path = record(models)
     content = json.loads(path.read_text())
     content["runs"][0].pop(key)
@@ -179,7 +185,7 @@ def test_a_damaged_or_missing_value_is_named(key, value, says, models):
     assert says in str(error.value)
 
 
-def test_a_run_of_unknown_code_does_not_count_and_one_from_outside_of_git_does(models):
+def test_a_run_of_unknown_code_does_not_count_and_one_from_outside_of_git_does(models: Path) -> None:
     path = record(models)
     content = json.loads(path.read_text())
     content["runs"][0]["commit"] = None
@@ -193,27 +199,31 @@ def test_a_run_of_unknown_code_does_not_count_and_one_from_outside_of_git_does(m
 # ---- code that changes while it trains
 
 
-def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(models, monkeypatch):
+def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, python = Asked("paddle", "gpt", "fp32", SINGLE), Path("python")
     reference = load(ReferenceCurves, models / "models" / "torch" / REFERENCES).curves[0]
     monkeypatch.setattr(matrix, "train", lambda *_: _curve())
     assert matrix._run(asked, python, reference, lambda: code_of(models, "paddle")).passed
 
-    def edit(*_):
+    def edit(*_: object) -> Curve:
         change(models / "models" / "paddle" / "decoder.py")
         return _curve()
 
     monkeypatch.setattr(matrix, "train", edit)
     run = matrix._run(asked, python, reference, lambda: code_of(models, "paddle"))
-    assert not run.passed and run.difference is None and "changed while it trained" in run.failure
+    assert not run.passed and run.difference is None and "changed while it trained" in str(run.failure)
 
 
-def test_a_reference_whose_code_was_edited_while_it_trained_is_not_recorded(models, monkeypatch):
+def test_a_reference_whose_code_was_edited_while_it_trained_is_not_recorded(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = models / "models" / "torch" / REFERENCES
     change(models / "models" / "torch" / "model" / "decoder.py")
     before = path.read_text()
 
-    def edit(job):
+    def edit(job: dict[str, Any]) -> Curve:
         change(models / "models" / "torch" / "model" / "decoder.py")
         return _curve()
 
@@ -226,7 +236,7 @@ def test_a_reference_whose_code_was_edited_while_it_trained_is_not_recorded(mode
 # ---- torch's curve
 
 
-def test_another_curve_of_the_reference_makes_a_run_stale(models):
+def test_another_curve_of_the_reference_makes_a_run_stale(models: Path) -> None:
     record(models)
     record_reference(models, _curve(5.01))
     assert fault(models) == "torch's reference of gpt is another curve now"
@@ -235,11 +245,18 @@ def test_another_curve_of_the_reference_makes_a_run_stale(models):
 
 
 @pytest.mark.parametrize(("loss", "counts"), [(5.0, True), (5.0 * (1 + 5e-10), True), (5.001, False)])
-def test_only_the_reference_is_trained_again_where_torch_s_code_changed(loss, counts, models, monkeypatch):
+def test_only_the_reference_is_trained_again_where_torch_s_code_changed(
+    loss: float, counts: bool, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same curve, or one within its noise, leaves the runs of others; another one makes them stale."""
     record(models)
-    trained = []
-    monkeypatch.setattr(references, "train", lambda job: trained.append(job) or _curve(loss))
+    trained: list[dict[str, Any]] = []
+
+    def record_job(job: dict[str, Any]) -> Curve:
+        trained.append(job)
+        return _curve(loss)
+
+    monkeypatch.setattr(references, "train", record_job)
     monkeypatch.setattr(references, "honest_noise", lambda *_: NOISE)
     registry = only(models)  # one for all, as in a matrix: no document of it may be an old one
     train_references(registry, ["gpt"])
@@ -252,7 +269,7 @@ def test_only_the_reference_is_trained_again_where_torch_s_code_changed(loss, co
     assert (ReferenceState(registry).fault("gpt", str(key)) is None) == counts
 
 
-def test_small_changes_of_the_reference_do_not_add_up(models, monkeypatch):
+def test_small_changes_of_the_reference_do_not_add_up(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new curve is compared with the recorded figures, not with the last one that confirmed them."""
     record(models)
     monkeypatch.setattr(references, "honest_noise", lambda *_: NOISE)
@@ -265,14 +282,14 @@ def test_small_changes_of_the_reference_do_not_add_up(models, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*OwnNoise.model_fields, "same_weights", "same_tokens"])
-def test_a_curve_beyond_the_noise_in_one_figure_confirms_nothing(name):
+def test_a_curve_beyond_the_noise_in_one_figure_confirms_nothing(name: str) -> None:
     assert confirms(RIGHT, NOISE)
     wrong = [False] if name.startswith("same") else [1e-5, None, float("nan")]
     for value in wrong:
         assert not confirms(RIGHT.model_copy(update={name: value}), NOISE)
 
 
-def test_figures_make_the_same_curve_again():
+def test_figures_make_the_same_curve_again() -> None:
     assert compare(curve_of(figures_of(_curve())), _curve()) == RIGHT
     other = dataclasses.replace(_curve(), weights={"a": 4})
     assert figures_of(other).key != figures_of(_curve()).key
@@ -282,7 +299,7 @@ def test_figures_make_the_same_curve_again():
 
 
 @pytest.mark.parametrize("other", ["", "version", "machine", "code", "failed"])
-def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other, models):
+def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other: str, models: Path) -> None:
     """A run that failed, and each run of other code, of another version or processor, is trained again."""
     path = record(models)
     content = json.loads(path.read_text())
@@ -301,7 +318,7 @@ def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other, models):
     assert (name in written.runs) == (other not in ("version", "machine"))  # a stale run stays until it is trained
 
 
-def test_runs_of_two_states_of_the_code_stand_in_one_file(models):
+def test_runs_of_two_states_of_the_code_stand_in_one_file(models: Path) -> None:
     path = record(models)
     change(path.parent / "train.py")
     registry = only(models)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -110,6 +112,7 @@ def offered(framework: str) -> ModuleType:
     """models/<framework>/offered.py. On the path, its folder would hide names of models/torch."""
     path = ROOT / "models" / framework / "offered.py"
     spec = importlib.util.spec_from_file_location(f"{framework}_offered", path)
+    assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
@@ -120,7 +123,7 @@ def rows(frameworks: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("framework", "change", "words"), rows(CHECKED_ALONE))
-def test_a_check_that_needs_no_rank_refuses(framework, change, words):
+def test_a_check_that_needs_no_rank_refuses(framework: str, change: dict[str, Any], words: str) -> None:
     with pytest.raises(Unsupported, match=words):
         offered(framework).check(parsed_job(refused_job(change)))
 
@@ -129,7 +132,9 @@ FIRST = [pytest.param(name, *REFUSED[name][0], id=name) for name in CHECKED_ALON
 
 
 @pytest.mark.parametrize(("framework", "change", "words"), [*rows(("torch", "paddle", "deepspeed")), *FIRST])
-def test_what_cannot_be_done_is_unsupported(framework, change, words, tmp_path, interpreter_of):
+def test_what_cannot_be_done_is_unsupported(
+    framework: str, change: dict[str, Any], words: str, tmp_path: Path, interpreter_of: Callable[[str], Path]
+) -> None:
     """Each rank that starts says so; none waits for another, and jax is not even imported."""
     alone = "import sys; sys.modules['jax'] = None" if framework == "jax" else NOBODY_JOINS
     job = refused_job(change)
@@ -149,6 +154,6 @@ def test_what_cannot_be_done_is_unsupported(framework, change, words, tmp_path, 
         ("llama", SINGLE.layout),
     ],
 )
-def test_megatron_does_not_refuse_what_it_can_do(family, layout):
+def test_megatron_does_not_refuse_what_it_can_do(family: str, layout: dict[str, Any]) -> None:
     pipeline = {} if family == "mixture" else {"pipeline": 2}
     offered("megatron").check(parsed_job(job_of(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))

@@ -6,6 +6,7 @@ what the place takes by itself comes on top.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,9 @@ def test_a_pipeline_bubble_is_as_the_formula_says(micro_batches: int, tmp_path: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("framework", ["deepspeed", "megatron"])
-def test_plants_are_told_in_other_frameworks_on_torch(framework: str, tmp_path: Path, interpreter_of) -> None:
+def test_plants_are_told_in_other_frameworks_on_torch(
+    framework: str, tmp_path: Path, interpreter_of: Callable[[str], Path]
+) -> None:
     plants = plants_of(framework)
     code, python = "\n".join(plant.code for plant in plants.values()), interpreter_of(framework)
     found = explained(tmp_path / framework, code, framework=framework, python=python)

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ FRAMEWORK = "jax"
 
 
 @pytest.fixture(scope="module")
-def paddle(interpreter_of) -> Path:
+def paddle(interpreter_of: Callable[[str], Path]) -> Path:
     return interpreter_of("paddle")
 
 
@@ -206,9 +207,10 @@ def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, p
 @pytest.mark.parametrize("variant", [Variant("one"), Variant("DP2", {"data": 2}, micro_batch=1)], ids=["one", "DP2"])
 @pytest.mark.parametrize("framework", ["jax", "paddle"])
 def test_the_further_steps_change_nothing_that_was_recorded(
-    framework: str, variant: Variant, tmp_path: Path, interpreter_of
+    framework: str, variant: Variant, tmp_path: Path, interpreter_of: Callable[[str], Path]
 ) -> None:
-    job, script, found = job_of(SMALL, variant, 3), script_of(framework), []
+    job, script = job_of(SMALL, variant, 3), script_of(framework)
+    found: list[list[list[dict[str, Any]]]] = []
     for train in (launch, functools.partial(launch_explained, steps=1)):
         folder = tmp_path / str(len(found))
         folder.mkdir()

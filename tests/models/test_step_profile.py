@@ -40,7 +40,9 @@ def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
     ids=["selective", "EP2", "PP2"],
 )
-def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_path: Path) -> None:
+def test_the_further_steps_change_nothing_that_was_recorded(
+    model: dict[str, Any], variant: Variant, tmp_path: Path
+) -> None:
     ordinary = run(tmp_path / "ordinary", shallow(model), variant, 0)
     explained = run(tmp_path / "explained", shallow(model), variant, 1)
     assert judged(ordinary) == judged(explained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ CAPTURED = (
 )
 
 
-def written(folder: Path, framework: str, job: dict, key: str, python: Path | None) -> dict[str, np.ndarray]:
+def written(folder: Path, framework: str, job: dict[str, Any], key: str, python: Path | None) -> dict[str, np.ndarray]:
     """The arrays that a run leaves where job[key] says, by name."""
     place = folder / framework
     place.mkdir()
@@ -60,7 +61,7 @@ def written(folder: Path, framework: str, job: dict, key: str, python: Path | No
 
 
 @pytest.fixture(scope="module")
-def torchs(tmp_path_factory):
+def torchs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], dict[str, np.ndarray]]:
     """What torch writes: (family, layers, key) to its arrays, computed once for each."""
 
     @functools.cache
@@ -71,7 +72,7 @@ def torchs(tmp_path_factory):
     return of
 
 
-def assert_recorded(ranks: list[list[dict]], saved: Path) -> None:
+def assert_recorded(ranks: list[list[dict[str, Any]]], saved: Path) -> None:
     """The final weights that the ranks recorded are those that they saved, in every layout."""
     recorded = read_curve(ranks).final
     assert set(recorded) == {path.stem for path in saved.glob("*.npy")}
@@ -86,11 +87,18 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], l
     assert set(found) == set(expected)
     for name, right in expected.items():
         assert found[name].shape == right.shape, name
-        assert np.linalg.norm(found[name] - right) < limit * max(np.linalg.norm(right), 1.0), name
+        assert np.linalg.norm(found[name] - right) < limit * max(float(np.linalg.norm(right)), 1.0), name
 
 
 @pytest.mark.parametrize(("framework", "family", "layout"), SAVED)
-def test_saved_weights_are_torchs(framework, family, layout, tmp_path, torchs, interpreter_of):
+def test_saved_weights_are_torchs(
+    framework: str,
+    family: str,
+    layout: str,
+    tmp_path: Path,
+    torchs: Callable[[str, int, str], dict[str, np.ndarray]],
+    interpreter_of: Callable[[str], Path],
+) -> None:
     variant = VARIANTS[layout]
     model = MODELS[family] if variant.virtual_pipeline > 1 else shallow(MODELS[family])
     right, job = torchs(family, model["layers"], "save_weights_dir"), job_of(model, variant, 3)
@@ -98,7 +106,14 @@ def test_saved_weights_are_torchs(framework, family, layout, tmp_path, torchs, i
 
 
 @pytest.mark.parametrize(("framework", "family", "recompute"), CAPTURED)
-def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, torchs, interpreter_of):
+def test_captured_tensors_are_torchs(
+    framework: str,
+    family: str,
+    recompute: str,
+    tmp_path: Path,
+    torchs: Callable[[str, int, str], dict[str, np.ndarray]],
+    interpreter_of: Callable[[str], Path],
+) -> None:
     model = shallow(MODELS[family])
     right = torchs(family, model["layers"], "capture")
     assert {"embedding", "layers.1", "final_norm", "logits", "updated/embedding.weight"} < set(right)
@@ -108,7 +123,7 @@ def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, tor
 
 
 @pytest.mark.parametrize("framework", ["paddle", "oneflow", "megatron"])
-def test_each_framework_says_what_it_is(framework, tmp_path, interpreter_of):
+def test_each_framework_says_what_it_is(framework: str, tmp_path: Path, interpreter_of: Callable[[str], Path]) -> None:
     launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, script_of(framework), interpreter_of(framework))
     said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
     assert (said["name"], said["version"]) == (framework, Registry().implementation(framework)[0].version)
@@ -116,7 +131,7 @@ def test_each_framework_says_what_it_is(framework, tmp_path, interpreter_of):
 
 
 @pytest.mark.parametrize("fault", ["missing", "another shape", "1 % larger"])
-def test_the_comparison_sees_a_planted_fault(fault):
+def test_the_comparison_sees_a_planted_fault(fault: str) -> None:
     right = {"embedding": np.ones((4, 4)), "logits": np.ones((4, 8))}
     wrong = {
         "missing": {"embedding": right["embedding"]},

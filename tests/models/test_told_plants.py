@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from faults.slow_links import Interval, missing, transfer_ms
@@ -38,7 +39,7 @@ A_ROW = {"framework": "torch", "fault": "a norm", "seed": 0, "named": True, "pla
         ({"named": False}, False),
     ],
 )
-def test_a_plant_is_told_by_its_name_and_its_amount(changes, expected) -> None:
+def test_a_plant_is_told_by_its_name_and_its_amount(changes: dict[str, Any], expected: bool) -> None:
     assert is_told({**A_ROW, **changes}) is expected
 
 
