@@ -97,7 +97,7 @@ lint: $(WITH_TORCH)
 	MYPYPATH=platform:models/jax $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax
 	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle
 	MYPYPATH=platform:models/oneflow $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/oneflow
-	MYPYPATH=platform:tools:benchmarks:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests
+	MYPYPATH=platform:tools:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from huggingface_classes import NoEquivalent, hf_config, mixture_arrays, to_hf
 from layouts import MODELS
+from leaf_gradient import gradient_of
 from levelfield.specs.architecture import Model
 from safetensors.numpy import save_file
 from test_torch_huggingface import build, random_arrays
@@ -143,7 +144,7 @@ def their_block(model: Model, bias: torch.Tensor) -> Any:
 def test_a_block_of_deepseek_v3() -> None:
     groups = {"scores": "sigmoid", "scale": 2.5, "groups": {"count": 3, "chosen": 2}, "bias_rate": 1e-3}
     model = model_of(router=groups, experts={"count": 12, "chosen": 4, "shared": 2})
-    ours = build(model, random_arrays(model)).layers["1"].mlp
+    ours: Any = build(model, random_arrays(model)).layers["1"].mlp
     ours.tally.bias = torch.linspace(-0.3, 0.3, 12)
     theirs = their_block(model, ours.tally.bias)
     own = {name: parameter.detach() for name, parameter in ours.named_parameters()}
@@ -259,7 +260,7 @@ def test_deepseek_v3_whole(query_rank: int | None) -> None:
     their_loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     their_loss.backward()
-    own = as_deepseek({name: parameter.grad for name, parameter in ours.named_parameters()})
+    own = as_deepseek({name: gradient_of(parameter) for name, parameter in ours.named_parameters()})
     right = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert set(own) == set(right)
     pairs = [(loss[0], their_loss), *((own[name], right[name]) for name in right)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import fused.launching as launching
 import pytest
 import torch
-from fused import launching
 
 MEMORY = torch.zeros(64)
 CURRENT_STREAMS = {3: 7}  # by device
