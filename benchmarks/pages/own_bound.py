@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import Rehearsals
+from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
 from levelfield.predict.pass_timing import kernel_of, slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.specs.recorded_runs import RehearsedRow
+from levelfield.specs.rehearsed_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import Tuning
 
