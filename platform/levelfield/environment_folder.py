@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.05
 _MARK_TEXT = "Levelfield made this folder and may remove it.\n"
 WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # takes a sentence for the user
 
 
 def is_own(folder: Path) -> bool:

@@ -12,13 +12,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield import environment_folder, installer
-from levelfield.environment_folder import WITHOUT
+from levelfield.environment_folder import WITHOUT, Say
 from levelfield.errors import RunFailed, UsageError
 
 STARTED = "LEVELFIELD_BOOTSTRAPPED"  # in the process that was started in the environment: its folder
@@ -26,8 +26,6 @@ _PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 _PROBE_SECONDS = 10
 _COMPARISON = re.compile(r"python_full_version (<|>=) '(\d+)\.(\d+)'")
 _NAME = re.compile(r"levelfield-([0-9a-f]{12}|before-[0-9a-f]{8})")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from levelfield.environment_folder import Say
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.rank_processes import killed, with_variable
 from levelfield.user_folders import config_folder, expanded, home_folder
@@ -49,8 +50,6 @@ _LEFT_OUT = {f"PIP_{name.upper().replace('-', '_')}" for name in (*_PLACES, *_OF
 # They give an installer other modules: pip takes a package there for installed.
 _OF_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
 _NAME = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*==")
-
-Say = Callable[[str], None]
 
 
 def serves_others() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing.check_suite import CHECKS, check, find
+from levelfield.testing.check_suite import CHECKS, check, run_one_check
 from levelfield.testing.subject import VendorSubject
 
 VENDORS = sorted(Registry().vendors)
@@ -30,7 +30,7 @@ def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
 )
 def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str) -> None:
     """Vendors that are only data share the code of these checks: test_example_package.py has one of them each time."""
-    whole = [find(VendorSubject(vendor), item) for item in CHECKS if item.slow]
+    whole = [run_one_check(VendorSubject(vendor), item) for item in CHECKS if item.slow]
     assert [f"{f.check}: {f.says}" for f in whole if not f.is_good] == []
     assert len(whole) == len(CHECKS) - len(FAST) > 0
 

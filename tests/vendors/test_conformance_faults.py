@@ -13,7 +13,7 @@ from acme_folder import MONITOR, VENDOR, replace, write_acme
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.errors import UsageError
 from levelfield.testing import plan_checks, tool_checks
-from levelfield.testing.check_suite import CHECKS, check, find
+from levelfield.testing.check_suite import CHECKS, check, run_one_check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Stage, VendorSubject
 
@@ -272,7 +272,7 @@ def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def finding_of(plugins: Path, name: str) -> CheckFinding:
-    return find(VendorSubject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
+    return run_one_check(VendorSubject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
 
 
 def test_there_is_a_plant_for_every_check() -> None:
@@ -423,7 +423,7 @@ def test_nvidia_is_judged_by_its_recordings_where_there_is_a_gpu(monkeypatch: py
     )
     monkeypatch.setitem(names, "open_nvml", lambda: names["Nvml"](library))
     checks = ("devices", "values", "truncated", "tool-missing")
-    findings = {item.name: find(subject, item) for item in CHECKS if item.name in checks}
+    findings = {item.name: run_one_check(subject, item) for item in CHECKS if item.name in checks}
     assert all(findings[name].status == "ok" for name in checks[:3]), findings
     assert "H100-SXM5-80GB" in findings["devices"].says, "of the recording, not of this machine"
     assert "whatever" in findings["tool-missing"].says
@@ -457,7 +457,7 @@ def test_versions_that_an_adapter_reads_are_shown(adds: str, status: str, says: 
 
 
 def test_the_driver_of_nvidia_is_recorded() -> None:
-    finding = find(VendorSubject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
+    finding = run_one_check(VendorSubject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
     assert finding.status == "ok" and "driver 580.159.04" in finding.says
 
 
@@ -490,7 +490,7 @@ def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:
         next(p.new for p in PLANTS if p.says == "left behind: process") or ""
     )
     subject = VendorSubject("acme", [tmp_path])
-    find(subject, next(item for item in CHECKS if item.name == "cleanup"))
+    run_one_check(subject, next(item for item in CHECKS if item.name == "cleanup"))
     assert subject.stage.processes() == []
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pytest
 from acme_folder import VENDOR, replace, write_acme
 from levelfield.cli.main import main
-from levelfield.testing.check_suite import CHECKS, check, find
+from levelfield.testing.check_suite import CHECKS, check, run_one_check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import VendorSubject
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def finding_of(folder: Path, name: str) -> CheckFinding:
     subject = VendorSubject(folder.name, [folder.parents[1]])
-    return find(subject, next(item for item in CHECKS if item.name == name))
+    return run_one_check(subject, next(item for item in CHECKS if item.name == name))
 
 
 def test_the_page_s_table_is_read_and_shown_as_the_page_says(folder: Path, capsys: Captured) -> None:

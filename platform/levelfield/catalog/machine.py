@@ -12,7 +12,7 @@ from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.readings import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Sample, Vendor
 from levelfield.measure.device_use import device_sentence, in_use
-from levelfield.node.control_groups import HOST, core_quota, file_text
+from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
 
 
 class Machine:
@@ -82,7 +82,7 @@ def devices_of(vendor: Vendor) -> DeviceList:
     return checked(vendor.spec, devices if isinstance(devices, DeviceList) else DeviceList(devices))
 
 
-def usable_cores(root: Path = HOST) -> int:
+def usable_cores(root: Path = HOST_ROOT) -> int:
     """Return the cores that the operating system allows this process: its affinity, and its control groups' quota.
 
     A quota of part of a core counts as a core: it pays for that part of the time of one more thread.
@@ -92,7 +92,7 @@ def usable_cores(root: Path = HOST) -> int:
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def processor_flags(root: Path = HOST) -> frozenset[str] | None:
+def processor_flags(root: Path = HOST_ROOT) -> frozenset[str] | None:
     """Return the instruction sets of an x86 processor, as /proc/cpuinfo names them; None where it lists none."""
     lines = (line.partition(":") for line in file_text(root / "proc/cpuinfo").splitlines())
     flags = next((value.split() for name, _, value in lines if name.strip() == "flags"), None)

@@ -36,7 +36,7 @@ def print_chips(
         except UsageError as error:
             refused[chip.name] = error
         else:
-            plans.append(ChipPlan(plan, next(iter(plan.ranking.rows.roomy_first()), None)))
+            plans.append(ChipPlan(plan, next(iter(plan.ranking.rows.with_margin_first()), None)))
     if not plans:
         raise next(iter(refused.values()))
     first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])

@@ -13,7 +13,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import finished_run
-from levelfield.specs.free_fields import CODE_FIELDS, LAYERS
+from levelfield.specs.free_fields import CODE_FIELDS, RECOMPUTE_LAYERS
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _question(
             f"diagnose: {paths.root.name} was trained with {trained}; choose another framework: --against FRAMEWORK"
         )
     same = {"micro_batch": tuning.micro_batch, "threads": tuning.threads, "layout": "DP1TP1PP1"}
-    chosen = {name: getattr(tuning, name) for name in (*CODE_FIELDS, LAYERS, "environment")}
+    chosen = {name: getattr(tuning, name) for name in (*CODE_FIELDS, RECOMPUTE_LAYERS, "environment")}
     run_python, text = None if plan.environment.folder else plan.environment.python, "{}:{}:{}:1:1".format
     return Diagnosis(
         registry=registry,

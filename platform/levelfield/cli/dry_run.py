@@ -16,7 +16,7 @@ from levelfield.cli.plan_tables import explained
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import with_assumed_rates
@@ -26,7 +26,7 @@ from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
-from levelfield.specs.certificate import CertificateUsed
+from levelfield.specs.certificate import CertificateNeed
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
@@ -70,7 +70,7 @@ def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
 def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
     selection = lookup.find(registry, plan.selector)
-    question = question_of(Place(selection, plan.work, hardware.nodes, hardware.devices_per_node))
+    question = question_of(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
         raise UsageError(f"--explain: {_why_unpredicted(selection, plan)}")
     _, assumed = with_assumed_rates(selection.chip, plan.work.training.precision, plan.world_size)
@@ -109,7 +109,7 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
         yield "", "ASSUMED: these devices are not here; this plan cannot run"
     for name, value in {**plan.tuning.values, "environment": plan.tuning.environment}.items():
         origin = plan.origins.get(name, "default")
-        if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].of_framework:
+        if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].is_framework_specific:
             yield LABELS.get(name, name), f"{_value_text(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
@@ -230,7 +230,7 @@ def _predicted(plan: Plan) -> Iterator[LabelledText]:
         yield f"next best {number}" if number else "predicted", figures
 
 
-def _certificate(used: CertificateUsed) -> str:
+def _certificate(used: CertificateNeed) -> str:
     if used.digest:
         return f"aligned in fp32 at smoke scale: run {used.run_id}"
     if used.reason:

@@ -147,7 +147,7 @@ def _fetch(options: argparse.Namespace) -> int:
                 raise
             terminal.say(f"left out: {error}")
         else:
-            groups.append((f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.first), stages))
+            groups.append((f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.pip_packages), stages))
     for name, python, arguments, stages in groups:
         terminal.say(f"fetching the wheels of {name} with {python}")
         index = stages.index.setting if stages.index else None
@@ -166,7 +166,7 @@ def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> t
     if kind not in file.requirements:
         raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
     python, stages = interpreter_for(file, kind).python, file.requirements[kind].stages(uses)
-    if lacking := list(missing(stages, None, is_fetched=False)):
+    if lacking := list(missing(stages, None, is_already_made=False)):
         raise NotHere(f"{name} on {kind}: " + "\n  ".join(lacking))
     return python, stages
 

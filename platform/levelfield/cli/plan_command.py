@@ -188,11 +188,11 @@ def _split_case_string(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None) -> PlanRequest:
-    from levelfield.predict.layout_search import Wanted
+    from levelfield.predict.layout_search import SearchConstraints
     from levelfield.specs.layout import parse_layout
     from levelfield.studies.chip_planner import PlanRequest
 
-    wanted = Wanted(
+    constraints = SearchConstraints(
         layout=parse_layout(choices["layout"]).layout if choices["layout"] else None,
         **{name: choices[name] for name in ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")},
     )
@@ -200,7 +200,7 @@ def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None)
     return PlanRequest(
         **{name: choices[name] for name in (*same, "tensor_overlap", "calibrate")},
         framework=choices["framework"] or "torch",
-        wanted=wanted,
+        constraints=constraints,
         runs=runs,
         tokens=_tokens(choices["tokens"]),
         prices=prices,
@@ -236,7 +236,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.cli.run_entries import exit_code, run_jobs
     from levelfield.plan.arrangement import choose_scale
     from levelfield.plan.request import Decision, UserRequest
-    from levelfield.predict.layout_search import answer
+    from levelfield.predict.layout_search import search_layouts
     from levelfield.run import scheduler
     from levelfield.specs.selector import parse_selector
     from levelfield.studies.variations import PredictedRun, distinct, entries_of, question_here
@@ -254,7 +254,7 @@ def _sweep(options: argparse.Namespace) -> int:
     chosen, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
     devices = selector.devices or selection.default_devices
     question = question_here(registry, selection, chosen.work, devices, terminal.say)
-    rows = distinct(answer(question).rows)[: options.top]
+    rows = distinct(search_layouts(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [PredictedRun(row) for row in rows]

@@ -37,14 +37,14 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
         numbered = [(number, row, _speed_cells(plan, row)) for number, row in enumerate(rows, 1)]
         yield from (*_table(plan, "row", numbered, (" MFU,", "palm"), (-5, 5)), "")
         yield from _training(plan, rows)
-        yield from _breakdown(plan, ranking.rows[0]) if request.wanted.layout else ()
+        yield from _breakdown(plan, ranking.rows[0]) if request.constraints.layout else ()
     else:
         yield from (wrapped(nothing_fits(plan), 2), "")
         if request.tokens is not None:
             cost = " and no cost" if request.prices else ""
             sentence = f"a training on {request.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
             yield from (wrapped(sentence, 2), "")
-        beyond = max(beyond, 1 if request.wanted.layout else 0)
+        beyond = max(beyond, 1 if request.constraints.layout else 0)
     yield from _beyond(plan, beyond)
     yield from _not_offered(plan)
     if ranking.rows:
@@ -133,7 +133,7 @@ def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
 
 def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     """Return between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
-    row = plan.ranking.rows.roomy_first()[0]
+    row = plan.ranking.rows.with_margin_first()[0]
     if (ends := plan.bills_at_ends(row)) is None:
         near = "no published run near to this one says how far it may be off"
         return f"no interval: {near if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
@@ -207,7 +207,7 @@ def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
 
 def nothing_fits(plan: AnsweredPlan) -> str:
     """Return why no row fits: the least that one needs, or the numbers that do not divide."""
-    nearest = plan.ranking.nearest
+    nearest = plan.ranking.least_memory
     if nearest is None:
         return _what_divides(plan.question)
     need, have = nearest.memory.total / GIB, (plan.question.capacity_bytes or 0) / GIB
@@ -216,13 +216,13 @@ def nothing_fits(plan: AnsweredPlan) -> str:
 
 
 def _what_divides(question: LayoutQuestion) -> str:
-    model, batch, wanted = question.work.model, question.work.training.global_batch, question.wanted
+    model, batch, constraints = question.work.model, question.work.training.global_batch, question.constraints
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
     stages = f"pipeline divides {model.layers} layers ({_numbers(divisors(model.layers))})"
     if "uneven" in question.offer.parallelism:
         stages = f"pipeline is at most {model.layers} layers"
-    rows = f" with micro-batch {wanted.micro_batch}" if wanted.micro_batch else ""
-    rows += f" and {wanted.virtual_pipeline} model chunks" if wanted.virtual_pipeline else ""
+    rows = f" with micro-batch {constraints.micro_batch}" if constraints.micro_batch else ""
+    rows += f" and {constraints.virtual_pipeline} model chunks" if constraints.virtual_pipeline else ""
     return (
         f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
@@ -258,7 +258,7 @@ def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str
         "active_parameters": count.active,
         "fitting": len(ranking.rows),
         "considered": ranking.considered,
-        "nearest": _row_content(plan, ranking.nearest) if ranking.nearest else None,
+        "nearest": _row_content(plan, ranking.least_memory) if ranking.least_memory else None,
         "rows": [_row_content(plan, row) for row in rows],
         "beyond": [_row_content(plan, row) for row in ranking.beyond],
         "not_offered": [_row_content(plan, row) for row in plan.not_offered],

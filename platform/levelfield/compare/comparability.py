@@ -18,7 +18,7 @@ from levelfield.compare.sides import (
     tuned_fields,
     tuning_of,
 )
-from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.short_names import short_value
 from levelfield.specs.vendor import HOST_SHARE
@@ -174,7 +174,7 @@ _CHOSEN: dict[str, Reader] = {
     "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
-    **{_LABELS.get(name, name): _entry("series.values", name) for name in FREE_FIELDS if name != LAYERS},
+    **{_LABELS.get(name, name): _entry("series.values", name) for name in FREE_FIELDS if name != RECOMPUTE_LAYERS},
     "runtime": lambda r: r.series.runtime,
     "chosen fields": tuned_fields,
 }

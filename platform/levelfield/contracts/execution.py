@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from levelfield.environment_folder import Say as Say  # for plugins, which import it from here
 from levelfield.errors import RunFailed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -20,7 +21,6 @@ PORT_CHOSEN_AT_START = "{port}"
 DISK_IS_FULL = "the disk of its run's folder is full"  # in the evidence of a node whose rank failed
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
 Watch = Callable[[], None]
-Say = Callable[[str], None]  # takes a sentence for the user
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
     "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",

@@ -16,7 +16,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import utc_now
 from levelfield.rundir.event_lines import Event, event_or_none, sequence
 from levelfield.specs.base import load, sha256_of
-from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
+from levelfield.specs.certificate import Certificate, CertificateSubject, code_branches
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -113,7 +113,7 @@ def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
         "the runtime": (subject.runtime, plan.runtime),
         "the environment": (subject.environment, plan.environment.digest or plan.environment.python),
         "the environment variables": (subject.variables, plan.variables_digest),
-        "the kind of layout": (subject.path, code_path(plan.tuning)),
+        "the kind of layout": (subject.path, code_branches(plan.tuning)),
     }
     other = [name for name, (certified, ours) in facts.items() if certified != ours]
     return f"{', '.join(other)} of the certificate and of the run differ" if other else None

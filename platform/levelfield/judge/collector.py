@@ -183,7 +183,7 @@ def _planned_fields(plan: Plan) -> dict[str, Any]:
         "repeat": plan.repeat,
         "steps_planned": work.training.steps,
         "window": (work.window.first_step, work.window.last_step),
-        "work_but_precision": work.digest_but_precision,
+        "work_but_precision": work.digest_without_precision,
         "deviations": plan.deviations,
         "entry": plan.entry,
         "runtime": plan.runtime,

@@ -136,7 +136,7 @@ def hardware_of(plan: Plan, result: Result) -> str:
 def changed(plan: Plan, result: Result) -> str:
     """Return framework, layout and micro-batch of the run, and each other free field that is not at its default."""
     values, names = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
-    words = [FREE_FIELDS[name].words.format(value) for name, value in values.items() if name in names]
+    words = [FREE_FIELDS[name].phrase.format(value) for name, value in values.items() if name in names]
     return ", ".join((f"{result.framework} {result.framework_version}", *words))
 
 

@@ -22,8 +22,8 @@ from levelfield.store.database import Store, StoredSeries
 # nobody accepted one, where nights were found changed, so that older ones are its level, and with fewer nights in them.
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
-_DAYS_BEFORE = 14  # of which a night's entries are compared with its own
-_REASON = 400  # characters of why a run is not valid
+_LOOKBACK_DAYS = 14  # earlier nights whose entries are compared with tonight's
+_REASON_LENGTH = 400  # characters of why a run is not valid
 
 
 def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
@@ -35,20 +35,26 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
     # Each entry with the series that the newest night before, within two weeks, ran for it; else with its own: an entry
     # that runs other work tonight is told from a new one.
-    first, before = _days_before(night, _DAYS_BEFORE) or "", dict[str, str]()
+    since, previous_series = _days_before(night, _LOOKBACK_DAYS) or "", dict[str, str]()
     for earlier in sorted(store.nights()) if expected else ():
-        if first <= earlier < night:
-            before |= {entry: series for entry, series in store.expected(earlier).items() if series}
-    expected = {entry: before.get(entry, series) for entry, series in expected.items()}
+        if since <= earlier < night:
+            previous_series |= {entry: series for entry, series in store.expected(earlier).items() if series}
+    expected = {entry: previous_series.get(entry, series) for entry, series in expected.items()}
     stored = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
+    end_of_night = f"{night}~"  # sorts behind every time of that day
     # the series whose level rests on nights that may be older than the last days
-    accepted = {event.series for event in events if event.kind == "baseline" and holds(event, f"{night}~")}
+    accepted = {event.series for event in events if event.kind == "baseline" and holds(event, end_of_night)}
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
-    points = _recent(store, stored, night, {series.digest for series in stored} - accepted | changed)
+    read_whole = ({series.digest for series in stored} - accepted) | changed
+    points = _recent(store, stored, night, read_whole)
     if suite is not None:
-        ran = {s for s, of in points.items() if any(p.night == night and p.entry in expected for p in of)}
-        points = {s: of for s, of in points.items() if s in ran or s in expected.values()}
+        ran = {
+            s
+            for s, series_points in points.items()
+            if any(p.night == night and p.entry in expected for p in series_points)
+        }
+        points = {s: series_points for s, series_points in points.items() if s in ran or s in expected.values()}
     return GateInput(
         night,
         points,
@@ -68,11 +74,11 @@ def _reason(store: Store, run_id: str) -> str | None:
     if record.word == "valid":
         return record.evidence_reason
     texts = filter(None, (record.reason, record.result.status.evidence))
-    return textwrap.shorten(": ".join(texts), _REASON, placeholder=" ...") or None
+    return textwrap.shorten(": ".join(texts), _REASON_LENGTH, placeholder=" ...") or None
 
 
 def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
-    """Return the same for the histories of some series, without a night."""
+    """Return the gate's input for the histories of some series; no night is set."""
     series = {stored.digest: stored.series for stored in chosen}
     points = store.points(list(series))
     return GateInput("", points, series, store.events(), {}, (), conditions_of(store))
@@ -93,7 +99,9 @@ def chosen_night(store: Store, name: str | None) -> str:
     if name is not None:
         since = _days_before(name, 1)
         points = store.points(since=since) if since and name not in nights else {}
-        if name in nights or any(night_of(point) == name for of in points.values() for point in of):
+        if name in nights or any(
+            night_of(point) == name for series_points in points.values() for point in series_points
+        ):
             return name
         raise UnknownName("night", name, nights)
     newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
@@ -106,7 +114,7 @@ def chosen_night(store: Store, name: str | None) -> str:
 
 
 def named_series(store: Store, name: str) -> list[StoredSeries]:
-    """Return the series of a case, or those whose digest begins with the name or whose label has it.
+    """Return the series of a case, or those whose digest begins with the name or whose label contains it.
 
     Raises UnknownName, and UsageError for a text that every label has.
     """
@@ -144,7 +152,7 @@ def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEv
 
 
 def conditions_of(store: Store) -> Callable[[str], Conditions | None]:
-    """Return what finds conditions by their digest; None for those that the store does not have."""
+    """Return a function that looks up conditions by their digest; None for those that the store does not have."""
     return cache(partial(_conditions, store))
 
 
@@ -162,14 +170,19 @@ def _has_commit(store: Store, digest: str) -> bool:
         return False
 
 
-def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Collection[str]) -> dict[str, list[Point]]:
-    """Return the points of the last days; all points of series that ran since and are `old`, or ran and have few."""
-    whole = sorted(s.digest for s in stored if s.digest in old and s.last[:10] >= night[:10])
+def _recent(
+    store: Store, stored: Sequence[StoredSeries], night: str, read_whole: Collection[str]
+) -> dict[str, list[Point]]:
+    """Return the points of the last days, by series.
+
+    All points are those of a series in `read_whole` that ran since, or of one that ran tonight and has few.
+    """
+    whole = sorted(s.digest for s in stored if s.digest in read_whole and s.last[:10] >= night[:10])
     others = sorted({s.digest for s in stored}.difference(whole))
     recent = store.points(others, since=_days_before(night, RECENT_DAYS)) if others else {}
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
-    nights = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
-    few = {s.digest for s in stored if nights.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
+    trend_points = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
+    few = {s.digest for s in stored if trend_points.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
     if unread := sorted(few.union(whole)):
         recent |= store.points(unread)
     return {series: points for series, points in recent.items() if points}

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, RunFailed
 from levelfield.nights.bisection import BuildTrials, first_bad
 from levelfield.nights.gate_input import GateInput, examinations
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
 MOST_COMMITS, MOST_TICKETS = 20, 50
 _MOST_BYTES = 2**26
-Say = Callable[[str], None]
 
 
 @dataclass

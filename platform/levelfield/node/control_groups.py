@@ -1,4 +1,4 @@
-"""Control groups of Linux, v1 and v2: the groups of this process, their quota of processor time, kills for memory.
+"""Control groups of Linux, v1 and v2: the groups of this process, their quota of processor time, out-of-memory kills.
 
 Source: kernel documentation, admin-guide/cgroup-v2 and scheduler/sched-bwc. `root` is where the host's file system
 begins: another folder when files are replayed.
@@ -12,23 +12,23 @@ from io import FileIO
 from pathlib import Path
 from typing import Collection, Iterator, NamedTuple
 
-HOST = Path("/")
+HOST_ROOT = Path("/")
 _KILLED = re.compile(rb"Killed process (\d+)")
-_FIRST_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
 _LONGEST_RECORD = 8192
 
 
-def control_groups(controller: str, root: Path = HOST) -> Iterator[Path]:
+def control_groups(controller: str, root: Path = HOST_ROOT) -> Iterator[Path]:
     """Yield the folders of this process's group and its ancestors, under v2's tree and under v1's of `controller`.
 
-    A group's path may be that of the host, not to be seen from within a container: the ancestors that are there count.
+    A group's path may be that of the host, not visible inside a container: only the ancestors that exist are yielded.
     """
-    for tree, place in _places(controller, root):
-        yield from (folder for folder in (place, *place.parents) if folder == tree or tree in folder.parents)
+    for mount, group in _mounts_and_groups(controller, root):
+        yield from (folder for folder in (group, *group.parents) if folder == mount or mount in folder.parents)
 
 
-def core_quota(root: Path = HOST) -> float | None:
-    """Return how many cores the groups' quotas pay for, the least of all; None without a quota."""
+def core_quota(root: Path = HOST_ROOT) -> float | None:
+    """Return the smallest processor quota of the groups, in cores; None without a quota."""
     quotas = []
     for folder in control_groups("cpu", root):
         quota, _, period = file_text(folder / "cpu.max").partition(" ")
@@ -39,18 +39,18 @@ def core_quota(root: Path = HOST) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_kills(root: Path = HOST) -> int | None:
+def memory_kills(root: Path = HOST_ROOT) -> int | None:
     """Return how many processes of this process's own group the kernel has killed for memory.
 
     Kills in groups below it, such as those of an engine's containers, are not counted where v2 tells them apart.
     None where it is not known: files are missing, or the group is the machine's root, which holds others' processes.
     """
-    for tree, place in _places("memory", root):
-        if place == tree and not (tree / "memory.events").exists():
+    for mount, group in _mounts_and_groups("memory", root):
+        if group == mount and not (mount / "memory.events").exists():
             continue  # v2's root has no such file; v1's counts for the whole machine
         names = ("memory.events.local", "memory.events", "memory.oom_control")
         # within a container only the tree's root may be there
-        for file in (folder / name for folder in (place, tree) for name in names):
+        for file in (folder / name for folder in (group, mount) for name in names):
             for key, *counts in filter(None, map(str.split, file_text(file).splitlines())):
                 if key == "oom_kill" and len(counts) == 1 and counts[0].isdecimal():
                     return int(counts[0])
@@ -65,15 +65,15 @@ def file_text(path: Path) -> str:
         return ""
 
 
-def _places(controller: str, root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each tree that has the controller, and this process's place in it."""
+def _mounts_and_groups(controller: str, root: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each mount that has the controller, and the folder of this process's group below it."""
     for line in file_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" or controller in controllers.split(","):
             for name in (controller,) if controllers else ("", "unified"):  # unified: v2 beside v1
-                tree = root / "sys/fs/cgroup" / name
-                yield tree, tree / path.lstrip("/")
+                mount = root / "sys/fs/cgroup" / name
+                yield mount, mount / path.lstrip("/")
 
 
 class MemoryKills(NamedTuple):
@@ -90,27 +90,27 @@ class MemoryKillWatch:
     a container), the counter of the platform's own control group is taken. A kill elsewhere is in neither.
     """
 
-    def __init__(self, root: Path = HOST) -> None:
-        self._root, self._counted = root, memory_kills(root)
+    def __init__(self, root: Path = HOST_ROOT) -> None:
+        self._root, self._kills_at_start = root, memory_kills(root)
         self._log = _open_log(root)
 
-    def kills(self, processes: Collection[int]) -> MemoryKills:
-        """Return the kills of these processes, and close the log. `processes`: their numbers."""
+    def kills(self, pids: Collection[int]) -> MemoryKills:
+        """Return the kills of these processes, and close the log."""
         if self._log is not None:
             with self._log:
-                killed = sorted(set(_killed(self._log)) & set(processes))
+                killed = sorted(set(_killed(self._log)) & set(pids))
             evidence = f"the kernel's log names process {', '.join(map(str, killed))}" if killed else None
             return MemoryKills(len(killed), evidence)
         now = memory_kills(self._root)
-        if now is None or self._counted is None or not now > self._counted:
+        if now is None or self._kills_at_start is None or not now > self._kills_at_start:
             return MemoryKills(0, None)
-        return MemoryKills(now - self._counted, "the platform's own control group counts a kill for memory")
+        return MemoryKills(now - self._kills_at_start, "the platform's own control group counts a kill for memory")
 
 
 def _open_log(root: Path) -> FileIO | None:
-    """Return the kernel's log, opened behind its last record; None where it does not tell this run's processes."""
+    """Return the kernel's log, opened behind its last record; None where its pids are not those of this run."""
     try:
-        if os.readlink(str(root / "proc/self/ns/pid")) != _FIRST_NAMESPACE:
+        if os.readlink(str(root / "proc/self/ns/pid")) != _INITIAL_PID_NAMESPACE:
             return None
         log = FileIO(os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         log.seek(0, os.SEEK_END)

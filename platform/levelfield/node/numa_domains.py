@@ -13,7 +13,7 @@ import resource
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
-from levelfield.node.control_groups import HOST, core_quota, file_text
+from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
 from levelfield.node.node_facts import locked_memory
 
 ACCELERATORS = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
@@ -55,7 +55,7 @@ class RankCores(NamedTuple):
             os.sched_setaffinity(0, before)
 
 
-def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HOST) -> RankCores:
+def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HOST_ROOT) -> RankCores:
     """Return the cores of this node's ranks, the first of which has the first device.
 
     devices: their pci_vendor and their number; empty: no rank is bound. Nothing is bound by a guess: the

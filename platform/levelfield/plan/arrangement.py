@@ -12,14 +12,20 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.machine import usable_cores
 from levelfield.errors import DoesNotFit, NotHere
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.default_layout import Place, default_layout, fits_from, most_devices, set_layout
+from levelfield.plan.default_layout import (
+    LayoutTask,
+    complete_layout,
+    default_layout,
+    smallest_fitting_task,
+    usable_devices_per_node,
+)
 from levelfield.plan.devices import hardware_of
 from levelfield.plan.request import Decision
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS
 from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
@@ -98,8 +104,8 @@ def _lacking_memory(decision: Decision, full: Arrangement) -> str | None:
 def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
     """Return the number of devices from which the full case fits, with the command that plans it."""
     selection = decision.selection
-    here = Place(selection, full.work, full.nodes, full.devices_per_node)
-    place = fits_from(here, decision.request.choice) if full.layout_is_default else None
+    here = LayoutTask(selection, full.work, full.nodes, full.devices_per_node)
+    place = smallest_fitting_task(here, decision.request.choice) if full.layout_is_default else None
     if place is None:
         return None
     return (
@@ -118,20 +124,20 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
     devices = selector.devices or (written and written.devices)
     if not devices:
         devices = max(1, written.layout.world_size // nodes) if written else selection.default_devices
-    place, fixed = Place(selection, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
+    place, fixed = LayoutTask(selection, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
     if written:
-        default = set_layout(place, scale, written.layout, fixed, choice.fields)
+        default = complete_layout(place, scale, written.layout, fixed, choice.fields)
     else:
         if selector.devices is None:
-            place = replace(place, devices=most_devices(place, fixed))
+            place = replace(place, devices=usable_devices_per_node(place, fixed))
         default = default_layout(place, scale, fixed, choice.fields)
     fields = TuningChoice.model_validate({**choice.fields.model_dump(exclude_none=True), **default.fields})
     origins = {**choice.origins, **default.origins}  # of the fields of a default layout: its own
     if fields.recompute_layers is None:
-        origins.pop(LAYERS, None)
+        origins.pop(RECOMPUTE_LAYERS, None)
     values = fields.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in values and selection.vendor.is_host:  # its processes share its cores
-        processes = place.devices if decision.request.launch else place.world
+        processes = place.devices if decision.request.launch else place.world_size
         values["threads"] = max(1, usable_cores() // processes)
         origins["threads"] = f"default: {usable_cores()} usable cores over {processes} process(es)"
     tuning = Tuning(layout=default.layout, **values)
@@ -156,8 +162,8 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
     origins: dict[str, str] = {}
     for origin, choice in sources:
         if choice.recompute is not None:  # of all layers, unless the choice itself says of how many
-            merged.pop(LAYERS, None)
-            origins.pop(LAYERS, None)
+            merged.pop(RECOMPUTE_LAYERS, None)
+            origins.pop(RECOMPUTE_LAYERS, None)
         for key, value in choice.model_dump(exclude_none=True).items():
             merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
             origins[key] = origin
@@ -192,7 +198,7 @@ def refuse_unsupported(
     lacking += [
         f"{name} (an option that {implementation.framework} does not have)"
         for name in tuning.differing
-        if FREE_FIELDS[name].of_framework and name not in implementation.free_fields
+        if FREE_FIELDS[name].is_framework_specific and name not in implementation.free_fields
     ]
     refusals = implementation.refusals(kind)
     lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning, captures)]

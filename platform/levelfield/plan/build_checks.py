@@ -71,15 +71,15 @@ class Unmet(NamedTuple):
     remedy: str
 
 
-def missing(stages: Stages, driver: str | None, is_fetched: bool, chip: Chip | None = None) -> Iterator[str]:
+def missing(stages: Stages, driver: str | None, is_already_made: bool, chip: Chip | None = None) -> Iterator[str]:
     """Return a sentence for each thing that the packages need and this machine lacks.
 
     driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
-    is_fetched: nothing is downloaded or built any more, so neither index nor compilers are needed.
+    is_already_made: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
     for version, need, remedy in unmet(stages, driver, chip):
         yield f"found {version}, expected {need.least} or newer: {need.reason}. {remedy}"
-    if is_fetched or installer.wheels_folder():
+    if is_already_made or installer.wheels_folder():
         return
     if stages.index and (without := unset(stages.index)):
         yield without

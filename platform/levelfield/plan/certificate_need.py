@@ -1,4 +1,4 @@
-"""The certificate that a plan needs, and the run that makes it. Nothing is read from the store or started here."""
+"""The certificate that a plan needs, and the run that makes it. It starts no run and reads no store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from levelfield import worker
 from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import folder_digest
-from levelfield.specs.certificate import CertificateSubject, CertificateUsed, code_path, smallest_layout
+from levelfield.specs.certificate import CertificateNeed, CertificateSubject, code_branches, smallest_layout
 from levelfield.specs.derivation import Derivation, split_name
 from levelfield.specs.free_fields import CODE_FIELDS
 from levelfield.specs.plan import Plan
@@ -21,18 +21,18 @@ from levelfield.specs.tuning import TuningChoice
 LEAST_ACCUMULATION = 4
 
 
-def certificate_used(registry: Registry, plan: Plan) -> CertificateUsed | None:
+def certificate_need(registry: Registry, plan: Plan) -> CertificateNeed | None:
     """Return what has to be certified, or why nothing can be; None for a plan that needs no certificate."""
     if not plan.needs_certificate or plan.refusal:
         return None
     if plan.tuning.attention == "flash_attn":
-        return CertificateUsed(reason="the attention kernel flash_attn does not train in fp32")
+        return CertificateNeed(reason="the attention kernel flash_attn does not train in fp32")
     reference = small_reference(registry, plan)
     if reference is None:
-        return CertificateUsed(reason=f"no reference in fp32 at smoke scale has the work of {_base(plan)}")
+        return CertificateNeed(reason=f"no reference in fp32 at smoke scale has the work of {_base_case(plan)}")
     if not reference.noise:
-        return CertificateUsed(reason=f"the reference {reference.name} has no noise, so it has no limits")
-    return CertificateUsed(subject=_subject(plan, reference))
+        return CertificateNeed(reason=f"the reference {reference.name} has no noise, so it has no limits")
+    return CertificateNeed(subject=_subject(plan, reference))
 
 
 def small_reference(registry: Registry, plan: Plan) -> Reference | None:
@@ -40,8 +40,8 @@ def small_reference(registry: Registry, plan: Plan) -> Reference | None:
 
     A derived case has the one of the case that it comes from: the code is the same.
     """
-    base = _base(plan)
-    work = registry.case(base).work("smoke").digest_but_precision
+    base = _base_case(plan)
+    work = registry.case(base).work("smoke").digest_without_precision
     extension = registry.extension(base)
     preferred = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
     names = sorted(registry.references, key=lambda name: (name not in preferred, name))
@@ -60,7 +60,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         environment=tuning.environment or None,
         **{name: getattr(tuning, name) for name in CODE_FIELDS},
     )
-    alone = replace(
+    certifying_request = replace(
         request,
         scale="smoke",
         choice=choice,
@@ -72,11 +72,11 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         probe=False,
         explain_steps=None,
     )
-    return Entry(f"{reference.case}:{plan.implementation.label}:{target}:1:{layout.world_size}", alone)
+    return Entry(f"{reference.case}:{plan.implementation.label}:{target}:1:{layout.world_size}", certifying_request)
 
 
 def _micro_batch(sequences: int) -> int:
-    """Return the largest micro-batch with which a rank has LEAST_ACCUMULATION of them in a step; at least 1."""
+    """Return the largest micro-batch that gives each rank LEAST_ACCUMULATION of them in a step, or 1."""
     fitting = (n for n in range(sequences // LEAST_ACCUMULATION, 0, -1) if sequences % n == 0)
     return next(fitting, 1)
 
@@ -88,21 +88,21 @@ def _subject(plan: Plan, reference: Reference) -> CertificateSubject:
         reference=reference.fingerprint(),
         framework=plan.implementation.framework,
         implementation=plan.implementation.digest,
-        code=shared_code(Path(plan.implementation.folder)),
+        code=shared_code_digest(Path(plan.implementation.folder)),
         vendor=plan.hardware.vendor,
         chip=plan.hardware.chip.name,
         runtime=plan.runtime,
         environment=environment.digest or environment.python,
         variables=plan.variables_digest,
-        path=code_path(plan.tuning),
+        path=code_branches(plan.tuning),
     )
 
 
-def shared_code(folder: Path) -> str:
+def shared_code_digest(folder: Path) -> str:
     """Return the digest of the worker and of the implementations beside `folder`: one may import another's code."""
     folders = (Path(worker.__file__).parent, folder.parent)
     return "sha256:" + hashlib.sha256("".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
-def _base(plan: Plan) -> str:
+def _base_case(plan: Plan) -> str:
     return split_name(plan.case)[0]

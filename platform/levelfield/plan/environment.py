@@ -29,10 +29,10 @@ from levelfield.user_folders import home_folder
 
 STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
-MINORS = range(30, 5, -1)
+PYTHON_MINORS = range(30, 5, -1)
 PATIENCE_SECONDS = 30
-# Debian splits the last two from its Python, and no environment can be made without them.
-PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
+# Debian packages ensurepip and venv separately, and no environment can be made without them.
+VERSION_PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
 
 
 def environment_of(
@@ -41,7 +41,7 @@ def environment_of(
     stages: Stages,
     python: str | None,
     runtime: RuntimeName,
-    assume: bool = False,
+    devices_may_be_absent: bool = False,
     offline: bool = False,
     driver: str | None = None,
     chip: Chip | None = None,
@@ -50,33 +50,33 @@ def environment_of(
 
     driver: the version of the devices' driver; None without devices. chip: the run's; None: it is not known. Raises
     NotHere when the machine has no suitable Python or lacks what the packages need, when the given Python lacks a
-    build that the run uses, or the implementation has no requirements for this kind of device. `assume`: return the
-    vendor's own Python or a reason instead of raising.
+    build that the run uses, or the implementation has no requirements for this kind of device.
+    devices_may_be_absent: return the vendor's own Python or a reason instead of raising.
     """
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _existing(file, kind, stages, python, runtime, assume)
+        return _existing(file, kind, stages, python, runtime, devices_may_be_absent)
     if kind not in file.requirements:
-        if assume:
+        if devices_may_be_absent:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
         raise NotHere(
             f"{file.label} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
         )
     folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
-    interpreter, lacking = _interpreter(file, kind, assume)
+    interpreter, lacking = _interpreter(file, kind, devices_may_be_absent)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
-    digest = _digest((version, *stages.first, *_lines(stages.steps)))
-    needs = refusal(file, kind, stages, driver, made_from(folder) == digest, assume, chip)
+    digest = _digest((version, *stages.pip_packages, *_step_fingerprints(stages.steps)))
+    unmet = missing_needs(file, kind, stages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip)
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
         python=str(folder / "bin" / "python"),
         made_with=interpreter.python if interpreter else None,
-        requirements=stages.first,
+        requirements=stages.pip_packages,
         digest=digest,
-        lacking=lacking or needs,
+        lacking=lacking or unmet,
         offline=offline,
         builds=stages.steps,
         index=stages.index.setting if stages.index else None,
@@ -84,23 +84,23 @@ def environment_of(
     )
 
 
-def refusal(
+def missing_needs(
     file: ImplementationFile,
     kind: str,
     stages: Stages,
     driver: str | None,
-    is_fetched: bool,
-    assume: bool,
+    is_already_made: bool,
+    devices_may_be_absent: bool,
     chip: Chip | None,
 ) -> str | None:
     """Return what this machine lacks, in one sentence for each thing; None where it lacks nothing.
 
-    Raises NotHere instead, unless `assume`.
+    Raises NotHere instead, unless `devices_may_be_absent`.
     """
-    if not (lacking := list(missing(stages, driver, is_fetched, chip))):
+    if not (lacking := list(missing(stages, driver, is_already_made, chip))):
         return None
     message = f"{file.label} on {kind}: " + "\n  ".join(lacking)
-    if assume:
+    if devices_may_be_absent:
         return message
     raise NotHere(message)
 
@@ -110,37 +110,39 @@ def left_out(stages: Stages) -> tuple[str, ...]:
     return tuple(f"without {build.name}: {build.without}" for build in stages.left_out)
 
 
-def made_from(folder: Path) -> str | None:
-    """Return the digest of what the environment in this folder was made from; None where none is whole."""
+def stamped_digest(folder: Path) -> str | None:
+    """Return the digest of what the environment in this folder was made from; None where there is no complete one."""
     try:
         return str(json.loads(read_regular(folder / STAMP))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _lines(steps: Sequence[BuildStep]) -> tuple[str, ...]:
+def _step_fingerprints(steps: Sequence[BuildStep]) -> tuple[str, ...]:
     return tuple(step.fingerprint() for step in steps)
 
 
-def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Interpreter | None, str | None]:
-    """Return the interpreter that makes the environment, or with `assume` the reason why there is none."""
+def _interpreter(
+    file: ImplementationFile, kind: str, devices_may_be_absent: bool
+) -> tuple[Interpreter | None, str | None]:
+    """Return the interpreter that makes the environment, or the reason why there is none."""
     try:
         return interpreter_for(file, kind), None
     except NotHere as error:
-        if assume:
+        if devices_may_be_absent:
             return None, str(error)
         raise
 
 
 def _existing(
-    file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, assume: bool
+    file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, devices_may_be_absent: bool
 ) -> EnvironmentPlan:
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
     other = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
     builds = [f"{build}, or {other}" for build in not_importable(python, stages.builds)]
     lacking = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
-    if lacking and not assume:
+    if lacking and not devices_may_be_absent:
         raise NotHere(lacking)
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=lacking)
 
@@ -155,7 +157,7 @@ def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stag
         folder="",
         python=image.python,
         requirements=image.requirements,
-        digest=_digest((image.dockerfile, *image.requirements, *_lines(image.builds))),
+        digest=_digest((image.dockerfile, *image.requirements, *_step_fingerprints(image.builds))),
         lacking=lacking,
         builds=image.builds,
         index=image.index,
@@ -167,12 +169,14 @@ def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: W
     """Return the pinned requirements of this choice; none where the vendor provides the framework."""
     if kind not in file.requirements:
         return Stages()
-    needs = file.requirements[kind]
+    requirements = file.requirements[kind]
     uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
-    stages = needs.stages([use for use, used in uses.items() if used])
+    stages = requirements.stages([use for use, used in uses.items() if used])
     packages = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
-    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in packages.items()))
-    return replace(stages, first=(*stages.first, *optional))
+    optional = tuple(
+        p for p in requirements.optional if any(used and p.startswith(name) for name, used in packages.items())
+    )
+    return replace(stages, pip_packages=(*stages.pip_packages, *optional))
 
 
 def _digest(lines: tuple[str, ...]) -> str:
@@ -192,7 +196,7 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(versions: str) -> Interpreter:
-    """Return this Python if it fits `versions` (see specs), else the newest other one that fits and starts.
+    """Return this Python if it fits `versions` (see `takes_python`), else the newest other one that fits and starts.
 
     Raises UsageError with the searched places and the found files when there is none.
     """
@@ -200,24 +204,25 @@ def find_interpreter(versions: str) -> Interpreter:
     if takes_python(versions, running):
         return Interpreter(sys.executable, running)
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    folders += [folder for store in _stores() for folder in sorted(store.glob("*/bin"), reverse=True)]
-    refused = []
-    for minor in (minor for minor in MINORS if takes_python(versions, (3, minor))):
+    install_folders = _python_install_folders()
+    folders += [folder for parent in install_folders for folder in sorted(parent.glob("*/bin"), reverse=True)]
+    unsuitable = []
+    for minor in (minor for minor in PYTHON_MINORS if takes_python(versions, (3, minor))):
         paths = (folder / f"python3.{minor}" for folder in folders)
         for path in (path for path in paths if path.is_file() and os.access(path, os.X_OK)):
-            refusal = _refusal(path, f"3.{minor}")  # the first on PATH may be a shim that fails
-            if refusal is None:
+            unfit = _unfit_reason(path, f"3.{minor}")  # the first on PATH may be a shim that fails
+            if unfit is None:
                 return Interpreter(str(path), (3, minor))
-            refused.append(f"{path} {refusal}")
-    useless = f"; found, but of no use: {', '.join(refused)}" if refused else ""
+            unsuitable.append(f"{path} {unfit}")
+    useless = f"; found, but of no use: {', '.join(unsuitable)}" if unsuitable else ""
     raise UsageError(
         f"Python {versions} is needed to make the environment, and this is {running[0]}.{running[1]}: "
-        f"looked for another on PATH and below {' and '.join(map(str, _stores()))}{useless}. Install one there (pyenv "
-        f"install, uv python install), or give an interpreter that has the packages with --python"
+        f"looked for another on PATH and below {' and '.join(map(str, install_folders))}{useless}. Install one there "
+        f"(pyenv install, uv python install), or give an interpreter that has the packages with --python"
     )
 
 
-def _stores() -> list[Path]:
+def _python_install_folders() -> list[Path]:
     """Return the folders where pyenv and uv install Pythons."""
     home = home_folder()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv")
@@ -225,13 +230,13 @@ def _stores() -> list[Path]:
 
 
 @functools.cache
-def _refusal(path: Path, version: str) -> str | None:
+def _unfit_reason(path: Path, version: str) -> str | None:
     """Return why `path` is not a Python `version` that can make environments; None if it is one.
 
     It runs in isolated mode, so that the user's variables do not change its output. All entries of a suite share the
     answer.
     """
-    argv = [str(path), "-I", "-c", PROGRAM]
+    argv = [str(path), "-I", "-c", VERSION_PROGRAM]
     try:
         done = completed(argv, PATIENCE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:

@@ -18,8 +18,8 @@ from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import Stages, takes_python
 from levelfield.specs.vendor import GIVEN, Image, VendorFile
 
-ENVIRONMENT = "/opt/levelfield"
-PIP = "pip-26.3-py3-none-any.whl"
+VENV_PATH = "/opt/levelfield"
+PIP_WHEEL = "pip-26.3-py3-none-any.whl"
 PIP_REQUIREMENT = "pip==26.3"
 
 
@@ -39,7 +39,7 @@ def image_plan(
     """
     if base_has_framework and not base_image:
         raise UsageError("--base-has-framework: found no base image; name it with --base-image")
-    base = _base(implementation.framework, vendor, base_image, bool(stages.first) and not base_has_framework)
+    base = _base(implementation.framework, vendor, base_image, bool(stages.pip_packages) and not base_has_framework)
     needed = Stages() if base.has_framework else stages
     if implementation.is_further and base.has_framework:
         raise UsageError(
@@ -47,25 +47,25 @@ def image_plan(
             f"own; name an image without the framework with --base-image, or take the default: "
             f"`{implementation.framework}`"
         )
-    if not needed.first and not base.has_framework:
+    if not needed.pip_packages and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
-    python = implementation.requirements[vendor.device_kind].python if needed.first else None
+    python_clauses = implementation.requirements[vendor.device_kind].python if needed.pip_packages else None
     major, _, minor = base.python_version.partition(".")
-    if python and not takes_python(python, (int(major), int(minor))):
+    if python_clauses and not takes_python(python_clauses, (int(major), int(minor))):
         raise UsageError(
             f"{implementation.label} on {vendor.name}: found Python {base.python_version} in the image "
-            f"{base.reference}, expected {python}; name an image with such a Python for {implementation.framework} "
-            f"in `images` of {vendor.name}'s vendor.yaml"
+            f"{base.reference}, expected {python_clauses}; name an image with such a Python for "
+            f"{implementation.framework} in `images` of {vendor.name}'s vendor.yaml"
         )
     return ImagePlan(
         name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
-        python=f"{ENVIRONMENT}/bin/python" if needed.first else base.python,
-        requirements=needed.first,
-        dockerfile=_render(implementation.framework, folder, vendor, base, bool(needed.first)),
+        python=f"{VENV_PATH}/bin/python" if needed.pip_packages else base.python,
+        requirements=needed.pip_packages,
+        dockerfile=_render(implementation.framework, folder, vendor, base, bool(needed.pip_packages)),
         builds=needed.steps,
         index=needed.index.setting if needed.index else None,
     )
@@ -86,7 +86,7 @@ def _base(framework: str, vendor: VendorFile, base_image: str | None, installs: 
 
 
 def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
-    environment = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([checkout() / "docker", folder]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -96,14 +96,14 @@ def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, insta
     candidates = (folder / "Dockerfile.j2", checkout() / "docker" / f"{framework}.Dockerfile.j2")
     template = next((path.name for path in candidates if path.exists()), "base.Dockerfile.j2")
     try:
-        return environment.get_template(template).render(
+        return templates.get_template(template).render(
             base=base,
             framework=framework,
             vendor=vendor.name,
             is_accelerator=not vendor.is_host,
             installs=installs,
-            environment=ENVIRONMENT,
-            pip=PIP,
+            environment=VENV_PATH,
+            pip=PIP_WHEEL,
         )
     except jinja2.TemplateError as error:
         raise UsageError(f"{template}: {type(error).__name__}: {error}") from None

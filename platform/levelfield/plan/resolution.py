@@ -16,7 +16,7 @@ from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
 from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, footprint_of, refuse_unsupported
 from levelfield.plan.devices import container_of, hardware_of, use_notices
-from levelfield.plan.environment import environment_of, image_environment, refusal, requirements_of
+from levelfield.plan.environment import environment_of, image_environment, missing_needs, requirements_of
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
 from levelfield.plan.request import Decision, UserRequest
@@ -208,7 +208,7 @@ def _environment(
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        lacking = refusal(file, kind, stages, decision.driver, request.offline, assume, chip)
+        lacking = missing_needs(file, kind, stages, decision.driver, request.offline, assume, chip)
         return image_environment(container.image, lacking, stages)
     if request.launch and request.python:  # it is a Python of other machines
         stages = replace(stages, builds=())

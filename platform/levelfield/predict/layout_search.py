@@ -61,7 +61,7 @@ class SupportedParallelism:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SearchConstraints:
     """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
     shards, whether the framework runs them or not. recompute_layers: of a wanted `full`; None: all layers."""
 
@@ -83,12 +83,12 @@ class LayoutQuestion:
     on_host: bool
     devices: int
     capacity_bytes: int | None  # of one device; None: unknown, and every layout counts as fitting
-    wanted: Wanted = Wanted()
+    constraints: SearchConstraints = SearchConstraints()
 
     @property
     def may_be_uneven(self) -> bool:
         """Whether stages may differ by a layer: where the framework runs them, and in a wanted layout."""
-        return self.wanted.layout is not None or "uneven" in self.offer.parallelism
+        return self.constraints.layout is not None or "uneven" in self.offer.parallelism
 
     def fits(self, total_bytes: int) -> bool:
         return self.capacity_bytes is None or total_bytes <= self.capacity_bytes
@@ -178,7 +178,7 @@ class RankedRows(Sequence[LayoutEstimate]):
     question: LayoutQuestion
     ranked: Sequence[RankedRow]
 
-    def roomy_first(self) -> RankedRows:
+    def with_margin_first(self) -> RankedRows:
         """Return the rows with those first that leave the planner's margin free."""
         return RankedRows(self.question, sorted(self.ranked, key=lambda row: is_tight(self.question, row.total_bytes)))
 
@@ -206,12 +206,12 @@ class LayoutRanking:
     beyond: tuple[LayoutEstimate, ...]
 
     @property
-    def nearest(self) -> LayoutEstimate | None:
+    def least_memory(self) -> LayoutEstimate | None:
         """The row with the least memory, where none fits."""
         return None if self.rows or not self.beyond else self.beyond[0]
 
 
-def answer(question: LayoutQuestion) -> LayoutRanking:
+def search_layouts(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = RankedRows(question, search.with_first_layers(search.fastest()))
@@ -299,8 +299,10 @@ class _Search:
         self.tokens_per_step = question.work.training.tokens_per_step
         self.overfull: list[OverfullRow] = []
         self._figures: dict[tuple[object, ...], Any] = {}
-        wanted = question.wanted.recompute
-        self._recomputations = (wanted,) if wanted else question.offer.recompute[::-1]  # what keeps least is first
+        recompute = question.constraints.recompute
+        self._recomputations = (
+            (recompute,) if recompute else question.offer.recompute[::-1]
+        )  # what keeps least is first
 
     def once(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
         """Return a figure, which is computed once. key: its name, and all that it depends on."""
@@ -333,7 +335,7 @@ class _Search:
     def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
         for recompute in self._recomputations:
             for micro_batch in sizes:
-                choices = RowChoices(micro_batch, recompute, chunks, self.question.wanted.recompute_layers)
+                choices = RowChoices(micro_batch, recompute, chunks, self.question.constraints.recompute_layers)
                 self.considered += 1
                 total = figures.total_bytes(choices)
                 if not self.question.fits(total):
@@ -351,7 +353,7 @@ class _Search:
         the search.
         """
         question, further = self.question, list[RankedRow]()
-        if question.wanted.recompute or not question.offer.repeats_some or question.capacity_bytes is None:
+        if question.constraints.recompute or not question.offer.repeats_some or question.capacity_bytes is None:
             return rows
         roomy = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
         fastest = list(islice(roomy, FIRST_ROWS))
@@ -391,7 +393,7 @@ class _Search:
         work, refuses = self.question.work, self.question.offer.refuses
         ranks = layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel
         sizes = self.once(("sizes", *ranks), lambda: _valid_sizes(self.question, layout))
-        if not (refuses and sizes) or self.question.wanted.layout is not None:
+        if not (refuses and sizes) or self.question.constraints.layout is not None:
             return sizes
 
         def is_refused(micro_batch: int, chunks: int = 1) -> bool:
@@ -409,8 +411,8 @@ class _Search:
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Yield every division of the devices that the framework supports. _valid_sizes applies the case's other rules."""
-    if question.wanted.layout is not None:
-        yield question.wanted.layout
+    if question.constraints.layout is not None:
+        yield question.constraints.layout
         return
     has, training = question.offer.parallelism, question.work.training
     # context ranks: 1, or so many that each has enough tokens of a sequence
@@ -456,18 +458,18 @@ def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
     A micro-batch that shares a factor with the context is left out: with both divided by it the rank has the same
     tokens and passes, and exchanges less.
     """
-    work, wanted, uneven = question.work, question.wanted, question.may_be_uneven
+    work, constraints, uneven = question.work, question.constraints, question.may_be_uneven
     if work.training.global_batch % layout.data:
         return []
     if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=uneven):
         return []
     sizes = divisors(work.training.global_batch // layout.data)
-    if wanted.layout is None:
+    if constraints.layout is None:
         sizes = [n for n in sizes if math.gcd(n, layout.context) == 1]
-    if wanted.micro_batch is not None:
-        sizes = [n for n in sizes if n == wanted.micro_batch]
-    counts = [wanted.virtual_pipeline or 1]
-    if wanted.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.offer.parallelism:
+    if constraints.micro_batch is not None:
+        sizes = [n for n in sizes if n == constraints.micro_batch]
+    counts = [constraints.virtual_pipeline or 1]
+    if constraints.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.offer.parallelism:
         layers, stages = work.model.layers, layout.pipeline
         longest = math.ceil(layers / stages) if uneven else max(1, layers // stages)
         counts = [n for n in divisors(longest) if n == 1 or n * stages <= layers]

@@ -11,7 +11,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
 from levelfield.judge.certification import certificate_from, other_training
-from levelfield.plan.certificate_need import certifying_entry, shared_code, small_reference
+from levelfield.plan.certificate_need import certifying_entry, shared_code_digest, small_reference
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
 from levelfield.rundir.directory import read_plan
@@ -82,7 +82,7 @@ class CertificateMaker:
         try:
             plan = read_plan(paths)
             certificate = certificate_from(paths, plan, result, subject)
-            if shared_code(Path(plan.implementation.folder)) != subject.code:
+            if shared_code_digest(Path(plan.implementation.folder)) != subject.code:
                 raise GateFailed(
                     f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed "
                     "after the command began"

@@ -35,7 +35,7 @@ from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
 from levelfield.predict.machines import fit_messages
 from levelfield.run.launchers import probed_nodes
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
-from levelfield.run.runtimes.process_runtime import printed_by
+from levelfield.run.runtimes.process_runtime import command_output
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump, load, parse
 from levelfield.specs.host_rates import HostRates
@@ -312,7 +312,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
         try:
-            printed = printed_by(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
+            printed = command_output(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise RunFailed(f"the probe of this host ended with exit status {error.returncode}: {last}") from None

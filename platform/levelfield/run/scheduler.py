@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import NotHere, UsageError
-from levelfield.plan.certificate_need import certificate_used
+from levelfield.plan.certificate_need import certificate_need
 from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
@@ -156,6 +156,6 @@ def _repeated_jobs(
     names = selection.case.name, selection.implementation.framework, selection.vendor.name
     run_ids = [directory.new_run_id(*names) for _ in repeats]
     plan = resolve(decision, run_ids[0], corpus)
-    plan = plan.model_copy(update={"certificate": certificate_used(registry, plan)})
+    plan = plan.model_copy(update={"certificate": certificate_need(registry, plan)})
     plans = [plan.model_copy(update={"run_id": i, "repeat": n}) for i, n in zip(run_ids, repeats, strict=True)]
     return [Job(plan, selection.adapter, entry) for plan in plans]

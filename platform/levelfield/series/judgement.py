@@ -237,8 +237,8 @@ def _pairs_detail(night: Examination, around: Surroundings, ruling: PairRuling) 
     first = "gain's build" if night.is_provisional else "last accepted build"
     text = f"against the {first}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
-        text = f"about {ruling.more} more pairs, after {ruling.pairs}"
-        if (ruling.more or 0) > MOST_NAMED:
+        text = f"about {ruling.more_pairs} more pairs, after {ruling.pairs}"
+        if (ruling.more_pairs or 0) > MOST_NAMED:
             text = f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
         bias, reach = ruling.bias, ruling.bias.reach

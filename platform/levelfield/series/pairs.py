@@ -44,7 +44,7 @@ class Looks:
     """When a test on pairs may decide."""
 
     alpha: Mapping[int, float]  # its one-sided error after so many pairs
-    floor: float = FLOOR  # the least change of cost
+    least_change: float = FLOOR  # of the cost
     no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
     interval: float | None = None  # one-sided error of the interval; None: that of the look
 
@@ -75,7 +75,7 @@ class PairRuling:
     excess: float | None = None  # mean of B - A, with its 95 % interval from `low` to `high`
     low: float | None = None
     high: float | None = None
-    more: int | None = None  # about how many more are needed
+    more_pairs: int | None = None  # about how many more are needed
     first: float | None = None  # the mean cost of A
     error: float | None = None  # of the mean
     bias: ArmBias | None = None  # of the arms, by null pairs
@@ -121,7 +121,7 @@ class PairedTest:
         n = len(self._pairs)
         if n < 2:
             open_word: PairWord = "inconclusive" if is_last else "more pairs"
-            return PairRuling(open_word, n, more=self._looks.fewest - n, build=open_word)
+            return PairRuling(open_word, n, more_pairs=self._looks.fewest - n, build=open_word)
         excesses = [b - a for a, b in self._pairs]
         direction = self._direction or (1 if statistics.fmean(excesses) > 0 else -1)
         differences = [direction * excess for excess in excesses]
@@ -136,7 +136,7 @@ class PairedTest:
             word = build = "improvement"
         half = t_quantile(self._looks.interval or self._looks.error_at(n), n - 1) * error
         low, high = sorted((direction * (mean - half), direction * (mean + half)))
-        effect = self._looks.floor if self._direction else max(self._looks.floor, mean)
+        effect = self._looks.least_change if self._direction else max(self._looks.least_change, mean)
         more = _more(error, n, effect, self._looks) if build in ("inconclusive", "more pairs") else None
         return PairRuling(word, n, direction * mean, low, high, more, first, error, build=build)
 
@@ -226,16 +226,17 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     half = t_quantile(0.025, freedom) * error
     return replace(
         ruling, word=word, build=word, excess=excess, low=excess - half, high=excess + half, error=error, bias=bias,
-        is_less_bias=True, more=_more(ruling.error, ruling.pairs, FLOOR, NIGHTLY) if word == "inconclusive" else None,
+        is_less_bias=True,
+        more_pairs=_more(ruling.error, ruling.pairs, FLOOR, NIGHTLY) if word == "inconclusive" else None,
     )  # fmt: skip
 
 
 def _word(mean: float, error: float, n: int, is_last: bool, looks: Looks) -> PairWord:
     """Return `regression` for a mean difference that is proven, in the direction that is tested."""
     if n >= looks.fewest:
-        if mean > looks.floor and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
+        if mean > looks.least_change and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
             return "regression"
-        if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.floor:
+        if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.least_change:
             return "no change"
     return "inconclusive" if is_last or n >= looks.most else "more pairs"
 

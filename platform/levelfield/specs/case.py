@@ -134,7 +134,7 @@ class Work(Value):
     evidence: Evidence = Evidence()
 
     @property
-    def digest_but_precision(self) -> str:
+    def digest_without_precision(self) -> str:
         """The digest of the same work in fp32: equal for two works that differ in their precision only."""
         training = self.training.model_copy(update={"precision": "fp32", "loss_scale": None})
         return self.model_copy(update={"training": training}).fingerprint()

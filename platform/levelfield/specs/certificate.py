@@ -20,7 +20,7 @@ from levelfield.specs.tuning import Attention, Recompute, Tuning
 DECISIVE_LAYERS = ("first step", "gradients", "curve")
 
 
-class CodePath(Value):
+class CodeBranches(Value):
     """The parts of a training's code that a run uses: which kinds of parallelism, without their sizes.
 
     sharding_stage: the ZeRO stage; 0: nothing is sharded. replicated_shards: fewer shards than data-parallel ranks.
@@ -41,10 +41,10 @@ class CodePath(Value):
     further: dict[str, JsonValue] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
-def code_path(tuning: Tuning) -> CodePath:
+def code_branches(tuning: Tuning) -> CodeBranches:
     layout = tuning.layout
     sharded = layout.sharding_degree > 1
-    return CodePath(
+    return CodeBranches(
         data=layout.data > 1,
         tensor=layout.tensor > 1,
         pipeline=layout.pipeline > 1,
@@ -52,11 +52,11 @@ def code_path(tuning: Tuning) -> CodePath:
         sequence_parallel=layout.sequence_parallel,
         sharding_stage=layout.sharding_stage if sharded else 0,
         replicated_shards=sharded and layout.data > layout.sharding_degree,
-        **{name: getattr(tuning, name) for name in CODE_FIELDS if name in CodePath.model_fields},
+        **{name: getattr(tuning, name) for name in CODE_FIELDS if name in CodeBranches.model_fields},
         further={
             name: getattr(tuning, name)
             for name in tuning.differing
-            if name in CODE_FIELDS and name not in CodePath.model_fields
+            if name in CODE_FIELDS and name not in CodeBranches.model_fields
         },
     )
 
@@ -94,7 +94,7 @@ class CertificateSubject(Value):
     runtime: str
     environment: str
     variables: str
-    path: CodePath
+    path: CodeBranches  # the code branches that the tuning takes
 
 
 class Certificate(Document):
@@ -150,7 +150,7 @@ def _holds(layer: AlignmentLayer) -> bool:
     return layer.value is not None and layer.limit is not None and layer.value <= layer.limit
 
 
-class CertificateUsed(Value):
+class CertificateNeed(Value):
     """The certificate of a plan. subject: what it has to certify; None where there can be none.
 
     digest, run_id: of the certificate that was found or made. failed_run: the run that should have made one.

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FreeField:
-    """One field, as the command line and sentences have it.
+    """One free field, with the texts that the command line and reports use for it.
 
-    takes: `int`, `bool`, `str`, or the closed list of its words. words: how a run with another value than the default
+    takes: `int`, `bool`, `str`, or the closed list of its values. phrase: how a run with another value than the default
     is described, such as `{} threads`. changes_code: the training takes another path through its code, so a certificate
-    is of one value. of_framework: only a framework whose manifest names it in `free_fields` has it.
+    is of one value. is_framework_specific: only a framework whose manifest names it in `free_fields` has it.
     """
 
     help: str
     takes: type | tuple[str, ...]
-    words: str
+    phrase: str
     changes_code: bool = False
-    of_framework: bool = False
+    is_framework_specific: bool = False
 
 
-LAYERS = "recompute_layers"  # a part of `recompute` in sentences
+RECOMPUTE_LAYERS = "recompute_layers"  # a part of `recompute` in sentences
 
 FREE_FIELDS = {
     "layout": FreeField("parallel layout, such as DP4TP2PP1", str, "{}"),
@@ -36,14 +36,14 @@ FREE_FIELDS = {
     "recompute": FreeField(
         "activations to recompute in the backward pass", ("none", "selective", "full"), "recompute {}", True
     ),
-    LAYERS: FreeField("with --recompute full: only the first N layers of each chunk", int, ""),
+    RECOMPUTE_LAYERS: FreeField("with --recompute full: only the first N layers of each chunk", int, ""),
     "compile": FreeField("compile the model", bool, "compiled", True),
     "graph": FreeField(
         "replay each training step as one CUDA graph: the host launches once (one CUDA device; not yet run on a chip)",
         bool,
         "replayed as a graph",
         True,
-        of_framework=True,
+        is_framework_specific=True,
     ),
     "attention": FreeField("attention kernel", ("sdpa", "flash_attn"), "attention {}", True),
 }

@@ -146,7 +146,7 @@ class ImplementationFile(Document):
 
     @model_validator(mode="after")
     def _free_fields_are_some_frameworks(self) -> ImplementationFile:
-        choices = [name for name, field in FREE_FIELDS.items() if field.of_framework]
+        choices = [name for name, field in FREE_FIELDS.items() if field.is_framework_specific]
         if unknown := [name for name in self.free_fields if name not in choices]:
             raise ValueError(f"free_fields: found '{unknown[0]}', expected some of: {', '.join(choices)}")
         return self

@@ -19,7 +19,7 @@ from levelfield.specs.base import (
     sha256_of,
 )
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.certificate import CertificateUsed
+from levelfield.specs.certificate import CertificateNeed
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
@@ -287,7 +287,7 @@ class Plan(Document):
     refusal: str | None = None  # why the machine cannot run it
     # Sentences about the machine that do not change the plan, such as a maker's tool without an answer.
     notices: tuple[str, ...] = ()
-    certificate: CertificateUsed | None = None  # that an aligned run needs; None: it needs none
+    certificate: CertificateNeed | None = None  # that an aligned run needs; None: it needs none
     launch: LaunchPlan | None = None  # how other machines are reached; None: this machine's own processes or containers
     preflight: PreflightPlan | None = None  # what is measured before the training; None: nothing
     choices: ChoicesPlan | None = None

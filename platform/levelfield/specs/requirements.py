@@ -94,7 +94,7 @@ class Build(BuildStep):
 class Stages:
     """The packages of one environment."""
 
-    first: tuple[str, ...] = ()  # what pip installs as usual
+    pip_packages: tuple[str, ...] = ()  # what pip installs as usual
     builds: tuple[Build, ...] = ()  # what is then built against it
     left_out: tuple[Build, ...] = ()  # builds that this run does not need
     driver: LeastVersion | None = None  # what the packages need beside, as the next two
@@ -162,7 +162,7 @@ class Requirements(Value):
         chosen = tuple(build for build in self.builds if build.wanted == "always" or build.wanted in uses)
         beside = (package for build in chosen for package in build.beside)
         return Stages(
-            first=tuple(dict.fromkeys((*self.packages, *beside))),
+            pip_packages=tuple(dict.fromkeys((*self.packages, *beside))),
             builds=chosen,
             left_out=tuple(build for build in self.builds if build not in chosen),
             driver=self.driver,

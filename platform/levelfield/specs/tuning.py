@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_serializer, model_validator
 
 from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
-from levelfield.specs.free_fields import FREE_FIELDS, LAYERS, option
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
 
@@ -48,7 +48,7 @@ class FreeFields(Value):
     @property
     def values(self) -> dict[str, Any]:
         """The values as people read them, by field: the layers of a recomputation stand beside its kind."""
-        values = {name: getattr(self, name) for name in FREE_FIELDS if name != LAYERS}
+        values = {name: getattr(self, name) for name in FREE_FIELDS if name != RECOMPUTE_LAYERS}
         return {**values, "recompute": self.recomputation}
 
     @property

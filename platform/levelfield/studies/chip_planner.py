@@ -20,10 +20,10 @@ from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
     LayoutRanking,
+    SearchConstraints,
     SupportedParallelism,
-    Wanted,
-    answer,
     not_offered,
+    search_layouts,
 )
 from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
@@ -50,7 +50,7 @@ class PlanRequest:
     devices: int | None
     network: str | None  # the rate of a node, such as 8x400Gb/s
     precision: PeakDtype | None
-    wanted: Wanted
+    constraints: SearchConstraints
     beyond: int  # rows that do not fit, and rows that the framework does not offer
     program: str | None
     attention: AttentionKernel | None
@@ -61,9 +61,9 @@ class PlanRequest:
     prices: Prices | None
 
     def __post_init__(self) -> None:
-        wanted = self.wanted
-        counts = {"nodes": self.nodes, "devices": self.devices, "micro-batch": wanted.micro_batch}
-        counts |= {"virtual-pipeline": wanted.virtual_pipeline, "recompute-layers": wanted.recompute_layers}
+        constraints = self.constraints
+        counts = {"nodes": self.nodes, "devices": self.devices, "micro-batch": constraints.micro_batch}
+        counts |= {"virtual-pipeline": constraints.virtual_pipeline, "recompute-layers": constraints.recompute_layers}
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise UsageError(f"--{name}: found {count}, expected 1 or more")
@@ -243,7 +243,7 @@ class ChipPlanner:
         request, assumed = self.request, (*self.assumed, *self._chip_assumptions())
         question, calibrated = self._calibrated(self._with_wanted_rows(self._question(self.work, self.devices)))
         try:
-            ranking = answer(question)
+            ranking = search_layouts(question)
         except machines.UnknownLink as error:
             raise UsageError(
                 f"{self.chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into "
@@ -260,7 +260,9 @@ class ChipPlanner:
             (*assumed, *calibrated, *self._remarks(question)),
             assumes_rates=bool(self.assumed_rates),
             ranking=ranking,
-            not_offered=not_offered(question)[: request.beyond] if request.beyond and not request.wanted.layout else (),
+            not_offered=not_offered(question)[: request.beyond]
+            if request.beyond and not request.constraints.layout
+            else (),
         )
 
     def _chip_assumptions(self) -> Iterator[str]:
@@ -304,29 +306,31 @@ class ChipPlanner:
 
     def _with_wanted_rows(self, question: LayoutQuestion) -> LayoutQuestion:
         """Return the question with the program, and the wanted rows alone."""
-        request, wanted, offer = self.request, self.request.wanted, question.offer
+        request, constraints, offer = self.request, self.request.constraints, question.offer
         if request.program:
             stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
             refuses: tuple[Refusable, ...] = () if offer.repeats_some else (FIRST_LAYERS,)
             offer = SupportedParallelism(offer.parallelism | stages, RECOMPUTATIONS, refuses)
-        if wanted.recompute and wanted.recompute not in offer.recompute:
+        if constraints.recompute and constraints.recompute not in offer.recompute:
             raise UsageError(
-                f"--recompute {wanted.recompute}: framework {question.constants.framework} offers "
+                f"--recompute {constraints.recompute}: framework {question.constants.framework} offers "
                 f"{', '.join(offer.recompute)}"
             )
-        if wanted.recompute_layers:
-            self._require_first_layers(question, wanted.recompute_layers)
-        if wanted.layout is not None:
-            batch, chunks = wanted.micro_batch or 1, wanted.virtual_pipeline or 1
+        if constraints.recompute_layers:
+            self._require_first_layers(question, constraints.recompute_layers)
+        if constraints.layout is not None:
+            batch, chunks = constraints.micro_batch or 1, constraints.virtual_pipeline or 1
             nodes, per_node, _ = self.devices
-            require(question.work, wanted.layout, batch, nodes, per_node, chunks, uneven_stages=True)
-            require_layers(question.work, wanted.layout, chunks, wanted.recompute_layers)
-        return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, request))
+            require(question.work, constraints.layout, batch, nodes, per_node, chunks, uneven_stages=True)
+            require_layers(question.work, constraints.layout, chunks, constraints.recompute_layers)
+        return replace(
+            question, constraints=constraints, offer=offer, constants=_constants(question.constants, request)
+        )
 
     def _require_first_layers(self, question: LayoutQuestion, count: int) -> None:
         """Raises UsageError for recomputation of some layers beside another kind than full, of more layers than the
         model has, or where the framework refuses it."""
-        recompute, layers = self.request.wanted.recompute, question.work.model.layers
+        recompute, layers = self.request.constraints.recompute, question.work.model.layers
         option = f"--recompute-layers {count}"
         if recompute != "full":
             raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
@@ -372,7 +376,7 @@ class ChipPlanner:
 
     def _remarks(self, question: LayoutQuestion) -> Iterator[str]:
         """Yield what the question itself assumes, and what nothing here runs."""
-        framework, layout = question.constants.framework, question.wanted.layout
+        framework, layout = question.constants.framework, question.constraints.layout
         if self.precision == NVFP4:
             yield f"fp8 with products in {NVFP4.upper()}, in which no framework here trains; predicted only"
         elif self.request.precision:

@@ -28,7 +28,7 @@ FIGURE: Gated = "tokens_per_second_per_device"
 MOST_REPEATS = 100
 _ALPHA = {3: 0.002, 4: 0.003, 5: 0.004, 6: 0.005, 7: 0.011}  # in each direction, in all .025
 _ALPHA_OF_ONE_LOOK = 0.025
-_FIXED = ("work", "corpus", "scale", "precision", "device_is")
+_MUST_MATCH = ("work", "corpus", "scale", "precision", "device_is")
 _DECIDED = {"regression": "slower", "improvement": "faster", "no change": "no difference"}
 
 RecordedPair = tuple[RunRecord, RunRecord]  # of A and of B
@@ -45,19 +45,20 @@ class DuelOutcome:
     ruling: PairRuling
     stopped: str | None = None  # why it ended before the test did
     exit_code: int = 0
-    pair_seconds: float = 0.0  # how long a pair took, installations among it
+    pair_seconds: float = 0.0  # how long a pair took, including installations
 
     @property
     def word(self) -> str:
-        """Return what B is against A."""
+        """Return how B compares with A: slower, faster, no difference or inconclusive."""
         return _DECIDED.get(self.ruling.word, "inconclusive")
 
     @property
     def ratio(self) -> Ratio:
-        """Return B over A by the pairs."""
+        """Return the speed of B over A, estimated from the pairs."""
         ruling, n = self.ruling, self.ruling.pairs
         if ruling.excess is None or ruling.low is None or ruling.high is None:
             return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
+        # high and low change places: the higher cost is the lower speed
         value, high, low = (1 + change_of(cost, FIGURE) for cost in (ruling.excess, ruling.low, ruling.high))
         looks = f", wider for {len(self.looks.alpha)} looks" if len(self.looks.alpha) > 1 else ""
         reason = f"95 %, Student's t on logarithms, {n} pairs in turns{looks}"
@@ -65,7 +66,7 @@ class DuelOutcome:
 
 
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
-    """Return when a duel decides: after so many pairs, else after 3 to 7. least_percent: the least that counts."""
+    """Return when a duel decides: after `repeats` pairs, else after 3 to 7. least_percent: the least that counts."""
     if repeats is not None and not LEAST_RUNS <= repeats <= MOST_REPEATS:
         raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MOST_REPEATS} in a duel")
     if not 0 < least_percent <= 50:
@@ -74,8 +75,8 @@ def looks_of(repeats: int | None, least_percent: float) -> Looks:
 
 
 def refuse_other_work(a: Series, b: Series) -> None:
-    """Raises GateFailed for planned runs that no comparison takes, before one of them runs."""
-    for name in _FIXED:
+    """Raise GateFailed before any run starts if the planned runs are not comparable."""
+    for name in _MUST_MATCH:
         actual, expected = getattr(b, name), getattr(a, name)
         if actual != expected:
             raise GateFailed(
@@ -123,9 +124,9 @@ def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Co
 
 def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Comparison:
     """Return the comparison of both sides, with the ratio of the speed by pairs."""
-    whole = _compared(outcome.pairs, prices)
-    paired = (replace(f, ratios=(outcome.ratio,)) if f.quantity is RATE else f for f in whole.figures)
-    return replace(whole, figures=tuple(paired))
+    comparison = _compared(outcome.pairs, prices)
+    paired = (replace(f, ratios=(outcome.ratio,)) if f.quantity is RATE else f for f in comparison.figures)
+    return replace(comparison, figures=tuple(paired))
 
 
 def conclusion(outcome: DuelOutcome) -> str:
@@ -137,7 +138,7 @@ def conclusion(outcome: DuelOutcome) -> str:
     if outcome.word in ("slower", "faster"):
         return f"{b} (B) is {outcome.word} than {a} (A): {numbers}"
     if outcome.word == "no difference":
-        return f"no difference of more than {100 * math.expm1(outcome.looks.floor):.3g} %: {b} (B) has {numbers}"
+        return f"no difference of more than {100 * math.expm1(outcome.looks.least_change):.3g} %: {b} (B) has {numbers}"
     return f"inconclusive: {b} (B) has {numbers}; A is {a}"
 
 
@@ -152,7 +153,7 @@ def _advice(outcome: DuelOutcome) -> Iterator[str]:
         yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
     n = outcome.ruling.pairs
     if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
-        needed = n + (outcome.ruling.more or 0)
+        needed = n + (outcome.ruling.more_pairs or 0)
         lasting = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
         if needed > MOST_REPEATS:
             yield f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might"
@@ -189,8 +190,8 @@ def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str,
             "word": outcome.word,
             **{name: value for name, value in asdict(outcome.ratio).items() if name != "standing"},
             "pairs": [[a.run_id, b.run_id] for a, b in outcome.pairs],
-            "least": math.expm1(outcome.looks.floor),
-            "more_pairs": outcome.ruling.more,
+            "least": math.expm1(outcome.looks.least_change),
+            "more_pairs": outcome.ruling.more_pairs,
             "unsteady_runs": _unsteady([run for pair in outcome.pairs for run in pair]),
             "stopped": outcome.stopped,
         },

@@ -49,12 +49,12 @@ class Conformance:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Generate one test for each check, with the name of the check."""
         if "check_name" in metafunc.fixturenames:
-            metafunc.parametrize("check_name", [check.name for check in self.suite.chosen(self.fast)])
+            metafunc.parametrize("check_name", [check.name for check in self.suite.selected_checks(self.fast)])
 
     def test_conformance(self, check_name: str) -> None:
         check = next(check for check in self.suite.CHECKS if check.name == check_name)
         subject = self.subject()
-        finding = self.suite.find(subject, check)
+        finding = self.suite.run_one_check(subject, check)
         if finding.status == "not applicable":
             raise SkipTest(f"{subject.name}: {finding.says}")
         assert finding.is_good, f"{finding.check} {finding.status}: {finding.says}. {finding.do}"

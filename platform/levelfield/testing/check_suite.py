@@ -53,28 +53,28 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
 )
 
 
-def chosen(fast: bool) -> tuple[Check[VendorSubject], ...]:
+def selected_checks(fast: bool) -> tuple[Check[VendorSubject], ...]:
     """Return the checks. fast: without those that train or wait."""
-    return tuple(item for item in CHECKS if not (fast and item.slow))
+    return tuple(check for check in CHECKS if not (fast and check.slow))
 
 
 def check(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
     """Return the findings one by one. A wrong vendor.yaml is the last."""
-    for item in chosen(fast):
-        yield (finding := find(subject, item))
-        if item.name == "schema" and finding.status == "fails":
+    for check in selected_checks(fast):
+        yield (finding := run_one_check(subject, check))
+        if check.name == "schema" and finding.status == "fails":
             return
 
 
-def find(subject: VendorSubject, item: Check[VendorSubject]) -> CheckFinding:
+def run_one_check(subject: VendorSubject, check: Check[VendorSubject]) -> CheckFinding:
     """Return the finding of one check, with its rows if it has any."""
 
     def run() -> str:
         with subject.surroundings():
-            return item.run(subject)
+            return check.run(subject)
 
-    finding = run_check(item.name, run)
-    if item.rows is not None:
+    finding = run_check(check.name, run)
+    if check.rows is not None:
         with suppress(Exception), subject.surroundings():  # the finding already reports the cause
-            return replace(finding, rows=item.rows(subject))
+            return replace(finding, rows=check.rows(subject))
     return finding

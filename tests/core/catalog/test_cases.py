@@ -152,10 +152,10 @@ def test_smoke_changes_single_keys_and_leaves_their_neighbours(tmp_path: Path) -
 
 def test_work_in_another_precision_has_the_same_digest_but_for_it(registry: Registry) -> None:
     fp16, bf16, other = (registry.case(name).work("full") for name in ("gpt3_6.7B", "gpt3_6.7B_bf16", "gpt3_13B"))
-    assert fp16.fingerprint() != bf16.fingerprint() and fp16.digest_but_precision == bf16.digest_but_precision
-    assert fp16.digest_but_precision != other.digest_but_precision
+    assert fp16.fingerprint() != bf16.fingerprint() and fp16.digest_without_precision == bf16.digest_without_precision
+    assert fp16.digest_without_precision != other.digest_without_precision
     seeded = fp16.model_copy(update={"training": fp16.training.model_copy(update={"seed": 99})})
-    assert seeded.digest_but_precision != fp16.digest_but_precision
+    assert seeded.digest_without_precision != fp16.digest_without_precision
 
 
 def test_the_number_of_parameters_is_held_to_the_model(tmp_path: Path) -> None:

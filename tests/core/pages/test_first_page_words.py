@@ -81,9 +81,9 @@ def test_the_chinese_page_says_how_sure_too(tmp_path: Path) -> None:
 def test_the_interval_has_its_value_and_the_direction_of_the_table(tmp_path: Path) -> None:
     """By hand: half = 2.7764 x sqrt(2 x 0.01^2 / 3) = 0.0227 of 0.4, so 0.39 to 0.41."""
     page = pages(tmp_path, *jax(400, 404, 396), *torch(1000, 1010, 990))["index.html"]
-    answer, _, table = page.partition("Against the best")
+    search_layouts, _, table = page.partition("Against the best")
     for part in ("2.50 times", "over torch: 0.40,", "0.39 to 0.41"):
-        assert part in answer
+        assert part in search_layouts
     assert "0.40 0.39–0.41" in table
 
 

@@ -141,11 +141,11 @@ def test_what_is_fetched_already_needs_neither_index_nor_compiler(
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
     index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
     stages = Stages(("acme==1",), (BUILD,), driver=LeastVersion(least="580", reason="CUDA 13"), index=index)
-    assert len(list(missing(stages, "550.1", is_fetched=False))) == 3
-    assert len(list(missing(stages, None, is_fetched=False))) == 2
-    assert len(list(missing(stages, "550.1", is_fetched=True))) == 1
+    assert len(list(missing(stages, "550.1", is_already_made=False))) == 3
+    assert len(list(missing(stages, None, is_already_made=False))) == 2
+    assert len(list(missing(stages, "550.1", is_already_made=True))) == 1
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(tmp_path))
-    assert list(missing(stages, None, is_fetched=False)) == []
+    assert list(missing(stages, None, is_already_made=False)) == []
 
 
 @pytest.fixture
@@ -364,7 +364,9 @@ def test_a_further_step_changes_the_digest_and_no_other_environment() -> None:
     file, _folder = Registry().implementation("torch")
     needs = file.requirements["cpu"].stages()
     plain = environment_of(file, "cpu", needs, None, "process")
-    built = environment_of(file, "cpu", Stages(needs.first, (BUILD.model_copy(update={"tools": ()}),)), None, "process")
+    built = environment_of(
+        file, "cpu", Stages(needs.pip_packages, (BUILD.model_copy(update={"tools": ()}),)), None, "process"
+    )
     assert plain.digest != built.digest and plain.builds == () and plain.left_out == ()
 
 

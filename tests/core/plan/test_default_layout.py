@@ -12,7 +12,7 @@ from levelfield.plan import default_layout
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.predict.layout_search import answer
+from levelfield.predict.layout_search import search_layouts
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
 from plans import PLUGINS, make_plan
@@ -179,13 +179,13 @@ def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_num
 
 def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> None:
     decision = place(Registry(), Entry("llama3_70b:torch:H100:1:8", ASSUMED))
-    small = default_layout.Place(decision.selection, decision.selection.case.work("full"), 1, 1)
-    large = default_layout.fits_from(small, TuningChoice())
+    small = default_layout.LayoutTask(decision.selection, decision.selection.case.work("full"), 1, 1)
+    large = default_layout.smallest_fitting_task(small, TuningChoice())
     assert large is not None
-    before = default_layout.Place(large.selection, large.work, large.nodes // 2 or 1, large.devices)
+    before = default_layout.LayoutTask(large.selection, large.work, large.nodes // 2 or 1, large.devices)
     fitting, lacking = (default_layout.question_of(place) for place in (large, before))
     assert fitting is not None and lacking is not None
-    assert answer(fitting).rows and not answer(lacking).rows
+    assert search_layouts(fitting).rows and not search_layouts(lacking).rows
 
 
 def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +201,12 @@ def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monke
 
 def test_a_field_of_the_user_with_which_nothing_fits_is_planned_with_the_least_memory() -> None:
     decision = place(Registry(), Entry("llama3_8b:torch:H100:1:4", ASSUMED))
-    here = default_layout.Place(decision.selection, decision.selection.case.work("full"), 1, 4)
+    here = default_layout.LayoutTask(decision.selection, decision.selection.case.work("full"), 1, 4)
     fixed = TuningChoice(micro_batch=8, recompute="none")
     (row,) = default_layout.default_layout(here, "full", fixed, fixed).estimates
     assert not row.fits and (row.tuning.micro_batch, row.tuning.recompute) == (8, "none")
     assert row.layout.sharding_stage > 0 or row.layout.tensor > 1
-    larger, free = (default_layout.fits_from(here, choice) for choice in (fixed, TuningChoice()))
-    assert larger and free and larger.world > free.world
+    larger, free = (default_layout.smallest_fitting_task(here, choice) for choice in (fixed, TuningChoice()))
+    assert larger and free and larger.world_size > free.world_size
     (first, *_) = default_layout.default_layout(larger, "full", fixed, fixed).estimates
     assert first.fits and (first.tuning.micro_batch, first.tuning.recompute) == (8, "none")

@@ -125,7 +125,7 @@ def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", str(machine))
     (machine / "venv.py").write_text("raise SystemExit(3)")
     path = plant(machine / "first", f'exec {sys.executable} "$@"', "{}.{}".format(*OWN))
-    assert plan_environment._refusal(Path(path), "{}.{}".format(*OWN)) is None
+    assert plan_environment._unfit_reason(Path(path), "{}.{}".format(*OWN)) is None
 
 
 @pytest.mark.parametrize(

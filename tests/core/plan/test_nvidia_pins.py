@@ -95,7 +95,7 @@ def batches() -> Iterator[tuple[str, list[str]]]:
     left: dict[tuple[str, str], None] = {}
     for _label, stages, python in environments():
         elsewhere = stages.index.packages if stages.index else ()
-        packages = fitting((*stages.first, *(p for step in stages.steps for p in step.packages)), python)
+        packages = fitting((*stages.pip_packages, *(p for step in stages.steps for p in step.packages)), python)
         left |= dict.fromkeys(
             (python, p.partition(";")[0]) for p in packages if name_of(p) not in (*SOURCES_ONLY, *elsewhere)
         )
@@ -126,7 +126,7 @@ def test_every_pin_with_wheels_is_on_the_index(wheels: dict[tuple[str, str], dic
 def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
     for label, stages, python in environments():
         elsewhere = stages.index.packages if stages.index else ()
-        for package in fitting((*stages.first, *(p for step in stages.steps for p in step.packages)), python):
+        for package in fitting((*stages.pip_packages, *(p for step in stages.steps for p in step.packages)), python):
             name, _, version = package.partition(";")[0].strip().partition("==")
             if name_of(name) in SOURCES_ONLY:
                 assert version in versions_of(name_of(name)), f"{label}: {package}"
@@ -157,7 +157,7 @@ def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
     least = {12: "525.60.13", 13: "580.65.06"}
     builds: dict[str, int] = {}
     for label, stages, python in environments():
-        for package in stages.first:
+        for package in stages.pip_packages:
             if name_of(package) == "torch":
                 metadata = wheels[python, package]
                 assert metadata is not None
@@ -173,5 +173,5 @@ def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
 @pytest.mark.parametrize("label", ["megatron", "torch_2.10.0", "jax"])
 def test_all_that_pip_installs_before_the_builds_resolves_together(label: str, tmp_path: Path) -> None:
     stages, python = next((stages, python) for name, stages, python in environments() if name == label)
-    wheels = [p.partition(";")[0] for p in fitting(stages.first, python)]
+    wheels = [p.partition(";")[0] for p in fitting(stages.pip_packages, python)]
     assert len(resolved(wheels, python, tmp_path)) > len(wheels)

@@ -13,7 +13,7 @@ from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
@@ -32,7 +32,7 @@ ENTRY = "llama3_8b:torch:H100:1:8"
 @pytest.fixture(scope="module")
 def question() -> LayoutQuestion:
     selection = find(Registry(), parse_selector(ENTRY))
-    question = question_of(Place(selection, selection.case.work("full"), 1, 8))
+    question = question_of(LayoutTask(selection, selection.case.work("full"), 1, 8))
     assert question is not None
     return question
 

@@ -12,9 +12,9 @@ from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
     SupportedParallelism,
-    answer,
     not_offered,
     predict,
+    search_layouts,
 )
 from levelfield.predict.machines import Link, MachineRates, gather_seconds, send_seconds
 from levelfield.specs.case import Work
@@ -189,7 +189,7 @@ def test_the_nearest_layouts_keep_the_context() -> None:
 
 
 def test_only_what_is_offered_is_searched() -> None:
-    layouts = [row.layout for row in answer(question(devices=16)).rows]
+    layouts = [row.layout for row in search_layouts(question(devices=16)).rows]
     assert {layout.context for layout in layouts} == {1}
     assert all(layout.sharding_degree in (1, layout.gradient_ranks) for layout in layouts)
 
@@ -206,7 +206,7 @@ def test_rows_beyond_the_offer_are_named() -> None:
 
 def test_hybrid_sharding_is_searched_where_it_is_offered() -> None:
     offer = SupportedParallelism(MEGATRON | {"zero3"}, ("none",))
-    rows = answer(question(devices=16, offer=offer)).rows
+    rows = search_layouts(question(devices=16, offer=offer)).rows
     degrees = {row.layout.sharding_degree for row in rows if row.layout.data == 16}
     assert degrees == {1, 8, 16}
     network = replace(MACHINE, network=Link(1e-5, 20e9))

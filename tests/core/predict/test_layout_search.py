@@ -18,12 +18,12 @@ from levelfield.predict.layout_search import (
     LayoutRanking,
     RankedRow,
     RowChoices,
+    SearchConstraints,
     SupportedParallelism,
-    Wanted,
-    answer,
     fastest_first,
     is_tight,
     predict,
+    search_layouts,
 )
 from levelfield.predict.machines import (
     Link,
@@ -185,7 +185,7 @@ def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> N
     Nodes of four devices, so that hybrid sharding differs from sharding over all ranks.
     """
     query = question(case, devices, capacity, machine=machine(devices_per_node=4))
-    assert _keys(answer(query)) == _brute(query)
+    assert _keys(search_layouts(query)) == _brute(query)
 
 
 def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
@@ -193,7 +193,7 @@ def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
     query = question("llama3_8b", 8, 31, machine=machine(devices_per_node=4))
     keeping = query.constants.keeping.model_copy(update={"receives_all": True})
     query = replace(query, constants=query.constants.model_copy(update={"keeping": keeping}))
-    rows = _keys(answer(query))
+    rows = _keys(search_layouts(query))
     assert rows == _brute(query)
     plain = {tuple(row.split()[:2]) for row in rows if row.split()[2] == "1"}
     assert any(tuple(row.split()[:2]) not in plain for row in rows)
@@ -202,11 +202,17 @@ def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
 def test_what_a_framework_refuses_of_chunks_is_no_row() -> None:
     refuses = replace(ALL, refuses=("zero2 or zero3 with interleaved stages",))
     kinds = [
-        {row.layout.sharding_stage for row in answer(question(offer=offer)).rows if row.tuning.virtual_pipeline > 1}
+        {
+            row.layout.sharding_stage
+            for row in search_layouts(question(offer=offer)).rows
+            if row.tuning.virtual_pipeline > 1
+        }
         for offer in (ALL, refuses)
     ]
     assert kinds == [{0, 1, 2, 3}, {0, 1}]
-    plain = {row.layout.sharding_stage for row in answer(question(offer=refuses)).rows if row.layout.pipeline > 1}
+    plain = {
+        row.layout.sharding_stage for row in search_layouts(question(offer=refuses)).rows if row.layout.pipeline > 1
+    }
     assert plain == {0, 1, 2, 3}
 
 
@@ -245,7 +251,7 @@ def _brute(query: LayoutQuestion) -> set[str]:
 
 def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
     few = SupportedParallelism(frozenset({"data", "zero1"}), ("none",))
-    rows = answer(question(capacity_gib=None, offer=few)).rows
+    rows = search_layouts(question(capacity_gib=None, offer=few)).rows
     rates = [row.tokens_per_second for row in rows]
     assert rates == sorted(rates, reverse=True)
     assert {(r.layout.tensor, r.layout.pipeline, r.tuning.recompute) for r in rows} == {(1, 1, "none")}
@@ -264,12 +270,12 @@ def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framew
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert", "uneven"})
     capacity = None if case == "deepseek_v3" else 60
     query = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
-    rows = answer(query).rows
+    rows = search_layouts(query).rows
     assert len(rows) > 300
     for ranked, row in zip(rows.ranked[::23], rows[::23], strict=True):
         assert (ranked.tokens_per_second, ranked.total_bytes) == (row.tokens_per_second, row.memory.total), row.tuning
         assert row.fits
-    roomy = rows.roomy_first().ranked
+    roomy = rows.with_margin_first().ranked
     tight = [is_tight(query, row.total_bytes) for row in roomy]
     assert tight == sorted(tight) and fastest_first(roomy) == rows.ranked and any(tight) == (case == "mixtral_8x7b")
 
@@ -317,7 +323,7 @@ def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
 )
 def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int, capacity: float) -> None:
     query = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
-    ranking = answer(query)
+    ranking = search_layouts(query)
     some = [row for row in ranking.rows if row.tuning.recompute_layers is not None]
     assert some and fastest_first(ranking.rows.ranked) == ranking.rows.ranked
     for row in some:
@@ -341,38 +347,38 @@ def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int,
 def test_no_faster_row_with_first_layers_is_missed(case: str, devices: int, capacity: float) -> None:
     """Against every row that recomputes all its layers, and every number of them."""
     query = question(case, devices, capacity)
-    rows = answer(query).rows
+    rows = search_layouts(query).rows
     every = []
-    for row in answer(replace(query, wanted=Wanted(recompute="full"))).rows:
+    for row in search_layouts(replace(query, constraints=SearchConstraints(recompute="full"))).rows:
         longest = 32 // (row.layout.pipeline * row.tuning.virtual_pipeline)
         tried = (row.tuning.model_copy(update={"recompute_layers": layers}) for layers in range(1, longest))
         fitting = (predict(query, estimate) for estimate in tried)
         every += [estimate for estimate in fitting if not is_tight(query, estimate.memory.total)]
     best = max(estimate.tokens_per_second for estimate in every)
-    without = answer(replace(query, offer=REFUSES)).rows.roomy_first()[0]
-    assert rows.roomy_first()[0].tokens_per_second == best > without.tokens_per_second
+    without = search_layouts(replace(query, offer=REFUSES)).rows.with_margin_first()[0]
+    assert rows.with_margin_first()[0].tokens_per_second == best > without.tokens_per_second
 
 
 def test_who_refuses_it_or_asks_for_another_kind_gets_no_such_row() -> None:
     query = question("llama3_8b", 8, 40)
-    assert any(row.tuning.recompute_layers for row in answer(query).rows)
+    assert any(row.tuning.recompute_layers for row in search_layouts(query).rows)
     for changed in (
         replace(query, offer=REFUSES),
         replace(query, offer=replace(ALL, recompute=("none", "selective"))),
-        replace(query, wanted=Wanted(recompute="full")),
-        replace(query, wanted=Wanted(recompute="none")),
+        replace(query, constraints=SearchConstraints(recompute="full")),
+        replace(query, constraints=SearchConstraints(recompute="none")),
         replace(query, capacity_bytes=None),
     ):
-        assert not any(row.tuning.recompute_layers for row in answer(changed).rows)
-    chosen = answer(replace(query, wanted=Wanted(recompute="full", recompute_layers=5))).rows
+        assert not any(row.tuning.recompute_layers for row in search_layouts(changed).rows)
+    chosen = search_layouts(replace(query, constraints=SearchConstraints(recompute="full", recompute_layers=5))).rows
     assert {(row.tuning.recompute, row.tuning.recompute_layers) for row in chosen} == {("full", 5)}
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
-    ranking = answer(question(capacity_gib=1))
-    assert not ranking.rows and ranking.nearest is not None
-    assert ranking.nearest.memory.total > GIB and not ranking.nearest.fits
-    assert ranking.nearest.tuning.recompute == "full"
+    ranking = search_layouts(question(capacity_gib=1))
+    assert not ranking.rows and ranking.least_memory is not None
+    assert ranking.least_memory.memory.total > GIB and not ranking.least_memory.fits
+    assert ranking.least_memory.tuning.recompute == "full"
 
 
 @pytest.mark.parametrize(

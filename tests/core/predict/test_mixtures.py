@@ -18,9 +18,9 @@ from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
     SupportedParallelism,
-    answer,
     not_offered,
     predict,
+    search_layouts,
 )
 from levelfield.predict.machines import Link, MachineRates, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
@@ -383,17 +383,17 @@ def test_the_nearest_layouts_keep_the_expert_ranks_that_are_possible() -> None:
 
 def test_the_search_has_every_division_of_the_experts() -> None:
     query = question(offer=SupportedParallelism(FEW, ("none",)))
-    rows = answer(query).rows
+    rows = search_layouts(query).rows
     assert {row.layout.expert for row in rows} == {1, 2, 4, 8}
     assert all(row.time == predict(query, row.tuning).time for row in rows)  # what rows share depends on nothing else
-    dense = answer(question(Registry().case("llama3_8b").work("full"))).rows
+    dense = search_layouts(question(Registry().case("llama3_8b").work("full"))).rows
     assert {row.layout.expert for row in dense} == {1}
 
 
 def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> None:
     offer = SupportedParallelism(KINDS - {"expert"}, ("none",), ("partial sharding",))
     query = question(offer=offer)
-    assert {row.layout.expert for row in answer(query).rows} == {1}
+    assert {row.layout.expert for row in search_layouts(query).rows} == {1}
     others = not_offered(query)
     lacking = {name for row in others for name in offer.lacks(row.tuning, query.work.model.layers)}
     assert "expert" in lacking and all(offer.lacks(row.tuning, query.work.model.layers) for row in others)
@@ -419,7 +419,7 @@ def test_what_a_framework_may_refuse_of_experts(name: Any, layout: str, fields: 
 
 def test_the_search_leaves_out_what_is_refused() -> None:
     offer = SupportedParallelism(FEW, ("none",), ("experts of a part of the ranks with zero",))
-    sharded = [row.layout for row in answer(question(offer=offer)).rows if row.layout.sharding_stage]
+    sharded = [row.layout for row in search_layouts(question(offer=offer)).rows if row.layout.sharding_stage]
     assert {layout.expert for layout in sharded if layout.data == 8} == {1, 8}
 
 
@@ -427,8 +427,10 @@ def test_no_layout_that_fits_is_lost() -> None:
     """The search against every combination, on 8 devices of 120 GB."""
     capacity = 120 * 10**9
     query = question(QWEN, capacity_bytes=capacity, offer=SupportedParallelism(FEW, ("none", "full"), ()))
-    fitting = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in answer(query).rows}
-    layouts = {row.layout for row in answer(replace(query, capacity_bytes=None)).rows if row.layout.pipeline == 1}
+    fitting = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in search_layouts(query).rows}
+    layouts = {
+        row.layout for row in search_layouts(replace(query, capacity_bytes=None)).rows if row.layout.pipeline == 1
+    }
     seen: set[bool] = set()
     for layout in layouts:
         for micro_batch in (1, 2, 4):
@@ -447,8 +449,8 @@ def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> No
     """61 layers divide over no pipeline. Megatron's recipes run 4 stages of 4 or 8 chunks, 8 of 4."""
     offer = SupportedParallelism(frozenset({"data", "pipeline", "interleaved"}), ("none",), ("partial sharding",))
     plain = question(DEEPSEEK, 32, capacity_bytes=None, offer=offer)
-    assert {row.layout.pipeline for row in answer(plain).rows} == {1}
-    rows = answer(replace(plain, offer=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
+    assert {row.layout.pipeline for row in search_layouts(plain).rows} == {1}
+    rows = search_layouts(replace(plain, offer=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
     pipelines = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in rows}
     assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= pipelines
     assert all(stages * chunks <= 61 for stages, chunks in pipelines)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from levelfield.contracts.command import ask, completed
 from levelfield.node import bounded_command as command
-from levelfield.plan.environment import _refusal
+from levelfield.plan.environment import _unfit_reason
 from levelfield.run import provenance
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from stand_ins import stand_in
@@ -63,7 +63,7 @@ def test_an_interpreter_that_cannot_be_ended_is_refused(
 ) -> None:
     monkeypatch.setattr("levelfield.plan.environment.PATIENCE_SECONDS", 0.3)
     hangs = stand_in(tmp_path / "python3.10", "exec sleep 600")
-    assert "(TimeoutExpired)" in str(_refusal(hangs, "3.10"))
+    assert "(TimeoutExpired)" in str(_unfit_reason(hangs, "3.10"))
 
 
 def test_a_probe_that_cannot_be_ended_keeps_no_run(unkillable: None) -> None:

@@ -25,7 +25,7 @@ from levelfield.judge.noise import row_of
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.calibration import noise_between
-from levelfield.plan.certificate_need import certificate_used, certifying_entry
+from levelfield.plan.certificate_need import certificate_need, certifying_entry
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker
 from levelfield.run.certificate_maker import CertificateMaker, certificate_run
@@ -36,7 +36,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.follower import Follower
 from levelfield.specs import certificate
 from levelfield.specs.base import dump, json_digest, load
-from levelfield.specs.certificate import Certificate, CertificateSubject, CodePath, code_path, smallest_layout
+from levelfield.specs.certificate import Certificate, CertificateSubject, CodeBranches, code_branches, smallest_layout
 from levelfield.specs.free_fields import CODE_FIELDS
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
@@ -360,7 +360,7 @@ def test_what_fp32_cannot_train_in_the_same_way_cannot_be_certified(certified: C
 
 
 def reason_of(certified: CertifiedRun, plan: Plan) -> str:
-    used = certificate_used(Registry([PLUGINS, certified.bench.plugins]), plan)
+    used = certificate_need(Registry([PLUGINS, certified.bench.plugins]), plan)
     assert used is not None and used.subject is None and used.reason is not None
     return used.reason
 
@@ -488,7 +488,7 @@ def test_a_damaged_certificate_is_made_again(certified: CertifiedRun) -> None:
 
 def test_a_certificate_in_the_place_of_another_does_not_count(certified: CertifiedRun) -> None:
     path = certified.bench.kept()
-    path.write_text(dump(resealed(certified, path=code_path(Tuning()))))
+    path.write_text(dump(resealed(certified, path=code_branches(Tuning()))))
     assert "other code" in str(stored(certified.subject).problem) and str(path) in str(
         stored(certified.subject).problem
     )
@@ -531,8 +531,8 @@ def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"path": code_path(Tuning())}, "the kind of layout of the certificate"),
-        ({"path": code_path(Tuning(layout=parse_layout("DP2").layout, recompute="full"))}, "the kind of layout"),
+        ({"path": code_branches(Tuning())}, "the kind of layout of the certificate"),
+        ({"path": code_branches(Tuning(layout=parse_layout("DP2").layout, recompute="full"))}, "the kind of layout"),
         ({"implementation": "sha256:another"}, "the implementation of the certificate"),
         ({"framework": "other"}, "the framework of the certificate"),
         ({"vendor": "other"}, "the vendor of the certificate"),
@@ -741,7 +741,7 @@ def test_the_smallest_layout_has_the_same_kinds(text: str, least: str) -> None:
     layout = parse_layout(text).layout
     smallest = smallest_layout(layout)
     assert str(smallest) == least and smallest.world_size <= layout.world_size
-    assert code_path(Tuning(layout=smallest)) == code_path(Tuning(layout=layout))
+    assert code_branches(Tuning(layout=smallest)) == code_branches(Tuning(layout=layout))
 
 
 def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
@@ -750,23 +750,23 @@ def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
         make_plan(registry, "gpt3_6.7B_bf16:torch:H100:1:1", scale="smoke", assume=True, graph=graph)
         for graph in (False, True)
     )
-    assert code_path(captured.tuning) != code_path(eager.tuning)
+    assert code_branches(captured.tuning) != code_branches(eager.tuning)
     certifying = certifying_entry(registry, captured, registry.reference("gpt3_6.7B_smoke_fp32"), UserRequest())
     assert certifying.request.choice.graph is True
 
 
 def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one() -> None:
-    code_kind = code_path(Tuning())
+    code_kind = code_branches(Tuning())
     earlier = {
         name: value for name, value in code_kind.model_dump(mode="json").items() if name not in ("graph", "further")
     }
-    assert CodePath.model_validate(earlier) == code_kind and code_kind.fingerprint() == json_digest(earlier)
+    assert CodeBranches.model_validate(earlier) == code_kind and code_kind.fingerprint() == json_digest(earlier)
 
 
 def test_a_later_field_that_changes_the_code_is_in_the_path_where_it_is_not_at_its_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(certificate, "CODE_FIELDS", (*CODE_FIELDS, "threads"))  # in the place of a later field
-    eager = code_path(Tuning())
-    assert eager.further == {} and eager.fingerprint() == code_path(Tuning(micro_batch=2)).fingerprint()
-    assert code_path(Tuning(threads=2)).further == {"threads": 2}
+    eager = code_branches(Tuning())
+    assert eager.further == {} and eager.fingerprint() == code_branches(Tuning(micro_batch=2)).fingerprint()
+    assert code_branches(Tuning(threads=2)).further == {"threads": 2}

@@ -85,7 +85,7 @@ def test_too_few_pairs_decide_nothing() -> None:
 
 def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:
     ruling = judged_pairs(tokens(-0.03, deviation=0.03, seed=4), TOKENS, 1, None)
-    assert ruling.word == "inconclusive" and ruling.more is not None and ruling.more > MOST_PAIRS
+    assert ruling.word == "inconclusive" and ruling.more_pairs is not None and ruling.more_pairs > MOST_PAIRS
     assert ruling.low is not None and ruling.high is not None and ruling.low < 0.03 < ruling.high
 
 

@@ -9,14 +9,14 @@ from levelfield.cli.command_line import parser_of
 from levelfield.cli.run_entries import choice_of
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
-from levelfield.specs.free_fields import FREE_FIELDS, LAYERS, option
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import LATER_FIELDS, FreeFields, Tuning, TuningChoice
 
 OTHER = {
     "layout": Layout(data=2), "micro_batch": 3, "virtual_pipeline": 2, "threads": 4, "recompute": "full",
-    LAYERS: 1, "compile": True, "graph": True, "attention": "flash_attn",
+    RECOMPUTE_LAYERS: 1, "compile": True, "graph": True, "attention": "flash_attn",
 }  # fmt: skip
 
 
@@ -31,13 +31,13 @@ def test_each_field_has_its_type_and_its_choice() -> None:
 def test_a_run_at_its_defaults_differs_in_nothing_and_names_no_later_field() -> None:
     assert FreeFields().differing == ()
     words = " ".join(FreeFields().options)
-    assert {LAYERS, "graph"} == LATER_FIELDS and not [name for name in LATER_FIELDS if option(name) in words]
+    assert {RECOMPUTE_LAYERS, "graph"} == LATER_FIELDS and not [name for name in LATER_FIELDS if option(name) in words]
     assert "--no-compile" in words and "--micro-batch 1" in words and "--threads" not in words
 
 
 @pytest.mark.parametrize("name", FREE_FIELDS)
 def test_the_options_of_a_value_are_read_back_as_that_value(name: str) -> None:
-    changes = {name: OTHER[name], **({"recompute": "full"} if name == LAYERS else {})}
+    changes = {name: OTHER[name], **({"recompute": "full"} if name == RECOMPUTE_LAYERS else {})}
     tuning = Tuning(**changes)
     assert set(tuning.differing) == set(changes)
     choice = choice_of(parser_of(["run", "--case", "tiny:fake", *tuning.options]))
@@ -46,7 +46,7 @@ def test_the_options_of_a_value_are_read_back_as_that_value(name: str) -> None:
 
 def test_the_layers_of_a_recomputation_stand_beside_its_kind() -> None:
     values = Tuning(recompute="full", recompute_layers=12).values
-    assert values["recompute"] == "full 12" and LAYERS not in values
+    assert values["recompute"] == "full 12" and RECOMPUTE_LAYERS not in values
 
 
 def test_a_manifest_offers_only_fields_of_some_frameworks() -> None:

@@ -94,8 +94,8 @@ def test_noise_decides_nothing_and_says_how_many_more_would() -> None:
     assert f"even {MOST_REPEATS}" in text_of(outcome)
     scattered = (1000.0, 1030.0, 1020.0)
     few = run_duel(lambda arm, number: scattered[number - 1] if arm == "b" else 1000.0, repeats=3)
-    assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more
-    needed = 3 + few.ruling.more
+    assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more_pairs
+    needed = 3 + few.ruling.more_pairs
     few = replace(few, pair_seconds=60.0)
     assert f"{needed} pairs ({2 * needed} runs, about {duration(60 * needed)})" in text_of(few)
     assert f"--repeat {needed}" in text_of(few)

@@ -22,7 +22,7 @@ from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.findings import Check, Fails
 from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks, small_jobs
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve
-from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, find, write_tested
+from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, run_one_check, write_tested
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
 from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered, refusal, small_job
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
@@ -63,7 +63,7 @@ def counts(message: str) -> tuple[int, int]:
 
 
 def run_check(subject: FrameworkSubject, name: str) -> tuple[str, str]:
-    finding = find(subject, next(item for item in CHECKS if item.name == name))
+    finding = run_one_check(subject, next(item for item in CHECKS if item.name == name))
     return finding.status, finding.says
 
 
@@ -142,7 +142,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     path.write_text(
         path.read_text() + "\n\ndef doubled(t):\n    return [(n, s, i, 2 * v) for n, s, i, v in t.weights()]\n"
     )
-    finding = find(wrong, Check("one-process", lambda subject: layout_checks.training(subject, True)))
+    finding = run_one_check(wrong, Check("one-process", lambda subject: layout_checks.training(subject, True)))
     assert counts(finding.says) == (4, 4)
     assert "gpt fp32" in finding.says
     assert "section 4" in finding.do and "docs/writing-a-framework.md" in finding.do
@@ -194,7 +194,7 @@ def test_a_run_with_the_bits_of_fp32_is_not_in_16_bits(acme: Path) -> None:
     """Paddle's auto_cast does nothing on a processor, without a word."""
     plant(acme, "implementation.yaml", "cpu: [fp32]", "cpu: [fp32, bf16]")
     subject = plant(acme, "refusals.py", 'job.training.precision != "fp32"', "False")
-    finding = find(subject, Check("one-process", lambda item: layout_checks.training(item, True)))
+    finding = run_one_check(subject, Check("one-process", lambda item: layout_checks.training(item, True)))
     assert finding.status == "fails"
     assert counts(finding.says) == (2, 6)
     assert finding.says.endswith("in bf16")

@@ -32,7 +32,7 @@ from levelfield.run.runtimes.engine import (
     reap,
     started,
 )
-from levelfield.run.runtimes.process_runtime import packages, rank_work, worker_path
+from levelfield.run.runtimes.process_runtime import packages, rank_work, worker_pythonpath
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -121,7 +121,7 @@ class ReadyDocker(DockerRuntime):
 
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """Return the output of a command in its own container. Raises OSError when it fails or takes too long."""
-        variables = {**worker_path(checkout()), **environment}
+        variables = {**worker_pythonpath(checkout()), **environment}
         work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, variables)
         try:
             with connect() as client, answers(), started(client, work) as (container, _):

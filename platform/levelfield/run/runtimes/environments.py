@@ -20,7 +20,7 @@ from pathlib import Path
 from levelfield import environment_folder, installer
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed, UsageError, write_error
-from levelfield.plan.environment import STAMP, made_from
+from levelfield.plan.environment import STAMP, stamped_digest
 from levelfield.rundir.directory import write_json
 from levelfield.specs.plan import EnvironmentPlan
 
@@ -52,7 +52,7 @@ def is_ready(plan: EnvironmentPlan) -> bool:
     """Return whether the environment is complete and has exactly these requirements."""
     if not plan.folder:
         return shutil.which(plan.python) is not None
-    return made_from(Path(plan.folder)) == plan.digest and Path(plan.python).exists()
+    return stamped_digest(Path(plan.folder)) == plan.digest and Path(plan.python).exists()
 
 
 @contextmanager

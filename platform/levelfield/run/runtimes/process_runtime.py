@@ -55,7 +55,7 @@ class ProcessRuntime:
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        return printed_by(argv, environment, seconds)
+        return command_output(argv, environment, seconds)
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Write nothing: a process has no further files."""
@@ -72,13 +72,13 @@ class InsideRuntime(ProcessRuntime):
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         """Return the packages, and the files that identify this machine as a container."""
-        signs = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
-        return {**super().identity(plan), "container": {"signs": signs}}
+        markers = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
+        return {**super().identity(plan), "container": {"signs": markers}}
 
 
-def printed_by(argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+def command_output(argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
     """Return the output of a command of this machine. Raises OSError or subprocess.SubprocessError."""
-    done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
+    done = completed(argv, seconds, {**inherited(), **worker_pythonpath(checkout()), **environment})
     done.check_returncode()
     return done.stdout
 
@@ -89,8 +89,8 @@ def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     return {key: value for key, value in variables.items() if key not in REMOVED_VARIABLES}
 
 
-def worker_path(code: Path) -> dict[str, str]:
-    """Return the variable by which a framework's Python finds the worker. code: has platform/."""
+def worker_pythonpath(code: Path) -> dict[str, str]:
+    """Return the variable by which a framework's Python finds the worker. code: the checkout."""
     return {"PYTHONPATH": str(code / "platform")}
 
 
@@ -98,9 +98,9 @@ def worker_path(code: Path) -> dict[str, str]:
 class NodeFolders:
     """The folders of a node."""
 
-    code: Path  # has platform/
-    implementation: str  # of the framework
-    python: str  # an executable
+    code: Path  # the checkout, which contains platform/
+    implementation: str  # the folder of the framework's implementation
+    python: str  # the path of an executable
 
 
 def rank_work(
@@ -138,7 +138,7 @@ def rank_work(
         **plan.hardware.environment,
         **plan.tuning.environment,
         "LEVELFIELD_JOB": str(paths.job),
-        **worker_path(folders.code),
+        **worker_pythonpath(folders.code),
     }
     if plan.launch is None:  # a rank of this machine reports what it imported
         environment["PYTHONPATH"] += os.pathsep + str(folders.code / "platform/levelfield/node/imported")
@@ -165,15 +165,15 @@ def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str
 class NodeRuntime(ProcessRuntime):
     """The ranks of nodes that share this machine's folders: its checkout, environments and runs.
 
-    first_node: the address of node 0 for the ranks; a launcher that only knows it at the start gives FIRST_NODE.
+    first_node_address: of node 0 for the ranks; a launcher that only knows it at the start gives FIRST_NODE.
     """
 
-    def __init__(self, first_node: str, folders: NodeFolders | None = None) -> None:
-        self._first_node, self._folders = first_node, folders
+    def __init__(self, first_node_address: str, folders: NodeFolders | None = None) -> None:
+        self._first_node_address, self._folders = first_node_address, folders
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node. paths: of the run as the node sees it."""
-        launch, first = launch_of(plan), self._first_node
+        launch, first = launch_of(plan), self._first_node_address
         host = launch.hosts[node_rank] if launch.hosts else None
         visible = {**plan.hardware.visible, **launch.site.environment}
         if interface := (host and host.interface) or launch.site.interface:

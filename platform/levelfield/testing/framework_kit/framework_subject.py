@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,6 +14,7 @@ from typing import Any
 
 from levelfield.catalog.lookup import access_of
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
@@ -25,8 +26,6 @@ from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_parts, job_of
 from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
-
-Say = Callable[[str], None]
 
 RECORDED = Path(__file__).with_name("recorded")
 TORCH = "torch"

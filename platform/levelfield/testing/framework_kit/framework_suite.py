@@ -23,19 +23,19 @@ from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.plan_checks import planned
 
 
-def schema(subject: FrameworkSubject) -> str:
-    """Check the manifest against its schema, and that it offers something on the kind of the check."""
+def check_schema(subject: FrameworkSubject) -> str:
+    """Check the manifest against its schema, and that it offers something on the device kind under test."""
     manifest = subject.manifest
     if not manifest.offered_precisions(subject.kind):
         kinds = ", ".join(manifest.precisions)
         raise Fails(f"precisions: nothing for device kind '{subject.kind}'; it has {kinds}", "give another --device")
-    silent = set(manifest.precisions) - set(manifest.parallelism)
-    if silent:
-        raise Fails(f"parallelism: nothing for {', '.join(sorted(silent))}", "write [] for one process")
+    without_parallelism = set(manifest.precisions) - set(manifest.parallelism)
+    if without_parallelism:
+        raise Fails(f"parallelism: nothing for {', '.join(sorted(without_parallelism))}", "write [] for one process")
     return f"{manifest.framework} {manifest.version}: {', '.join(manifest.precisions)}"
 
 
-def sources(subject: FrameworkSubject) -> str:
+def check_sources(subject: FrameworkSubject) -> str:
     """Check that no file shadows a package, and that scripts import only the worker from the platform."""
     paths = sorted(subject.folder.rglob("*.py"))
     if (subject.folder / "__init__.py").exists():
@@ -64,7 +64,7 @@ def _check_imports(path: Path) -> None:
                 raise Fails(f"{path.name} imports {name}, which a training's machine lacks", "use levelfield.worker")
 
 
-def reaches(subject: FrameworkSubject) -> str:
+def check_device_access(subject: FrameworkSubject) -> str:
     """Check that each offered kind of device is reached on each of its vendors, and report differences."""
     manifest, lines = subject.manifest, []
     for name in sorted(subject.registry.vendors):
@@ -82,7 +82,7 @@ def reaches(subject: FrameworkSubject) -> str:
     return f"the devices of {'; '.join(lines) or 'no vendor'}"
 
 
-def launch(subject: FrameworkSubject) -> str:
+def check_launch_plan(subject: FrameworkSubject) -> str:
     """Check that a run of a case is planned whole, with the manifest's argv and variables."""
     reason = "no case fits"
     for case in sorted(subject.registry.cases):
@@ -99,10 +99,10 @@ def launch(subject: FrameworkSubject) -> str:
 
 
 CHECKS: tuple[Check[FrameworkSubject], ...] = (
-    Check("schema", schema),
-    Check("sources", sources),
-    Check("reaches", reaches),
-    Check("launch", launch),
+    Check("schema", check_schema),
+    Check("sources", check_sources),
+    Check("reaches", check_device_access),
+    Check("launch", check_launch_plan),
     Check("events", evidence_checks.events),
     Check("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
     Check("large-weights", layout_checks.large_weights),
@@ -121,23 +121,23 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
 )
 
 
-def chosen(fast: bool) -> tuple[Check[FrameworkSubject], ...]:
-    """Return the checks. fast: without the slow ones, and the trainings in one process in the place of all."""
-    return tuple(item for item in CHECKS if not (item.slow if fast else item.name == "one-process"))
+def selected_checks(fast: bool) -> tuple[Check[FrameworkSubject], ...]:
+    """Return the checks. fast: skip the slow ones, and train in one process only."""
+    return tuple(check for check in CHECKS if not (check.slow if fast else check.name == "one-process"))
 
 
 def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[CheckFinding]:
-    """Return the findings one by one. A wrong manifest is the last."""
-    for item in chosen(fast):
-        subject.say(f"check {item.name}")
-        yield (finding := find(subject, item))
-        if item.name == "schema" and not finding.is_good:
+    """Yield the findings; stop after an invalid manifest."""
+    for check in selected_checks(fast):
+        subject.say(f"check {check.name}")
+        yield (finding := run_one_check(subject, check))
+        if check.name == "schema" and not finding.is_good:
             return
 
 
-def find(subject: FrameworkSubject, item: Check[FrameworkSubject]) -> CheckFinding:
+def run_one_check(subject: FrameworkSubject, check: Check[FrameworkSubject]) -> CheckFinding:
     """Return the finding of one check."""
-    return run_check(item.name, lambda: item.run(subject))
+    return run_check(check.name, lambda: check.run(subject))
 
 
 def write_tested(subject: FrameworkSubject) -> Path | None:

@@ -43,7 +43,13 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     submit,
 )
 from levelfield.run.launchers.slurm.slurm_watch import INTERRUPTED, JobWatch
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, ProcessRuntime, launch_of, worker_path
+from levelfield.run.runtimes.process_runtime import (
+    NodeFolders,
+    NodeRuntime,
+    ProcessRuntime,
+    launch_of,
+    worker_pythonpath,
+)
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -152,7 +158,7 @@ class SlurmRuntime(NodeRuntime):
         """Raises OSError where no command runs, and SubprocessError."""
         if plan.runtime == "docker":
             raise OSError("no command runs in the container outside of the run")
-        variables = (f"{name}={value}" for name, value in {**worker_path(checkout()), **environment}.items())
+        variables = (f"{name}={value}" for name, value in {**worker_pythonpath(checkout()), **environment}.items())
         command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
         script = "\n".join([*_modules(launch_of(plan).site.modules), command])
         done = completed(("srun", *probe_options(plan), "bash", "-c", script), seconds, environment_of({}))

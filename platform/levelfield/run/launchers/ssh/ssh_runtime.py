@@ -20,7 +20,7 @@ from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import HOME, RUN_LABEL, container_of, engine_ready, reap
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_pythonpath
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -75,7 +75,7 @@ class SshRuntime(NodeRuntime):
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         places = places_of(plan, 0)
-        assigned = [f"{name}={value}" for name, value in (worker_path(places.code) | environment).items()]
+        assigned = [f"{name}={value}" for name, value in (worker_pythonpath(places.code) | environment).items()]
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
         if plan.runtime == "docker":
             command = container_command(plan, places, command)
