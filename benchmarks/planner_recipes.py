@@ -78,7 +78,7 @@ def ranked(run: Run, questions: Questions, registry: Registry) -> RankedRecipe:
     offer = offer_of(registry.implementation(run.framework)[0], "nvidia")
     kinds = offer.parallelism | {"uneven", "interleaved", "context", "expert"}
     asked = replace(question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS))
-    rows = layout_search.answer(asked).rows
+    rows = layout_search.search_layouts(asked).rows
     order = list(dict.fromkeys((row.layout, row.tuning.virtual_pipeline) for row in rows))
     mine = (run.tuning.layout, run.tuning.virtual_pipeline)
     own = layout_search.predict(question, run.tuning)

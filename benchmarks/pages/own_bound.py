@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
-from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
@@ -55,7 +55,7 @@ def bounded(registry: Registry) -> list[Bounded]:
 def beside(registry: Registry, row: RehearsedRow) -> Bounded:
     named = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
     found = find(registry, parse_selector(named))
-    question = question_of(Place(found, found.case.work("full"), row.nodes, row.devices))
+    question = question_of(LayoutTask(found, found.case.work("full"), row.nodes, row.devices))
     assert question is not None
     tuning = row.tuning
     setup = setup_of(question.work, tuning, False, question.constants.keeping)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
-from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.predict.layout_search import predict
 from levelfield.specs.base import load
 from levelfield.specs.layout import Layout
@@ -52,7 +52,7 @@ def own_runs(folder: Path = RESULTS) -> list[OwnRun]:
 def _beside(registry: Registry, name: str, found: Result) -> OwnRun:
     named = f"{found.case}:{found.framework}:{found.chip}:{found.nodes}:{found.devices}"
     pair = find(registry, parse_selector(named))
-    question = question_of(Place(pair, pair.case.work("full"), found.nodes, found.devices))
+    question = question_of(LayoutTask(pair, pair.case.work("full"), found.nodes, found.devices))
     assert question is not None and found.throughput is not None
     tuning = Tuning(
         layout=Layout.model_validate(found.layout.model_dump()),
