@@ -94,10 +94,10 @@ lint: $(WITH_TORCH)
 	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/torch
 	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/deepspeed
 	MYPYPATH=platform:models/megatron:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/megatron
-	MYPYPATH=platform:models/jax $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax
+	MYPYPATH=platform:models/jax:benchmarks/loops:benchmarks $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax benchmarks/jax_loop.py
 	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle
 	MYPYPATH=platform:models/oneflow $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/oneflow
-	MYPYPATH=platform:tools:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests
+	MYPYPATH=platform:tools:benchmarks/loops:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests tools benchmarks
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 

@@ -41,7 +41,7 @@ def main() -> None:
 def measure(pairs: int, seed: int) -> list[dict[str, object]]:
     """Return the share of identical pairs that each rule calls different, by noise and numbers of runs."""
     random = np.random.default_rng(seed)
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "noise": name,
             "runs": f"{counts[0]} and {counts[1]}",

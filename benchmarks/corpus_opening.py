@@ -20,7 +20,9 @@ from typing import IO, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platform"))
 
 import numpy as np
+from levelfield.testing.framework_kit import small_jobs
 from levelfield.worker import Batches
+from levelfield.worker.job import Job, parse
 from levelfield.worker.megatron import HEADER, MAGIC
 
 UINT16, UINT16_BYTES = 8, 2
@@ -29,13 +31,13 @@ QUICK = {"tokens": 10_000_000, "repeats": 1}
 
 
 def main() -> None:
-    arguments = parse()
+    arguments = parse_arguments()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         figures = measure(Path(folder), arguments)
     print(json.dumps(figures, indent=2) if arguments.json else text(figures, arguments))
 
 
-def parse() -> SimpleNamespace:
+def parse_arguments() -> SimpleNamespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=10_000_000_000, help="in the corpus (default %(default)s)")
     parser.add_argument("--sequence", type=int, default=2048, help="tokens in a sample (default %(default)s)")
@@ -58,10 +60,10 @@ def measure(folder: Path, arguments: SimpleNamespace) -> dict[str, float]:
     write_sparse(small, arguments.tokens // 1000)
     seconds: dict[str, list[float]] = {"large": [], "small": []}
     for turn in range(arguments.repeats):
-        seconds["large"].append(opening(job(arguments, "megatron", large, seed=turn)))
-        seconds["small"].append(opening(job(arguments, "megatron", small, seed=turn)))
-    corpus = rate(job(arguments, "megatron", large, seed=99), arguments.repeats)
-    synthetic = rate(job(arguments, "synthetic", None, seed=99), arguments.repeats)
+        seconds["large"].append(opening(job_of(arguments, "megatron", large, seed=turn)))
+        seconds["small"].append(opening(job_of(arguments, "megatron", small, seed=turn)))
+    corpus = rate(job_of(arguments, "megatron", large, seed=99), arguments.repeats)
+    synthetic = rate(job_of(arguments, "synthetic", None, seed=99), arguments.repeats)
     need = arguments.need / (arguments.batch * arguments.sequence)
     return {
         "opening_first_ms": seconds["large"][0] * 1e3,
@@ -75,16 +77,16 @@ def measure(folder: Path, arguments: SimpleNamespace) -> dict[str, float]:
     }
 
 
-def opening(found: SimpleNamespace) -> float:
+def opening(job: Job) -> float:
     """Seconds from a job to its first batch."""
     start = time.perf_counter()
-    Batches(found, 0).batch(1)
+    Batches(job, 0).batch(1)
     return time.perf_counter() - start
 
 
-def rate(found: SimpleNamespace, repeats: int) -> float:
+def rate(job: Job, repeats: int) -> float:
     """Batches per second, each of another step: the median over steps."""
-    batches, seconds = Batches(found, 0), []
+    batches, seconds = Batches(job, 0), []
     for step in range(1, 1 + max(9, repeats)):
         start = time.perf_counter()
         batches.batch(step)
@@ -111,18 +113,18 @@ def put(file: IO[bytes], offset: int, value: Any) -> None:
     file.write(value.tobytes())
 
 
-def job(arguments: SimpleNamespace, kind: str, prefix: Path | None, seed: int) -> SimpleNamespace:
-    """As a rank would have it, of the fields that batches are made from."""
-    space = SimpleNamespace
-    return space(
-        corpus=space(kind=kind, prefix=str(prefix)),
-        data=space(seed=seed, shuffle=True, split=[998, 1, 1], alphabet=256, branching=4),
-        model=space(vocab_size=50304),
-        training=space(steps=10**6, global_batch=arguments.batch, sequence_length=arguments.sequence),
-        tuning=space(micro_batch=1),
-        layout=space(data=1),
-        accumulation=arguments.batch,
+def job_of(arguments: SimpleNamespace, kind: str, prefix: Path | None, seed: int) -> Job:
+    """Return a job whose batches come from this kind of corpus."""
+    content = small_jobs.job_of(
+        {**small_jobs.MODELS["gpt"], "vocab_size": 50304},
+        small_jobs.Variant("", micro_batch=1),
+        steps=10**6,
+        global_batch=arguments.batch,
+        sequence_length=arguments.sequence,
     )
+    content |= {"corpus": {"kind": kind, "prefix": str(prefix)}, "events_dir": ""}
+    content |= {"data": {"seed": seed, "shuffle": True, "split": [998.0, 1.0, 1.0], "alphabet": 256, "branching": 4}}
+    return parse(Job, content, "job")
 
 
 def text(figures: dict[str, float], arguments: SimpleNamespace) -> str:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -164,12 +163,14 @@ def tokens_of(task: dict[str, Any]) -> Any:
 
 def ours(task: dict[str, Any]) -> Any:
     from device import configure
+    from levelfield.worker import coordinates
+    from levelfield.worker.batches import Batch
     from training import Trainer
 
     job, tokens = job_of(task), tokens_of(task)
     configure(job)
-    trainer = Trainer(job, SimpleNamespace(data=0, tensor=0, pipeline=0))
-    batch = SimpleNamespace(step=1, inputs=tokens[..., :-1], targets=tokens[..., 1:], tokens=0, checksum=0)
+    trainer = Trainer(job, coordinates(job))
+    batch = Batch(1, tokens[..., :-1], tokens[..., 1:], tokens=0, checksum=0)
 
     def step() -> None:
         trainer.launch(batch)

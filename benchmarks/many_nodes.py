@@ -165,14 +165,14 @@ def lines_of(plan: Plan, paths: RunPaths) -> tuple[list[dict[str, Any]], list[di
     )
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
-        facts = {"tokens": batch.tokens, "tokens_checksum": batch.checksum, "grad_norm": 1.5}
-        rate = learning_rate(job.training.schedule, batch.step)
         recorder.step(
             batch.step,
             loss=single(7 * 0.96**batch.step),
-            learning_rate=rate,
+            grad_norm=1.5,
+            tokens=batch.tokens,
+            tokens_checksum=batch.checksum,
+            learning_rate=learning_rate(job.training.schedule, batch.step),
             memory={"process_peak_bytes": 2**29},
-            **facts,
         )
     recorder.close()
     found = [json.loads(line) for line in (scratch / "rank0.jsonl").read_text().splitlines()]

@@ -160,7 +160,7 @@ def record_events(paths: RunPaths) -> int:
     """Write the events of rank 0; return when the last step ended."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     clock, generator = SimpleNamespace(now=BEGIN_NS), random.Random(0)
-    events.time = SimpleNamespace(monotonic_ns=lambda: clock.now)
+    events.time = SimpleNamespace(monotonic_ns=lambda: clock.now)  # type: ignore[assignment]
     events.start_heartbeat = lambda path: Path(path).touch()
     job = load_job(str(paths.job))
     recorder, initializer = Recorder(job), Initializer(job)
@@ -173,10 +173,15 @@ def record_events(paths: RunPaths) -> int:
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
         clock.now += int(STEP_NS * generator.gauss(1, 0.01))
-        facts = {"tokens": batch.tokens, "tokens_checksum": batch.checksum, "grad_norm": 1.5}
-        rate = learning_rate(job.training.schedule, batch.step)
-        memory = {"process_peak_bytes": 500_000_000 + batch.step}
-        recorder.step(batch.step, loss=single(7 * 0.96**batch.step), learning_rate=rate, memory=memory, **facts)
+        recorder.step(
+            batch.step,
+            loss=single(7 * 0.96**batch.step),
+            grad_norm=1.5,
+            tokens=batch.tokens,
+            tokens_checksum=batch.checksum,
+            learning_rate=learning_rate(job.training.schedule, batch.step),
+            memory={"process_peak_bytes": 500_000_000 + batch.step},
+        )
     recorder.close()
     return clock.now
 

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def heads_of(device: str, shape: tuple[int, int, int], rows: tuple[int, ...]) ->
     weight = random(vocabulary, hidden, device=device, dtype=torch.float32, scale=0.02, gradient=True)
     targets = torch.randint(0, vocabulary, (tokens,), device=device)
     ways: dict[str, Callable[[], Callable[..., Any]]] = {
-        **{f"models/torch, {many} rows": lambda many=many: chunked_head(many) for many in rows if many <= tokens},
+        **{f"models/torch, {many} rows": partial(chunked_head, many) for many in rows if many <= tokens},
         "torch": lambda: torch_head,
         "torch, compiled": lambda: torch.compile(torch_head),
         "Liger-Kernel": lambda: liger_head(device),
@@ -184,7 +185,7 @@ def chunked_head(many: int) -> Callable[..., Any]:
         return way._replace(rows=min(many, arguments[0].shape[0]), softmax_rows=at_once)
 
     chunked.chosen = way_of  # type: ignore[attr-defined]
-    head_loss.way_of = chunked
+    head_loss.way_of = chunked  # type: ignore[assignment]
     return lambda x, weight, targets: head_loss.head_loss(x[None], weight, targets[None], 1.0)[0]
 
 
@@ -267,7 +268,10 @@ def kernels_of(device: str, hidden: int, tokens: int, also_compiled: bool) -> It
     from torch.nn import functional
 
     tables = rotary_tables(64, tokens, 10000.0, torch.device(device), dtype_of(device))
-    shapes = {"swiglu": [(1, tokens, 4 * hidden)] * 2, "rotary": [(1, tokens, hidden // 64, 64)]}
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "swiglu": [(1, tokens, 4 * hidden)] * 2,
+        "rotary": [(1, tokens, hidden // 64, 64)],
+    }
     shapes["add_norm"] = [(1, tokens, hidden)] * 2
     weight = torch.ones(hidden, device=device, dtype=dtype_of(device))
 
@@ -285,25 +289,25 @@ def kernels_of(device: str, hidden: int, tokens: int, also_compiled: bool) -> It
         "rotary": lambda kernels: lambda x: kernels.rotate(x, tables),
         "add_norm": lambda kernels: lambda x, branch: kernels.add_norm(x, branch, weight=weight, eps=1e-5),
     }
+    makers: dict[str, Callable[[str], Callable[..., Any]]] = {
+        "torch": lambda name: plain[name],
+        **({"torch, compiled": lambda name: torch.compile(plain[name])} if also_compiled else {}),
+        "models/torch/fused": lambda name: fused[name](importlib.import_module(f"fused.{name}")),
+    }
+
+    def arrange(name: str, maker: str) -> tuple[Call, Row]:
+        inputs, operation = [random(*s, device=device, gradient=True) for s in shapes[name]], makers[maker](name)
+
+        def call() -> None:
+            result = operation(*inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+            torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
+
+        return call, {}
+
     for name in plain:
-        makers: dict[str, Callable[[], Callable[..., Any]]] = {
-            "torch": lambda name=name: plain[name],
-            **({"torch, compiled": lambda name=name: torch.compile(plain[name])} if also_compiled else {}),
-            "models/torch/fused": lambda name=name: fused[name](importlib.import_module(f"fused.{name}")),
-        }
-        for who, make in makers.items():
-
-            def arrange(name: str = name, make: Callable[[], Callable[..., Any]] = make) -> tuple[Call, Row]:
-                inputs, operation = [random(*s, device=device, gradient=True) for s in shapes[name]], make()
-
-                def call() -> None:
-                    outputs = operation(*inputs)
-                    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-                    torch.autograd.grad(outputs, inputs, [torch.ones_like(each) for each in outputs])
-
-                return call, {}
-
-            yield f"{name}, {tokens} x h{hidden}, {who}", arrange
+        for maker in makers:
+            yield f"{name}, {tokens} x h{hidden}, {maker}", partial(arrange, name, maker)
 
 
 PARTS: dict[str, Callable[[str, str], Iterator[Row]]] = {"ceilings": ceilings, "head": head, "pieces": pieces}

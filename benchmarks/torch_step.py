@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def main() -> int:
 
 
 def shapes_of(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    values = QUICK if arguments.quick else SHAPES
+    values: Sequence[Sequence[object]] = QUICK if arguments.quick else SHAPES
     if arguments.device == "cuda":
         values = DEVICE_SHAPES + (GRAPH_SHAPES if any("graph" in words for words in arguments.only) else ())
     shapes = [dict(zip(FIELDS, each, strict=True)) for each in values]

@@ -12,7 +12,7 @@ import argparse
 import functools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +21,7 @@ from levelfield.explain.step_division import milliseconds
 from power import documented_between, write_data
 from told_plants import FRAMEWORKS, PAGE, Row, busy_core
 from trainings.interpreters import interpreters
+from trainings.warm import End
 
 DATA = ROOT / "docs" / "data" / "further_steps.json"
 BEGIN = "<!-- written by tools/further_steps.py: begin -->"
@@ -55,7 +56,7 @@ def pair(framework: str, number: int, python: Path) -> Row:
     job = job_of(MODEL, SINGLE, STEPS, sequence_length=TOKENS, seed=number)
     found: Row = {"framework": framework, "pair": number}
     with_further = functools.partial(launch_explained, steps=FURTHER)
-    kinds = [("plain", launch), ("explained", with_further)]
+    kinds: list[tuple[str, Callable[..., list[End]]]] = [("plain", launch), ("explained", with_further)]
     for name, train in kinds if number % 2 else reversed(kinds):
         with tempfile.TemporaryDirectory() as folder:
             ends = train(job, Path(folder), script=planted(Path(folder), framework, CLOCKED), python=python)

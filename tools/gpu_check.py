@@ -132,8 +132,8 @@ def cannot_run(entry: Entry, machine: Machine, has: dict[str, bool]) -> str | No
     """Return why the entry cannot run here, or None."""
     if entry.chip_only and machine.vendor == "cpu":
         return "needs an accelerator; this is a rehearsal on a processor"
-    if entry.devices > machine.count:
-        return f"needs {entry.devices} devices; found {machine.count}"
+    if entry.devices > machine.devices:
+        return f"needs {entry.devices} devices; found {machine.devices}"
     if entry.is_program and not machine.python:
         return "needs --python PATH, with torch, numpy, pydantic and PyYAML"
     if entry.is_program and not has[CUDA]:

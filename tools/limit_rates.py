@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from levelfield.measure.alignment import AlignmentLimits, limit_at
-from levelfield.measure.calibration import Noise, limits_of, merged
+from levelfield.measure.alignment import AlignmentLimits, Limit, Place, limit_at
+from levelfield.measure.calibration import Noise, Places, limits_of, merged
 
 DATA = Path(__file__).parent / "data" / "noise_rows.json"
 ROWS, DRAWS = (2, 4, 6, 9), 200
@@ -59,23 +59,31 @@ def rates(family: str, rows: int, draws: int = DRAWS) -> Rates:
 
 def exceeds(run: Noise, limits: AlignmentLimits) -> bool:
     """Whether a difference of the run is beyond its limit."""
-    parts = (
+    parts: tuple[tuple[Places | None, Limit | None], ...] = (
         ({None: run.first_step}, limits.first_step),
         (run.gradient, limits.gradient),
         (run.curve, limits.curve),
         (run.weights, limits.weights),
     )
-    return any(not value <= limit_at(limit, place) for part, limit in parts for place, value in (part or {}).items())
+    return any(
+        not value <= limit_at(limit, place)
+        for differences, limit in parts
+        if differences is not None and limit is not None
+        for place, value in differences.items()
+    )
 
 
 def four_times_the_largest(rows: list[Noise]) -> AlignmentLimits:
     """The rule that was used before: one number for each layer."""
-    largest = [
-        max(row.first_step for row in rows),
-        max(max((row.gradient or {}).values()) for row in rows),
-        max(max(row.curve.values()) for row in rows),
-    ]
-    return AlignmentLimits(*(max(4 * value, 4 * 2**-23) for value in largest), "four times the largest")
+    first_step, gradient, curve = (
+        max(4 * max(differences), 4 * 2**-23)
+        for differences in (
+            [row.first_step for row in rows],
+            [value for row in rows for value in (row.gradient or {}).values()],
+            [value for row in rows for value in row.curve.values()],
+        )
+    )
+    return AlignmentLimits(first_step, gradient, curve, "four times the largest")
 
 
 def _count(counter: list[int], hit: bool) -> None:
@@ -84,9 +92,13 @@ def _count(counter: list[int], hit: bool) -> None:
 
 
 def _noise(row: Mapping[str, Any]) -> Noise:
-    gradient = {(int(step), group): v for step, groups in row["gradients"].items() for group, v in groups.items()}
-    weights = {(group, figure): v for group, figures in row["weights"].items() for figure, v in figures.items()}
-    curve = dict(enumerate(row["losses"], start=1))
+    gradient: dict[Place, float] = {
+        (int(step), group): v for step, groups in row["gradients"].items() for group, v in groups.items()
+    }
+    weights: dict[Place, float] = {
+        (group, figure): v for group, figures in row["weights"].items() for figure, v in figures.items()
+    }
+    curve: dict[Place, float] = dict(enumerate(row["losses"], start=1))
     return Noise(row["first_step"], gradient, curve, weights, kind=row["kind"], setting=row["name"])
 
 

@@ -77,12 +77,12 @@ def paired_limits() -> AlignmentLimits:
 
 def paired_words(limits: AlignmentLimits) -> list[tuple[Pair, str, bool]]:
     """(pair, our verdict without gradients, whether FlagPerf's rule accepts) of the newer records."""
-    found = []
+    verdicts: list[tuple[Pair, str, bool]] = []
     for pair in paired(range(HALF + 1, 18)):
         finding = align(pair.run, pair.reference, limits)
         gradients_only = finding.verdict == "inconclusive" and finding.reason.startswith("gradients")
-        found.append((pair, "aligned" if gradients_only else finding.verdict, _flagperf(pair)))
-    return found
+        verdicts.append((pair, "aligned" if gradients_only else finding.verdict, _flagperf(pair)))
+    return verdicts
 
 
 def unpaired_words() -> list[tuple[Pair, str, bool]]:
@@ -116,6 +116,7 @@ def _table(title: str, found: list[tuple[Pair, str, bool]]) -> None:
 
 def main() -> None:
     limits = paired_limits()
+    assert limits.curve is not None
     edges = f"{limit_at(limits.curve, 1):.1e} at step 1 to {limit_at(limits.curve, 100):.1e} at step 100"
     print(f"learned: curve {edges}: {limits.source}")
     _table("Paired: the same weights and tokens", paired_words(limits))

@@ -136,13 +136,14 @@ def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
     """
     listed = list(runs)
     rest = [asked for asked in listed if not _is_slow(asked)]
-    kept, had = [], set()
+    kept: list[Asked] = []
+    covered: set[tuple[str, object]] = set()
     while rest:
-        best = max(rest, key=lambda asked: len(_features(asked) - had) / asked.variant.ranks)
-        if _features(best) <= had:
+        best = max(rest, key=lambda asked: len(_features(asked) - covered) / asked.variant.ranks)
+        if _features(best) <= covered:
             break
         kept.append(best)
-        had |= _features(best)
+        covered |= _features(best)
         rest.remove(best)
     return [asked for asked in listed if asked not in kept]
 

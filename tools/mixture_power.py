@@ -102,21 +102,27 @@ def _trained(
             raise RuntimeError("\n".join(failed))
         ranks = range(len(ends))
         curve = read_curve([events(folder, rank) for rank in ranks])
-        said = [(rank, each) for rank in ranks for each in _lines(folder / f"rank{rank}.choices.jsonl")]
+        choice_events = [(rank, event) for rank in ranks for event in _lines(folder / f"rank{rank}.choices.jsonl")]
     compared = [
         ComparedChoices(
-            rank,
-            *(each[name] for name in ("step", "layer", "choices", "changed")),
-            float(each["margin"]),
-            float(each["gates"]),
+            rank=rank,
+            step=event["step"],
+            layer=event["layer"],
+            choices=event["choices"],
+            changed=event["changed"],
+            margin=float(event["margin"]),
+            gates=float(event["gates"]),
         )
-        for rank, each in said
-        if each["event"] == "compared"
+        for rank, event in choice_events
+        if event["event"] == "compared"
     ]
-    follows = next(each["follows"] for _, each in said if each["event"] == "choices")
-    taken = {(each["step"], each["layer"]): each["experts"] for _, each in said if each["event"] == "chosen"}
+    follows = next(event["follows"] for _, event in choice_events if event["event"] == "choices")
+    chosen_experts = {
+        (event["step"], event["layer"]): event["experts"] for _, event in choice_events if event["event"] == "chosen"
+    }
     shape = (job["training"]["global_batch"], job["training"]["sequence_length"], KINDS[kind]["experts"]["chosen"])
-    whole = joined([taken[place] for place in sorted(taken)], shape, KINDS[kind]["experts"]["count"]) if taken else ""
+    packed = [chosen_experts[place] for place in sorted(chosen_experts)]
+    whole = joined(packed, shape, KINDS[kind]["experts"]["count"]) if packed else ""
     return replace(training_of(curve), follows=follows, own_choices=own_choices(compared, EXPERTS[kind])), whole
 
 
@@ -175,11 +181,12 @@ def judged_rows(
 ) -> Iterator[dict[str, Any]]:
     """Return a row for each fault, and for each honest run that gave no limit."""
     for kind in kinds:
-        for name, (own, variant, code) in faults.items():
-            if own == kind:
-                yield judged(name, False, kind, variant, code)
-        for name, (variant, code) in honest.items():
-            yield judged(name, True, kind, variant, code)
+        runs: list[tuple[str, bool, Variant, str | None]] = [
+            *((name, False, variant, code) for name, (mixture, variant, code) in faults.items() if mixture == kind),
+            *((name, True, variant, code) for name, (variant, code) in honest.items()),
+        ]
+        for name, is_honest, variant, code in runs:
+            yield judged(name, is_honest, kind, variant, code)
 
 
 def section(rows: Sequence[Mapping[str, Any]]) -> str:

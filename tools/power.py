@@ -38,9 +38,10 @@ from trainings.references import processor
 PAGE = ROOT / "docs" / "alignment.md"
 DATA = ROOT / "docs" / "data" / "power.json"
 # What may decide, in the order of the layers.
-ORDER = ("identity", "integrity", "first step", "gradients", "curve", "norms", "window", "routing", "spikes")
-ORDER += ("final weights", "different", "diverged", "failed", "inconclusive", "not comparable", "aligned")
-ORDER += ("not trained",)
+ORDER = (
+    *("identity", "integrity", "first step", "gradients", "curve", "norms", "window", "routing", "spikes"),
+    *("final weights", "different", "diverged", "failed", "inconclusive", "not comparable", "aligned", "not trained"),
+)
 BEGIN, END = "<!-- written by tools/power.py: begin -->", "<!-- end -->"
 
 

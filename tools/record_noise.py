@@ -18,6 +18,7 @@ from faults.judging import training_of
 from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.judge.noise import row_of
+from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
 from matrix import VARIANTS
 
@@ -57,7 +58,7 @@ def main() -> None:
     TARGET.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
-def entry(family: str, name: str, kind: str, is_fault: bool, curve: Curve, right) -> dict[str, object]:
+def entry(family: str, name: str, kind: str, is_fault: bool, curve: Curve, right: TrainingCurve) -> dict[str, object]:
     row = row_of(noise_between(training_of(curve), right), name, name, "", None, {})
     kept = row.model_dump(mode="json", include={"first_step", "losses", "gradients", "weights"})
     return {"family": family, "name": name, "kind": kind, "fault": is_fault, **kept}

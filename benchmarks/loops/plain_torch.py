@@ -4,15 +4,21 @@ Weights in float32, computed under autocast; torch's own attention, norms and cr
 one product.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+
+Architecture = dict[str, Any]  # the parts of a model, by the names of a case
 
 
 class PlainModel(nn.Module):
-    """model: the parts of an architecture, by the names of a case."""
+    turn: Tensor
 
-    def __init__(self, model, sequence):
+    def __init__(self, model: Architecture, sequence: int) -> None:
         super().__init__()
         hidden, self.learned = model["hidden_size"], model["positions"] == "learned"
         self.embedding = nn.Embedding(model["vocab_size"], hidden)
@@ -31,13 +37,12 @@ class PlainModel(nn.Module):
         if model["tied_embeddings"]:
             self.head.weight = self.embedding.weight
 
-    def forward(self, inputs, targets):
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy. inputs, targets: [batch, sequence]."""
-        x, turned = self.embedding(inputs), None
+        x = self.embedding(inputs)
         if self.learned:
             x = x + self.position.weight
-        else:
-            turned = self.turn
+        turned = None if self.learned else self.turn
         for layer in self.layers:
             x = layer(x, turned)
         logits = self.head(self.norm(x))
@@ -45,25 +50,25 @@ class PlainModel(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.attention_norm, self.attention = norm(model), Attention(model)
         self.mlp_norm, self.mlp = norm(model), (SwiGlu if model["activation"] == "swiglu" else Gelu)(model)
 
-    def forward(self, x, turned):
+    def forward(self, x: Tensor, turned: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), turned)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Attention(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         hidden, self.size = model["hidden_size"], model["hidden_size"] // model["heads"]
         self.widths = (hidden, model["kv_heads"] * self.size, model["kv_heads"] * self.size)
         self.joined = nn.Linear(hidden, sum(self.widths), bias=model["bias"])
         self.output = nn.Linear(hidden, hidden, bias=model["bias"])
 
-    def forward(self, x, turned):
+    def forward(self, x: Tensor, turned: Tensor | None) -> Tensor:
         parts = self.joined(x).split(self.widths, -1)
         query, key, value = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
         if turned is not None:
@@ -74,39 +79,39 @@ class Attention(nn.Module):
 
 
 class Gelu(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.up = nn.Linear(model["hidden_size"], model["ffn_hidden_size"], bias=model["bias"])
         self.down = nn.Linear(model["ffn_hidden_size"], model["hidden_size"], bias=model["bias"])
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.gelu(self.up(x), approximate="tanh"))
 
 
 class SwiGlu(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.gate = nn.Linear(model["hidden_size"], model["ffn_hidden_size"], bias=False)
         self.up = nn.Linear(model["hidden_size"], model["ffn_hidden_size"], bias=False)
         self.down = nn.Linear(model["ffn_hidden_size"], model["hidden_size"], bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-def norm(model):
-    kind = nn.LayerNorm if model["norm"] == "layernorm" else nn.RMSNorm
+def norm(model: Architecture) -> nn.Module:
+    kind: type[nn.LayerNorm | nn.RMSNorm] = nn.LayerNorm if model["norm"] == "layernorm" else nn.RMSNorm
     return kind(model["hidden_size"], eps=model["norm_eps"])
 
 
-def turn(sequence, size, base):
+def turn(sequence: int, size: int, base: float) -> Tensor:
     """Cosine and sine of each position's angles, [2, sequence, size]: both halves of a head turn alike."""
     rates = base ** (-torch.arange(0, size, 2).float() / size)
     angles = torch.outer(torch.arange(sequence).float(), rates).repeat(1, 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotate(x, turned):
+def rotate(x: Tensor, turned: Tensor) -> Tensor:
     """Rotary positions (Su et al., 2021). x: [batch, heads, sequence, size]."""
     cosine, sine = turned.to(x.dtype)
     first, second = x.chunk(2, -1)

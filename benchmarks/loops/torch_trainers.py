@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -224,6 +223,7 @@ def ours(task: dict[str, Any]) -> Step:
     import torch
     from device import open_device
     from levelfield.worker import Initializer, coordinates
+    from levelfield.worker.batches import Batch
     from parallelism.parallelize import check
     from training import Trainer
 
@@ -235,10 +235,11 @@ def ours(task: dict[str, Any]) -> Step:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=job.model.init_std)
     inputs, targets = tokens[..., :-1].numpy().copy(), tokens[..., 1:].numpy().copy()
-    batch = SimpleNamespace(step=0, inputs=inputs, targets=targets, tokens=0, checksum=0)
+    batch = Batch(0, inputs, targets, tokens=0, checksum=0)
 
     def launch() -> None:
-        batch.step += 1
+        nonlocal batch
+        batch = batch._replace(step=batch.step + 1)
         trainer.launch(batch)
 
     def read(_: None) -> tuple[float, float]:

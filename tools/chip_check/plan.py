@@ -115,16 +115,23 @@ FIRST = (
     Entry("list-vendors", 0.1, ("show", "vendors", "--json"), "what the driver answers", expects=DONE),
     Entry("vendor-check", 0.2, ("vendor", "check", "{vendor}", "--fast"), "the vendor's conformance", expects=DONE),
     Entry(
-        *("vendor-record", 0.3, ("vendor", "record", "{vendor}", "--redact", "--force")),
-        *("recordings of the driver's real answers, in vendors/",),
+        "vendor-record",
+        0.3,
+        ("vendor", "record", "{vendor}", "--redact", "--force"),
+        "recordings of the driver's real answers, in vendors/",
         expects=DONE,
         chip_only=True,
     ),
     Entry("gpt-fp32", 0.5, training(SEQUENCE, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
     Entry("llama-fp32", 0.5, training(GATED, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
     Entry(
-        *("preflight-pairs", 1.5, ("site", "preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs")),
-        *("collectives of all devices, and between every two", 2, "torch", DONE),
+        "preflight-pairs",
+        1.5,
+        ("site", "preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs"),
+        "collectives of all devices, and between every two",
+        2,
+        "torch",
+        DONE,
     ),
     Entry("peak", 0.8, training(SEQUENCE, "torch", 1, "--probe"), "the best product, TF32 off", 1, "torch"),
     Entry(
@@ -156,11 +163,21 @@ FAMILIES = (
 
 FAULTS = (
     Entry(
-        *("killed", 0.7, training(SEQUENCE, "torch", 1), "a killed rank: words and evidence", 1, "torch", ("failed",)),
+        "killed",
+        0.7,
+        training(SEQUENCE, "torch", 1),
+        "a killed rank: words and evidence",
+        module="torch",
+        expects=("failed",),
         fault="kill",
     ),
     Entry(
-        *("hang", 1.5, training(SEQUENCE, "torch", 1), "a hang: words and evidence", 1, "torch", ("timeout",)),
+        "hang",
+        1.5,
+        training(SEQUENCE, "torch", 1),
+        "a hang: words and evidence",
+        module="torch",
+        expects=("timeout",),
         fault="stop",
     ),
     Entry(
@@ -236,8 +253,11 @@ def read_plan(path: Path | None) -> tuple[Entry, ...]:
     if path is None:
         return PLAN
     try:
-        content: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        entries = tuple(Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()}) for e in content)
+        rows: list[dict[str, Any]] = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+            for row in json.loads(path.read_text(encoding="utf-8"))
+        ]
+        entries = tuple(Entry(**row) for row in rows)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: found no plan: {error}; expected a list of entries as in check_plan.py") from None
     if len({e.name for e in entries}) < len(entries):

@@ -42,7 +42,7 @@ class Machine(NamedTuple):
     """Where entries run. python: for --python; empty where Levelfield makes environments."""
 
     vendor: str
-    count: int
+    devices: int
     here: str
     python: str
     plugins: tuple[str, ...]
@@ -81,8 +81,8 @@ def run_entry(entry: Entry, machine: Machine) -> dict[str, Any]:
 @contextlib.contextmanager
 def other_use(python: str) -> Iterator[None]:
     """Another program holds the device's memory. Raises ValueError where it cannot."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([python, "-c", FILL, str(LEFT_BYTES)], **pipes) as process:
+    argv, pipe = [python, "-c", FILL, str(LEFT_BYTES)], subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin and process.stdout and process.stderr
         if process.stdout.readline().strip() != "filled":
             raise ValueError(f"found no way to fill the device's memory: {last_line(process.stderr.read())}")
@@ -93,7 +93,7 @@ def other_use(python: str) -> Iterator[None]:
 def filled(entry: Entry, machine: Machine) -> list[str]:
     if entry.is_program:
         return list(entry.arguments)
-    values = {"vendor": machine.vendor, "count": str(machine.count)}
+    values = {"vendor": machine.vendor, "count": str(machine.devices)}
     own = ["--json", "--no-store"] if entry.trains else []
     own += [part for folder in machine.plugins for part in ("--plugins", folder)]
     if machine.python and (entry.trains or entry.arguments[:2] == ("site", "preflight")):
@@ -115,8 +115,12 @@ def benchmark(machine: Machine, arguments: list[str], entry: Entry | None = None
     with (machine.output / f"{name}.out").open("w+") as out, (machine.output / f"{name}.err").open("w+") as err:
         process = subprocess.Popen(
             [*command, *arguments],
-            **{"cwd": ROOT, "env": environment, "stdout": out, "stderr": err},
-            **{"preexec_fn": _end_with_parent, "start_new_session": True},
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            stderr=err,
+            preexec_fn=_end_with_parent,
+            start_new_session=True,
         )
         code = _watched(process, entry, machine.output / "runs", limit)
         out.seek(0)
@@ -207,7 +211,9 @@ def word_of(entry: Entry, ended: Ended, result: dict[str, Any] | None) -> str:
 
 def keep(name: str, output: Path, result: dict[str, Any] | None) -> None:
     """Copy the result and the report of a training to NAME.result.json and NAME.report.md."""
-    for kind, suffix in (("result", "json"), ("report", "md")) if result else ():
+    if result is None:
+        return
+    for kind, suffix in (("result", "json"), ("report", "md")):
         source = output / "runs" / result["run_id"] / f"{kind}.{suffix}"
         if source.exists():
             shutil.copy2(source, output / f"{name}.{kind}.{suffix}")

@@ -23,7 +23,17 @@ def speed_tables(records: dict[str, Row], expected: Row) -> Iterator[tuple[str, 
     steps, parts = [row for row in rows if "trainers" in row], [row for row in rows if "part" in row]
     if not rows:
         return
-    head = ("step", "before, ms", "expected, ms", "ours, ms", "host, ms", "launches", *PEERS, "best", "expected")
+    head: tuple[str, ...] = (
+        "step",
+        "before, ms",
+        "expected, ms",
+        "ours, ms",
+        "host, ms",
+        "launches",
+        *PEERS,
+        "best",
+        "expected",
+    )
     yield "Steps: ours, and each peer's time over ours", head, [step_cells(row, expected["steps"]) for row in steps]
     runs = [run_cells(name, records[name], figures) for name, figures in expected["runs"].items() if name in records]
     yield "Runs, tokens/s of a device", ("entry", "before", "expected", "measured"), runs

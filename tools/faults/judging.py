@@ -154,17 +154,19 @@ class Trainings:
 
 def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
     """Every fault in its family and every honest run in both families, of the frameworks that have the precision."""
-    by = {
-        family: yardstick(
-            lambda variant, f=family: trainings.curve(HonestRun(variant.name, variant), f, precision), precision
+
+    def yardstick_of(family: str) -> Yardstick:
+        return yardstick(
+            lambda variant: trainings.curve(HonestRun(variant.name, variant), family, precision), precision
         )
-        for family in EVERYWHERE
-    }
-    runs = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
+
+    yardsticks = {family: yardstick_of(family) for family in EVERYWHERE}
+    runs: list[tuple[Fault | HonestRun, str]] = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
     runs += [(run, family) for run in HONEST for family in EVERYWHERE]
     for run, family in runs:
         if precision in REGISTRY.implementation(run.framework)[0].precisions["cpu"]:
-            yield judge(run, family, functools.partial(trainings.curve, run, family, precision), by[family], precision)
+            trained = functools.partial(trainings.curve, run, family, precision)
+            yield judge(run, family, trained, yardsticks[family], precision)
 
 
 # ---- what the verdicts amount to

@@ -102,7 +102,7 @@ def empty(stage: Stage, box: Box) -> None:
     box.venv.mkdir()
 
 
-def with_python(change: Callable[[Stage, Box], None]) -> Prepare:
+def with_python(change: Callable[[Stage, Box], object]) -> Prepare:
     """A ready environment whose bin/python is another one."""
 
     def prepare(stage: Stage, box: Box) -> None:

@@ -146,7 +146,7 @@ class Stage:
 
     def start(self, box: Box, row: Row) -> Started:
         """Start as the row says, and wait for the end of the start and of all that it has written."""
-        begun = time.monotonic()
+        begun, account = time.monotonic(), self.ordinary if row.user == ORDINARY else None
         argv = ["bash", "-c", row.command, "start", str(self.python), str(box.checkout / "run_benchmarks.py")]
         process = subprocess.Popen(
             argv,
@@ -158,7 +158,9 @@ class Stage:
             text=True,
             errors="replace",
             start_new_session=True,
-            **self._identity(row),
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[] if account else None,
         )
         try:
             out, err = process.communicate(timeout=row.limit_seconds)
@@ -166,11 +168,6 @@ class Stage:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
         return Started(process.returncode, out, err, time.monotonic() - begun)
-
-    def _identity(self, row: Row) -> dict[str, object]:
-        if not self.ordinary or row.user != ORDINARY:
-            return {}
-        return {"user": self.ordinary.pw_uid, "group": self.ordinary.pw_gid, "extra_groups": []}
 
     def _variables(self, box: Box, row: Row) -> dict[str, str]:
         own = {

@@ -166,12 +166,12 @@ def _refused(registry: Registry) -> Iterator[str]:
     """What each manifest refuses by name, and what it takes on a condition."""
     for framework in registry.frameworks:
         file = registry.implementation(framework)[0]
-        said = list(file.refuses.get("any", {}))
+        refused: list[str] = list(file.refuses.get("any", {}))
         for kind in (kind for kind in file.refuses if kind != "any"):
-            said += [f"on {kind} {name}" for name in file.refuses[kind]]
+            refused += [f"on {kind} {name}" for name in file.refuses[kind]]
         for kind, conditions in file.conditions.items():
-            said += [f"{precision} on a {kind} without its instructions" for precision in conditions]
-        yield f"- **{framework}**: {'; '.join(said)}."
+            refused += [f"{precision} on a {kind} without its instructions" for precision in conditions]
+        yield f"- **{framework}**: {'; '.join(refused)}."
 
 
 def _default_plans() -> Iterator[str]:

@@ -95,7 +95,7 @@ def run_ranks(python: str, script: str, environments: list[dict[str, str]], fold
     return [End(code, output.read_text(errors="replace")) for code, output in zip(codes, outputs, strict=True)]
 
 
-def serve(name):
+def serve(name: str) -> None:
     """Until the last connection ends, or at once where another process has the address. Never returns in a rank."""
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -108,8 +108,8 @@ def serve(name):
     clients = [listener.accept()[0]]
     while clients:
         ready, _, _ = select.select([listener, *clients], [], [], REAP_SECONDS)
-        clients += [listener.accept()[0] for each in ready if each is listener]
-        for client in (each for each in ready if each is not listener):
+        clients += [listener.accept()[0] for ready_socket in ready if ready_socket is listener]
+        for client in (ready_socket for ready_socket in ready if ready_socket is not listener):
             if not answer(client):
                 clients.remove(client)
         with contextlib.suppress(ChildProcessError):
@@ -117,7 +117,7 @@ def serve(name):
                 pass
 
 
-def import_all():
+def import_all() -> None:
     for module in MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # of another framework
             importlib.import_module(module)
@@ -127,7 +127,7 @@ def import_all():
     gc.freeze()  # no rank looks through a framework's objects for garbage, which would copy their memory too
 
 
-def answer(client):
+def answer(client: socket.socket) -> bool:
     """False for a connection that has ended. Ranks run in a process of their own: others may ask meanwhile."""
     line = client.makefile("rb").readline()
     if line and not os.fork():
@@ -138,7 +138,7 @@ def answer(client):
     return bool(line)
 
 
-def start(script, environment, output):
+def start(script: str, environment: dict[str, str], output: str) -> int:
     """Fork a rank; in it, nothing is left of this process but the imported modules."""
     pid = os.fork()
     if pid:
@@ -156,9 +156,13 @@ def start(script, environment, output):
     os._exit(1)  # a training ends its process itself
 
 
-def ends_of(running):
-    """Exit code by index. All are killed after LIMIT_SECONDS, the others SETTLE_SECONDS after one has failed."""
-    codes, deadline = {}, time.monotonic() + LIMIT_SECONDS
+def ends_of(running: dict[int, int]) -> dict[int, int]:
+    """Exit code by index. running: each process's index.
+
+    All are killed after LIMIT_SECONDS, the others SETTLE_SECONDS after one has failed.
+    """
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + LIMIT_SECONDS
     while len(codes) < len(running):
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
