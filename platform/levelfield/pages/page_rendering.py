@@ -17,9 +17,10 @@ from markupsafe import Markup
 
 import levelfield
 from levelfield.compare.ratios import Ratio
+from levelfield.report import words
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet
-from levelfield.report.words import GIB, scaled, significant
+from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
 from levelfield.specs.run_figures import GATED, STORED
 from levelfield.specs.short_names import short_digest
@@ -137,7 +138,7 @@ def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    return scaled(value, FIGURES[name].divisor, FIGURES[name].digits)
+    return words.number(value, FIGURES[name].digits, FIGURES[name].divisor)
 
 
 def ratio(value: float) -> str:

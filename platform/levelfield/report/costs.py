@@ -92,8 +92,9 @@ def results_as(form: str, results: Sequence[Result], plans: PlanDigests, costs: 
         return tables.csv_text(rows)
     notes = costs.notes(results) if costs else []
     if form == "markdown":
-        page = tables.as_markdown(results, columns) + repeats.as_markdown(results, plans, figures)
-        return page + "".join(f"\n{markdown(note)}\n" for note in notes)
+        lines = repeats.as_lines(results, plans, figures, is_markdown=True)
+        lines += [line for note in notes for line in ("", markdown(note))]
+        return tables.as_markdown(results, columns) + "".join(f"{line}\n" for line in lines)
     lines = [
         *repeats.as_lines(results, plans, figures),
         *([""] if notes else []),

@@ -31,12 +31,10 @@ class Markdown(str):
 
 def printable(text: str) -> str:
     """Return the text with `\\u001b` in place of an escape character, and so on. JSON stays the same JSON."""
-    return _OBEYED.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+    for character in set(_OBEYED.findall(text)):
+        units = character.encode("utf-16-be", "surrogatepass")
+        text = text.replace(character, "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)))
+    return text
 
 
 def spreadsheet_cell(value: object) -> object:
@@ -54,11 +52,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def markdown(text: str) -> Markdown:
-    """Return one line of Markdown that shows the text as it is: no markup, no link, no HTML, no end of a cell."""
-    if isinstance(text, Markdown):
-        return text
-    line = printable(re.sub(r"\s+", " ", text)).replace("&", "&amp;").replace("<", "&lt;")
+def markdown(value: object) -> Markdown:
+    """Return one line of Markdown that shows the value's text as it is: no markup, link, HTML or end of a cell."""
+    if isinstance(value, Markdown):
+        return value
+    line = printable(re.sub(r"\s+", " ", str(value))).replace("&", "&amp;").replace("<", "&lt;")
     return Markdown(_FIRST.sub(r"\1\\", _MARKS.sub(r"\\\g<0>", line)))
 
 

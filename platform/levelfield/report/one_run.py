@@ -60,22 +60,15 @@ def _rows(result: Result) -> Iterator[LabelledText]:
     yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
     if result.alignment.limits:
         yield "limits", result.alignment.limits
-    if after := _next(result):
-        yield "", f"next: {after}"
-
-
-def _next(result: Result) -> str | None:
-    """Return what a reader does next of a run that is not as expected; None of others."""
+    # what a reader does next of a run that is not as expected
     verdict = result.alignment
     if verdict.verdict in ("different", "not comparable") and "initial_weights" in verdict.reason:
-        return (
-            f"`framework check {result.framework}` tells whether the training begins with the weights that it is given"
-        )
-    if verdict.verdict == "different":
-        return f"`align diagnose {result.run_id}` names the first step and tensor that differ"
-    if result.status.word == "failed" and result.status.failure in ("error", "environment"):
-        return "logs/ of the run has all that each rank printed, such as the place in the code"
-    return None
+        check = f"`framework check {result.framework}`"
+        yield "", f"next: {check} tells whether the training begins with the weights that it is given"
+    elif verdict.verdict == "different":
+        yield "", f"next: `align diagnose {result.run_id}` names the first step and tensor that differ"
+    elif result.status.word == "failed" and result.status.failure in ("error", "environment"):
+        yield "", "next: logs/ of the run has all that each rank printed, such as the place in the code"
 
 
 def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
@@ -96,7 +89,7 @@ def _template() -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # Markdown, not HTML
-        finalize=_escaped,
+        finalize=markdown,  # of an undefined value the text raises
     )
     environment.filters["code"] = code
     texts = (
@@ -105,14 +98,8 @@ def _template() -> Template:
         result_words.flag,
         result_words.percent,
         result_words.status,
-        result_words.parameters,
         result_words.memory_rows,
     )
     lines = (result_words.tuning_lines, result_words.to_loss_lines, result_words.pace_lines, result_words.expert_lines)
     environment.globals.update({write.__name__: write for write in (*texts, *lines)})
     return environment.get_template("run.md.j2")
-
-
-def _escaped(value: object) -> str:
-    """Return what an expression of the template writes, as Markdown that shows it. StrictUndefined raises here."""
-    return markdown(value if isinstance(value, str) else str(value))

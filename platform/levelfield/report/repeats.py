@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
-from levelfield.report.words import scaled
+from levelfield.report.words import number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, at
@@ -40,7 +40,7 @@ class FigureColumn:
 
     def text(self, value: float | None) -> str:
         """Return the value as a table shows it."""
-        return scaled(value, self.divisor, self.digits)
+        return number(value, self.digits, self.divisor)
 
     def ends(self, interval: Interval) -> str:
         """Return both ends of an interval as a table shows them; empty where there is none."""
@@ -62,11 +62,8 @@ class Repeats:
     """At least two runs of one plan. Only valid runs have figures; a figure needs two of them."""
 
     results: tuple[Result, ...]
+    valid: int
     figures: tuple[RepeatedFigure, ...]
-
-    @property
-    def valid(self) -> int:
-        return sum(result.status.word == "valid" for result in self.results)
 
     @property
     def title(self) -> str:
@@ -119,32 +116,35 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
             if len(values) > 1 and len({column.basis(result) for result in valid}) == 1:
                 figures.append(RepeatedFigure(column, over_repeats(values, column.most)))
         if len(group) > 1:
-            repeats.append(Repeats(tuple(group), tuple(figures)))
+            repeats.append(Repeats(tuple(group), len(valid), tuple(figures)))
     return repeats
 
 
-def as_lines(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[str]:
-    """Return lines of a terminal, one a figure; none without repeats."""
+def as_lines(
+    results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL, is_markdown: bool = False
+) -> list[str]:
+    """Return lines of a terminal, one a figure, or a table of Markdown for each group; none without repeats."""
     lines = []
     for repeats in repeats_of(results, plans, columns):
-        lines += ["", f"over repeats: {repeats.title}"]
-        lines += [
-            padded((f"  {name}", median, f" {ends}"), (17, -12), " ")
-            for name, median, ends in map(_cells, repeats.figures)
-        ]
-        lines += [f"  {note}" for note in _notes(repeats)]
+        pairs = [(figure.column, figure.interval) for figure in repeats.figures]
+        rows = [(column.heading, column.text(interval.median), column.ends(interval)) for column, interval in pairs]
+        methods = {(interval.method, interval.coverage, interval.n) for _, interval in pairs}
+        notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
+        basis = FIGURE_COLUMNS["mfu_palm"].basis
+        peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
+        if not repeats.figures:
+            notes = [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
+        elif len(peaks) > 1:
+            notes.insert(0, f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks")
+        if is_markdown:
+            lines += ["", f"Over repeats: {markdown(repeats.title)}", ""]
+            lines += table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))
+            lines += ["", *map(markdown, notes)]
+        else:
+            lines += ["", f"over repeats: {repeats.title}"]
+            lines += [padded((f"  {name}", median, f" {ends}"), (17, -12), " ") for name, median, ends in rows]
+            lines += [f"  {note}" for note in notes]
     return lines
-
-
-def as_markdown(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> str:
-    """Return a table for each group of repeats, with a heading; empty without repeats."""
-    parts = []
-    for repeats in repeats_of(results, plans, columns):
-        parts += ["", f"Over repeats: {markdown(repeats.title)}", ""]
-        numbers = (map(Markdown, _cells(figure)) for figure in repeats.figures)  # and the platform's own headings
-        parts += table(("figure", "median", "interval"), numbers)
-        parts += ["", *map(markdown, _notes(repeats))]
-    return "\n".join([*parts, ""]) if parts else ""
 
 
 def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[dict[str, object]]:
@@ -159,20 +159,3 @@ def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = 
         }
         for repeats in repeats_of(results, plans, columns)
     ]
-
-
-def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
-    column, interval = figure.column, figure.interval
-    return column.heading, column.text(interval.median), column.ends(interval)
-
-
-def _notes(repeats: Repeats) -> list[str]:
-    if not repeats.figures:
-        return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
-    methods = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
-    basis = FIGURE_COLUMNS["mfu_palm"].basis
-    peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
-    apart = (
-        [f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
-    )
-    return apart + [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]

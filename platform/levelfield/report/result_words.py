@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from levelfield.report.words import NONE, gib, number, scaled, significant
+from levelfield.report.words import NONE, gib, number, significant
 from levelfield.specs.run_figures import RUN_FIGURES, RunFigure
 
 if TYPE_CHECKING:
@@ -150,12 +150,6 @@ def pace_lines(result: Result) -> tuple[str, ...]:
     )
 
 
-def parameters(result: Result) -> str:
-    """Return the number of parameters, with those that one token uses where these are others."""
-    active = result.active_parameters
-    return f"{result.parameters:,}" + ("" if active is None else f", {active:,} active for one token")
-
-
 def expert_lines(result: Result) -> tuple[str, ...]:
     """Return sentences about the load of the experts and the routers' loss; none for a model without experts."""
     load = result.experts
@@ -211,7 +205,7 @@ def status(result: Result) -> str:
 
 
 def _cell(figure: RunFigure, result: Result) -> str:
-    return scaled(figure.of(result, _is_host(result))[0], figure.divisor, figure.digits)
+    return number(figure.of(result, _is_host(result))[0], figure.digits, figure.divisor)
 
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.

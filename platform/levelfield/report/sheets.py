@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -57,13 +58,22 @@ def labelled(label: str, text: object, width: int) -> str:
 
 
 def as_text(sheets: Iterable[Sheet]) -> str:
-    """Return the sheets as text. A table that is too wide has its widest cells on several lines."""
+    """Return the sheets as text in WIDTH columns. Of a wider table the widest cells take several lines."""
+    fill = partial(textwrap.wrap, break_on_hyphens=False)  # a word that is longer than a line is broken
     tables = []
     for sheet in sheets:
-        lines = _filled(sheet.heading, "", "  ") if sheet.heading else []
-        if sheet.header:
-            lines += _rows([sheet.header, *sheet.rows])
-        tables.append("\n".join([*lines, *(line for note in sheet.notes for line in _filled(note, "  ", "    "))]))
+        lines = fill(printable(one_line(sheet.heading)), WIDTH, subsequent_indent="  ")
+        texts = (sheet.header, *sheet.rows) if sheet.header else ()
+        rows = [[printable(one_line(cell)) for cell in row] for row in texts]
+        widths = widths_of(rows)
+        while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST:
+            widths[widths.index(max(widths))] -= 1
+        for row in rows:
+            parts = [fill(cell, max(1, width)) for cell, width in zip(row, widths, strict=True)]
+            lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
+        for note in sheet.notes:
+            lines += fill(printable(one_line(note)), WIDTH, initial_indent="  ", subsequent_indent="    ")
+        tables.append("\n".join(lines))
     return "\n\n".join(tables) + "\n"
 
 
@@ -80,28 +90,3 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
 def as_form(form: str, sheets: Iterable[Sheet]) -> str:
     """Return the sheets as Markdown where that is the form, else as text."""
     return as_markdown(sheets) if form == "markdown" else as_text(sheets)
-
-
-def _filled(text: str, first: str, others: str) -> list[str]:
-    """Return the lines of a sentence; a word that is longer than a line is broken."""
-    fill = textwrap.TextWrapper(WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
-    return fill.wrap(_plain(text))
-
-
-def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows in WIDTH columns: the widest columns become narrower, and their cells take several lines."""
-    rows = [[_plain(cell) for cell in row] for row in rows]
-    widths = widths_of(rows)
-    while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST:
-        widths[widths.index(max(widths))] -= 1
-    lines = []
-    for row in rows:
-        parts = [
-            textwrap.wrap(cell, max(1, width), break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)
-        ]
-        lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
-    return lines
-
-
-def _plain(text: str) -> str:
-    return printable(one_line(text))

@@ -227,10 +227,7 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
                 " of ".join(sizes),
             )
         )
-    above, below = _in_columns(firsts), _in_columns(seconds)
-    lines = [f"suite {_entry_of(once[0]).suite}: {len(once)} entries", "", above[0], below[0]]
-    for heading, first, second in zip(_group_headings(once), above[1:], below[1:], strict=True):
-        lines += [*heading, first, second]
+    suite, *lines = _lines_by_group(once, firsts, seconds)
     notes = [
         "",
         "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole.",
@@ -244,7 +241,7 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
         refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
         sentences = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
         notes += [f"{_entry_of(plan).name}: {sentence}" for sentence in sentences if sentence]
-    return [*lines, *(wrapped(note, 2) for note in notes)]
+    return [f"{suite}: {len(once)} entries", *lines, *(wrapped(note, 2) for note in notes)]
 
 
 def suite_lines(results: Sequence[Result]) -> list[str]:
@@ -260,11 +257,7 @@ def suite_lines(results: Sequence[Result]) -> list[str]:
         rows.append((label, status(result), result.alignment.verdict, number(speed), gib))
         evidence = [status_of.evidence] if status_of.word != "valid" and status_of.evidence else []
         notes += [f"{name}: {reason}" for reason in (*status_of.reasons, *evidence, *result.deviations)]
-    columns = _in_columns(rows)
-    lines = [f"suite {_entry_of(results[0]).suite}", "", columns[0]]
-    for heading, row in zip(_group_headings(results), columns[1:], strict=True):
-        lines += [*heading, row]
-    return [*lines, *(wrapped(note, 2) for note in (["", *notes] if notes else []))]
+    return [*_lines_by_group(results, rows), *(wrapped(note, 2) for note in (["", *notes] if notes else []))]
 
 
 def grouped_by_suite(rows: Iterable[Row]) -> list[list[Row]]:
@@ -280,14 +273,16 @@ def _entry_of(row: Plan | Result) -> EntryUsed:
     return row.entry or EntryUsed(suite=NONE, name=row.run_id)
 
 
-def _group_headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
-    """Return the lines before each row: the group's name when it changes."""
-    before = None
-    for row in rows:
+def _lines_by_group(rows: Sequence[Plan | Result], *tables: Sequence[Cells]) -> list[str]:
+    """Return the lines of all tables, row by row; each table has a header before its rows.
+
+    The name of a group stands before its first row.
+    """
+    columns = [aligned([[" ".join(cell.splitlines()) for cell in row] for row in cells]) for cells in tables]
+    headers, *others = zip(*columns, strict=True)
+    lines, before = [f"suite {_entry_of(rows[0]).suite}", "", *headers], None
+    for row, texts in zip(rows, others, strict=True):
         group = _entry_of(row).group
-        yield [f"[{group}]"] if group and group != before else []
+        lines += [*([f"[{group}]"] if group and group != before else []), *texts]
         before = group
-
-
-def _in_columns(rows: Sequence[Cells]) -> list[str]:
-    return aligned([[" ".join(cell.splitlines()) for cell in row] for row in rows])
+    return lines

@@ -30,8 +30,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    return NONE if value is None else f"{value:,.{digits}f}"
+def number(value: float | None, digits: int | None = 1, divisor: float = 1) -> str:
+    """Return a value over `divisor` with so many decimals; with four significant digits where `digits` is None."""
+    if value is None or digits is None:
+        return NONE if value is None else significant(value / divisor)
+    return f"{value / divisor:,.{digits}f}"
 
 
 def significant(value: float | None, digits: int = 4) -> str:
@@ -47,10 +50,4 @@ def parameters_in_words(total: int, active: int) -> str:
 
 
 def gib(value: float | None) -> str:
-    return NONE if value is None else f"{value / GIB:,.2f} GiB"
-
-
-def scaled(value: float | None, divisor: float, digits: int | None) -> str:
-    """Return a value over `divisor` with so many decimals; with four significant digits where `digits` is None."""
-    quotient = None if value is None else value / divisor
-    return significant(quotient) if digits is None else number(quotient, digits)
+    return NONE if value is None else f"{number(value, 2, GIB)} GiB"

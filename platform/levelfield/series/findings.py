@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
 from levelfield.errors import GateFailed, RunFailed
-from levelfield.report.words import NONE, gib, scaled
+from levelfield.report.words import NONE, gib, number
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
 from levelfield.specs.record import Gated
@@ -140,7 +140,7 @@ def figure_value(value: float | None, figure: Gated) -> str:
     declared = GATED[figure]
     if declared.unit == "B":
         return gib(value)
-    return scaled(value, declared.divisor, declared.digits)
+    return number(value, declared.digits, declared.divisor)
 
 
 def percent_change(change: float | None) -> str:

@@ -102,7 +102,7 @@ def test_the_report_of_a_run_is_escaped_by_its_template_alone() -> None:
     """`{% autoescape %}`, `safe` or a second environment would let a text through."""
     template = (SOURCES / "report" / "run.md.j2").read_text()
     assert "safe" not in template and "autoescape" not in template
-    assert (SOURCES / "report" / "one_run.py").read_text().count("finalize=_escaped") == 1
+    assert (SOURCES / "report" / "one_run.py").read_text().count("finalize=markdown") == 1
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "  =1", "\r=1"])

@@ -44,7 +44,7 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     yield "Markdown", results_markdown([result, again])
     yield "report.md", run_report(result, plan)
     yield "repeats", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2))
-    yield "repeats in Markdown", repeats.as_markdown([result, again], ["one plan"] * 2)
+    yield "repeats in Markdown", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2, is_markdown=True))
     for form in ("table", "markdown"):
         yield f"published, {form}", beside_published(form, [result], Registry())
     comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])

@@ -14,7 +14,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure.series import over_repeats
 from levelfield.report import repeats
 from levelfield.report.tables import as_json
-from levelfield.report.words import scaled
+from levelfield.report.words import number
 from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
@@ -70,7 +70,7 @@ def test_repeats_are_printed_as_they_were_read(five: list[Result]) -> None:
     for results in (five, [five[0], invalid(five[1])], with_two_peaks(five)):
         lines, plans = repeats.as_lines(results, SAME[: len(results)]), SAME[: len(results)]
         assert max(map(len, lines)) <= 80
-        parts += ["\n".join(lines), repeats.as_markdown(results, plans)]
+        parts += ["\n".join(lines), "\n".join([*repeats.as_lines(results, plans, is_markdown=True), ""])]
     text = "\n".join(parts)
     assert text == golden("report/repeats.md", text)
 
@@ -79,7 +79,7 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
     expected = over_repeats(RATES)
     ends = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
     (line,) = [line for line in repeats.as_lines(five, SAME) if "tokens/s" in line]
-    (row,) = [row for row in repeats.as_markdown(five, SAME).splitlines() if "tokens/s" in row]
+    (row,) = [row for row in repeats.as_lines(five, SAME, is_markdown=True) if "tokens/s" in row]
     assert line.split() == row.replace("|", "").split() == ["tokens/s/device", "101.0", *ends.split()]
     *rows, last = json.loads(as_json(five, SAME))
     assert [row["repeat"] for row in rows] == [1, 2, 3, 4, 5]
@@ -120,7 +120,8 @@ def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Resul
 def test_runs_of_different_plans_are_no_repeats(five: list[Result], change: dict[str, object]) -> None:
     other = five[1].model_copy(update=change)
     assert repeats.repeats_of([five[0], other], SAME[:2]) == []
-    assert repeats.as_lines([five[0], other], SAME[:2]) == [] and repeats.as_markdown([five[0]], SAME[:1]) == ""
+    assert repeats.as_lines([five[0], other], SAME[:2]) == []
+    assert repeats.as_lines([five[0]], SAME[:1], is_markdown=True) == []
 
 
 def test_a_value_that_is_not_finite_is_refused(five: list[Result]) -> None:
@@ -178,7 +179,7 @@ def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
 
 
 def test_a_figure_without_decimals_is_a_whole_number() -> None:
-    assert scaled(1234.6, 1, 0) == "1,235" and scaled(1234.6, 100, None) == "12.35" and scaled(None, 1, 0) == "-"
+    assert number(1234.6, 0) == "1,235" and number(1234.6, None, 100) == "12.35" and number(None, 0) == "-"
     whole = replace(GATED["joules_per_token"], digits=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(GATED, "joules_per_token", whole)
