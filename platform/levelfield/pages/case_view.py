@@ -63,11 +63,6 @@ class ScalingChart:
     ticks: tuple[tuple[str, float], ...]  # numbers of the vertical axis with their places
     token_ticks: tuple[tuple[str, float], ...]  # the same lines in tokens/s of all devices
 
-    @property
-    def line(self) -> str:
-        """The `points` of an SVG polyline."""
-        return " ".join(f"{point.x:.1f},{point.y:.1f}" for point in self.points)
-
 
 def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
     """Return a chart for each training, framework and chip with at least two numbers of devices."""
@@ -93,9 +88,7 @@ def _scaling_chart(members: Sequence[tuple[float, SeriesRuns]]) -> ScalingChart:
         part = math.log(speed_up) / math.log(top) if speed_up > 0 else 0.0
         return SCALING_HEIGHT - BOTTOM - max(-0.1, part) * (SCALING_HEIGHT - TOP - BOTTOM)
 
-    def place(devices: int) -> float:
-        return LEFT + math.log(devices / fewest) / math.log(most / fewest) * (SCALING_WIDTH - LEFT - RIGHT)
-
+    width, whole = SCALING_WIDTH - LEFT - RIGHT, math.log(most / fewest)  # the devices' axis is logarithmic, too
     points = tuple(
         ScalingPoint(
             slug=runs.slug,
@@ -105,27 +98,27 @@ def _scaling_chart(members: Sequence[tuple[float, SeriesRuns]]) -> ScalingChart:
             tokens=tokens,
             speed_up=speed_up,
             efficiency=tokens / base,
-            x=place(runs.series.devices),
+            x=LEFT + math.log(runs.series.devices / fewest) / whole * width,
             y=height(speed_up),
             is_disturbed=runs.is_disturbed,
         )
         for (tokens, runs), speed_up in zip(members, speed_ups, strict=True)
     )
-    powers = [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
+    ticks, token_ticks = [], []
+    for power in range(int(math.log2(top) + 1e-9) + 1):
+        tokens = 2**power * base * fewest
+        unit, end = next((unit or 1.0, end) for unit, end in _BRIEF if tokens >= unit)
+        ticks.append((f"{2.0**power:g}", height(2**power)))
+        token_ticks.append((f"{tokens / unit:.3g}{end}", height(2**power)))
     return ScalingChart(
         framework=first.series.framework_label,
         chip=first.series.chip,
         setting=f"{first.series.scale} {first.series.precision}",
         points=points,
         ideal_y=height(most / fewest),
-        ticks=tuple((f"{value:g}", height(value)) for value in powers),
-        token_ticks=tuple((_brief(value * base * fewest), height(value)) for value in powers),
+        ticks=tuple(ticks),
+        token_ticks=tuple(token_ticks),
     )
-
-
-def _brief(value: float) -> str:
-    unit, end = next((unit or 1.0, end) for unit, end in _BRIEF if value >= unit)
-    return f"{value / unit:.3g}{end}"
 
 
 # -- losses against the reference, and memory against the device
@@ -180,18 +173,14 @@ def training_figures(
     def height(loss: float) -> float:
         return 10 + (LOSS_HEIGHT - 20) * (1 - (loss - low) / ((high - low) or 1))
 
-    def polyline(losses: Sequence[float]) -> str:
-        """Return the `points` of a line. Of a long curve every n-th step is drawn, and the last one."""
-        every = max(1, math.ceil(len(losses) / MOST_POINTS))
-        steps = sorted({*range(0, len(losses), every), len(losses) - 1} - {-1})
-        across = (LOSS_WIDTH - LEFT) / max(1, most - 1)
-        return " ".join(f"{LEFT + step * across:.1f},{height(losses[step]):.1f}" for step in steps)
-
-    lines = []
+    lines, across = [], (LOSS_WIDTH - LEFT) / max(1, most - 1)
     for contender_or_none, losses in curves:
+        every = max(1, math.ceil(len(losses) / MOST_POINTS))  # of a long curve every n-th step and the last one
+        steps = sorted({*range(0, len(losses), every), len(losses) - 1} - {-1})
+        polyline = " ".join(f"{LEFT + step * across:.1f},{height(losses[step]):.1f}" for step in steps)
         pairs = zip(losses, reference, strict=False) if contender_or_none else ()
         difference = max((abs(loss / expected - 1) for loss, expected in pairs if expected), default=None)
-        lines.append(LossLine(contender_or_none, losses, polyline(losses), difference))
+        lines.append(LossLine(contender_or_none, losses, polyline, difference))
     ticks = tuple((f"{value:.2f}", height(value)) for value in (low, (low + high) / 2, high))
     return TrainingFigures(training, name, tuple(lines), ticks, tuple(map(_memory_bar, training.contenders)))
 
@@ -222,80 +211,64 @@ class SeriesView:
     summary: SeriesSummary
     findings: tuple[NightFinding, ...]
     events: tuple[StoreEvent, ...]
+    word: str | None  # the most urgent of the last night; None without a gate
+    detectable: Mapping[str, float]  # the smallest change that the gate could see, by figure
 
     def latest(self, name: str) -> float | None:
         """Return a figure of the last valid run; None without one."""
         latest = self.summary.latest
         return getattr(latest, FIGURES[name]) if latest else None
 
-    @property
-    def _last(self) -> list[NightFinding]:
-        last = max((finding.night for finding in self.findings), default=None)
-        return [finding for finding in self.findings if finding.night == last]
-
-    @property
-    def word(self) -> str | None:
-        """The most urgent word of the last night; None without a gate."""
-        return min((finding.word for finding in self._last), key=WORDS.index, default=None)
-
-    @property
-    def detectable(self) -> dict[str, float]:
-        """The smallest change that the gate could see, by figure."""
-        return {f.figure: f.detectable for f in self._last if f.figure and f.detectable is not None}
-
-    def statements(self) -> dict[str, Any]:
-        """Return findings and events for the scripts."""
-        events = [
-            {"kind": event.kind, "time": seconds_of(event.at)}
-            | {name: getattr(event, name) for name in ("until", "who", "why", "level")}
-            for event in self.events
-        ]
-        return {"findings": [asdict(finding) for finding in self.findings], "events": events}
-
 
 @dataclass(frozen=True)
 class CaseView:
+    """The page of a case."""
+
     name: str
     slug: str
     series: tuple[SeriesView, ...]
     scaling: tuple[ScalingChart, ...]
-
-    @property
-    def has_many(self) -> bool:
-        """Whether the groups of series come first, because the table of all is longer than a screen."""
-        return len(self.series) > MANY
-
-    @property
-    def runs(self) -> int:
-        return sum(view.summary.runs for view in self.series)
-
-    @property
-    def has_words(self) -> bool:
-        """Whether a gate said something about any series."""
-        return any(view.word for view in self.series)
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """The figures that the last valid run of any series has; all where no series has such a run."""
-        names = tuple(name for name in FIGURES if any(view.latest(name) is not None for view in self.series))
-        return names or tuple(FIGURES)
+    runs: int
+    figures: tuple[str, ...]  # that the last valid run of any series has; all where no series has such a run
+    has_many: bool  # whether the groups of series come first, because the table of all is longer than a screen
+    has_words: bool  # whether a gate said something about any series
 
     def statements(self) -> dict[str, Any]:
-        """Return by series what was stated about it."""
-        return {view.runs.slug: view.statements() for view in self.series}
+        """Return by series the findings and events for the scripts."""
+        names = ("until", "who", "why", "level")
+        return {
+            view.runs.slug: {
+                "findings": [asdict(finding) for finding in view.findings],
+                "events": [
+                    {"kind": event.kind, "time": seconds_of(event.at)} | {name: getattr(event, name) for name in names}
+                    for event in view.events
+                ],
+            }
+            for view in self.series
+        }
 
 
 def case_view(
     case: str, series: Sequence[SeriesRuns], summaries: Mapping[str, SeriesSummary], content: PagesContent
 ) -> CaseView:
     """Return the view of a case."""
-    views = tuple(
-        SeriesView(
-            runs,
-            summaries[runs.digest],
-            tuple(finding for finding in content.findings if finding.series == runs.digest),
-            tuple(sorted((e for e in content.events if e.series == runs.digest), key=lambda event: event.at)),
-        )
-        for runs in series
+    views = []
+    for runs in series:
+        findings = tuple(finding for finding in content.findings if finding.series == runs.digest)
+        events = sorted((e for e in content.events if e.series == runs.digest), key=lambda event: event.at)
+        night = max((finding.night for finding in findings), default=None)
+        last = [finding for finding in findings if finding.night == night]
+        word = min((finding.word for finding in last), key=WORDS.index, default=None)
+        detectable = {f.figure: f.detectable for f in last if f.figure and f.detectable is not None}
+        views.append(SeriesView(runs, summaries[runs.digest], findings, tuple(events), word, detectable))
+    figures = tuple(name for name in FIGURES if any(view.latest(name) is not None for view in views))
+    return CaseView(
+        name=case,
+        slug=series[0].case_slug,
+        series=tuple(views),
+        scaling=scaling_charts([(view.runs, view.summary) for view in views]),
+        runs=sum(view.summary.runs for view in views),
+        figures=figures or tuple(FIGURES),
+        has_many=len(views) > MANY,
+        has_words=any(view.word for view in views),
     )
-    return CaseView(case, series[0].case_slug, views, scaling_charts([(view.runs, view.summary) for view in views]))

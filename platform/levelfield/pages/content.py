@@ -76,11 +76,6 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     )
 
 
-def sorted_by_urgency(findings: Sequence[NightFinding]) -> list[NightFinding]:
-    """Return the findings in order of urgency, the larger change first."""
-    return sorted(findings, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
-
-
 def finite(value: Any) -> float | None:
     """Return a number of JSON; None for another value, NaN and infinity."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -132,12 +127,18 @@ def gathered(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ())
         timed.sort(key=lambda point: seconds_of(point.began))
         files = slug(f"{entry.series.label} {entry.digest}"), slug(entry.series.case)
         series.append(SeriesRuns(entry.digest, *files, entry.series, timed))
+    stored = [finding_of(night, finding) for night in nights[-NIGHTS_SHOWN:] for finding in results.findings(night)]
+    tonight = [finding_of(nights[-1], finding) for finding in unpaired] if nights else []
+    if any(finding.night == nights[-1] for finding in stored):
+        tonight = [finding for finding in tonight if finding.word in CALM]
+    # Findings are only added: the last one of a series and figure replaces those before.
+    latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
     return PagesContent(
         series={runs.digest: runs for runs in _with_disturbed(series, results) if runs.points},
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
-        findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], unpaired)),
+        findings=tuple(latest.values()),
         unreadable=tuple(unreadable),
     )
 
@@ -162,18 +163,6 @@ def _with_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> lis
         )
         for runs in series
     ]
-
-
-def _findings(
-    results: StoredResults, nights: Sequence[str], unpaired: Sequence[Mapping[str, Any]]
-) -> list[NightFinding]:
-    stored = [finding_of(night, finding) for night in nights for finding in results.findings(night)]
-    tonight = [finding_of(nights[-1], finding) for finding in unpaired] if nights else []
-    if any(finding.night == nights[-1] for finding in stored):
-        tonight = [finding for finding in tonight if finding.word in CALM]
-    # Findings are only added: the last one of a series and figure replaces those before.
-    latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
-    return list(latest.values())
 
 
 def _is_time(text: str) -> bool:

@@ -67,10 +67,7 @@ class RankedTraining:
     contenders: tuple[Contender, ...]
     absent: tuple[AbsentRuns, ...]
     slugs: Mapping[str, str]  # of series, by their runs
-
-    @property
-    def is_host_share(self) -> bool:
-        return self.first.series.device_is == HOST_SHARE
+    is_host_share: bool
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,7 @@ class DrawnBar:
     """A bar with its place on the axis, in percent of it."""
 
     bar: RankedBar
+    run_id: str  # its first run
     name: str  # what tells it from the others
     beside: str  # the rest of its name
     slug: str
@@ -85,26 +83,11 @@ class DrawnBar:
     low: float | None
     high: float | None
     is_clipped: bool  # whether its interval goes on beyond the axis
+    trusted: int  # parts of the trust that hold
+    row: tuple[str | float | None, ...]  # of a CSV, under BAR_COLUMNS
     cautions: tuple[tuple[str, str], ...] = ()  # with their values
     differs: tuple[str, ...] = ()  # other fields
     steady: tuple[int, int] = (0, 0)  # of its runs, as `steady_runs` counts them
-
-    @property
-    def run_id(self) -> str:
-        return self.bar.contender.side.first.run_id
-
-    @property
-    def trusted(self) -> int:
-        """The number of parts of the trust that hold."""
-        return sum(part.holds for part in self.bar.contender.trust)
-
-    @property
-    def row(self) -> tuple[str | float | None, ...]:
-        """The bar as a row of a CSV, under BAR_COLUMNS."""
-        side, ratio = self.bar.contender, self.bar.ratio
-        ends = (self.bar.value, self.bar.low, self.bar.high)
-        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else (1.0, None, None, "")
-        return (side.chip, side.framework, side.tuning, *ends, *ratios)
 
     @property
     def achieved(self) -> tuple[float, float] | None:
@@ -123,12 +106,7 @@ class DrawnTraining:
     ranking: Ranking
     best: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
     bars: tuple[DrawnBar, ...]  # all bars, where they are listed
-
-    @property
-    def is_told(self) -> bool:
-        """Whether the first is better than the second by more than noise."""
-        ratios = [drawn.bar.ratio for drawn in self.best[1:2] if drawn.bar.ratio]
-        return any(ratio.standing in ("higher", "lower") for ratio in ratios)
+    is_told: bool  # whether the first is better than the second by more than noise
 
 
 @dataclass(frozen=True)
@@ -140,13 +118,7 @@ class DrawnMean:
     low: float | None
     high: float | None
     is_clipped: bool
-
-    @property
-    def row(self) -> tuple[str | float | None, ...]:
-        """The bar as a row of a CSV, under MEAN_COLUMNS."""
-        ratio, is_best = self.mean.ratio, self.mean.column == self.mean.base
-        ends = (None, None, "") if is_best else (ratio.low, ratio.high, ratio.standing)
-        return (self.mean.column, ratio.value, *ends, self.mean.trainings)
+    row: tuple[str | float | None, ...]  # of a CSV, under MEAN_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -155,7 +127,10 @@ class FirstView:
 
     metric: Metric
     overall: Overall
+    lead: Ratio | None  # the best over the second; None with fewer than two
+    is_told: bool  # whether the lead is more than noise, and in favour of the best
     means: tuple[DrawnMean, ...]
+    has_means: bool  # whether the bars over all trainings tell more than those of the only training would
     scale: str  # of the trainings that the answer is over
     sides: int  # in the answer
     trust: Mapping[str, int]  # by part, how many of the sides hold it
@@ -165,31 +140,12 @@ class FirstView:
     trainings: tuple[DrawnTraining, ...]
     left_out: int  # trainings beyond those that are drawn
     chip: str | None  # the only one, where frameworks are compared
+    is_host_share: bool  # whether any training is on shares of a host
     others: tuple[str, ...] = ()  # where nothing stands beside the best, who else has a bar
     by_devices: bool = False  # whether these did the same training on another number of devices
     bar_columns: ClassVar = BAR_COLUMNS
     mean_columns: ClassVar = MEAN_COLUMNS
     of_one_side: ClassVar = OF_ONE_SIDE
-
-    @property
-    def lead(self) -> Ratio | None:
-        """The best over the second; None with fewer than two."""
-        return self.overall.rows[1].ratio.inverse if len(self.overall.rows) > 1 else None
-
-    @property
-    def is_told(self) -> bool:
-        """Whether the lead is more than noise, and in favour of the best."""
-        better = "lower" if self.metric.is_less_better else "higher"
-        return self.lead is not None and self.lead.standing == better
-
-    @property
-    def has_means(self) -> bool:
-        """Whether the bars over all trainings tell more than those of the only training would."""
-        return len(self.means) > 1 and self.overall.trainings > 1
-
-    @property
-    def is_host_share(self) -> bool:
-        return any(drawn.training.is_host_share for drawn in self.trainings)
 
 
 # -- who ran what
@@ -222,7 +178,8 @@ def _fastest_by_tuning(
     newest: dict[str, RunRecord] = {}
     left = [(iter(column), set[str]()) for column in columns]
     while ahead := [(runs, rest, seen) for rest, seen in left if (runs := next(rest, None))]:
-        newest |= _read([run_id for runs, _, _ in ahead for run_id in _newest_ids(runs)], results)
+        ids = [run_id for runs, _, _ in ahead for run_id in _newest_ids(runs)]
+        newest |= {record.run_id: record for record in results.records(ids)}
         for runs, _, seen in ahead:
             records = (newest[run_id] for run_id in _newest_ids(runs) if run_id in newest)
             if (tuning := next((tuning_of(record) or "" for record in records), "")) not in seen:
@@ -265,16 +222,12 @@ def _with_repeats(
                 least = next(near, least)
             before[runs.digest] = [point.run_id for point in trend[least:place]]
     further = [run_id for runs in series for run_id in (*before.get(runs.digest, ()), *runs.disturbed)]
-    records = {**newest, **_read(further, results)}
+    records = {**newest, **{record.run_id: record for record in results.records(further)}}
     ids = {runs.digest: [*before.get(runs.digest, ()), *runs.disturbed, *_newest_ids(runs)] for runs in series}
     return {
         digest: [records[run_id] for run_id in dict.fromkeys(members) if run_id in records]
         for digest, members in ids.items()
     }
-
-
-def _read(run_ids: Sequence[str], results: StoredResults) -> dict[str, RunRecord]:
-    return {record.run_id: record for record in results.records(run_ids)}
 
 
 def _ranked(
@@ -293,7 +246,14 @@ def _ranked(
     digests = [short_digest(text, 6) for text in (first.series.work, first.series.corpus)]
     contenders.sort(key=lambda side: -(side.side.first.tokens_per_second_per_device or 0.0))
     missing = tuple(runs for runs in absent if (runs.chip, runs.framework) not in ran)
-    return RankedTraining(first, "/".join(digests) if is_ambiguous else "", tuple(contenders), missing, slugs)
+    return RankedTraining(
+        first=first,
+        digest="/".join(digests) if is_ambiguous else "",
+        contenders=tuple(contenders),
+        absent=missing,
+        slugs=slugs,
+        is_host_share=first.series.device_is == HOST_SHARE,
+    )
 
 
 # -- the roofline, as far as it is known
@@ -357,10 +317,14 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
     beside_best = len(sides) - sum(bool(training.best) for training in answers)
     checked = {name: len(sides) if name in OF_ONE_SIDE else beside_best for name in warned}
     others = _others(rankings, answer, len(chips) > 1) if len(answer.rows) == 1 else {}
+    lead, means = answer.rows[1].ratio.inverse if len(answer.rows) > 1 else None, _drawn_means(answer.rows)
     return FirstView(
         metric=metric,
         overall=answer,
-        means=_drawn_means(answer.rows),
+        lead=lead,
+        is_told=lead is not None and lead.standing == ("lower" if metric.is_less_better else "higher"),
+        means=means,
+        has_means=len(means) > 1 and answer.trainings > 1,
         scale=scale,
         sides=len(sides),
         trust={name: holding[name] for name in PARTS},
@@ -370,6 +334,7 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
         trainings=tuple(drawn),
         left_out=left_out,
         chip=next(iter(chips)) if len(chips) == 1 else None,
+        is_host_share=any(training.training.is_host_share for training in drawn),
         others=tuple(others),
         by_devices=any(others.values()),
     )
@@ -377,23 +342,19 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
 
 def _others(rankings: Sequence[tuple[RankedTraining, Ranking]], answer: Overall, has_chips: bool) -> dict[str, bool]:
     """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
-
-    def column(bar: RankedBar) -> str:
-        return bar.contender.chip if answer.is_by_chip else bar.contender.framework
-
-    def but_devices(training: RankedTraining) -> tuple[str, ...]:
-        place = _training(training.first)
-        return (*place[:3], *place[5:])
-
-    best = answer.rows[0].column
-    trainings = {but_devices(training) for training, ranked in rankings if best in map(column, ranked.bars)}
-    others: dict[str, bool] = {}
+    bars = []  # column, name, and the training but for its number of devices
     for training, ranked in rankings:
+        place = _training(training.first)
         for bar in ranked.bars:
-            if column(bar) != best:
-                chip = [bar.contender.chip] if has_chips and not answer.is_by_chip else []
-                name = " ".join([*chip, column(bar)])
-                others[name] = others.get(name, False) or but_devices(training) in trainings
+            column = bar.contender.chip if answer.is_by_chip else bar.contender.framework
+            name = f"{bar.contender.chip} {column}" if has_chips and not answer.is_by_chip else column
+            bars.append((column, name, (*place[:3], *place[5:])))
+    best = answer.rows[0].column
+    trainings = {work for column, _, work in bars if column == best}
+    others: dict[str, bool] = {}
+    for column, name, work in bars:
+        if column != best:
+            others[name] = others.get(name, False) or work in trainings
     return others
 
 
@@ -406,33 +367,45 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
     best: dict[str, DrawnBar] = {}
     every = []
     for bar, (chip, framework, tuning) in zip(ranked.bars, words, strict=True):
+        parts = list(zip((chip, framework, tuning), varied, strict=True))
+        ratio, first = bar.ratio, bar.contender.side.first
+        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else (1.0, None, None, "")
+        length, low, high = (_percent(value, axis) for value in (bar.value, bar.low, bar.high))
+        drawn = DrawnBar(
+            bar=bar,
+            run_id=first.run_id,
+            name=" ".join(word for word, varies in parts if word and varies),
+            beside=" ".join(word for word, varies in parts if word and not varies),
+            slug=training.slugs[first.run_id],
+            length=length or 0.0,
+            low=low,
+            high=high,
+            is_clipped=(bar.high or 0.0) > axis,
+            trusted=sum(part.holds for part in bar.contender.trust),
+            row=(chip, framework, tuning, bar.value, bar.low, bar.high, *ratios),
+        )
+        every.append(drawn)
         column, rest = (chip, framework) if is_by_chip else (framework, chip)
         if column not in best:
             cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender, metric)
             best[column] = replace(
-                _drawn_bar(training, bar, axis, column, " ".join(filter(None, (rest, tuning)))),
+                drawn,
+                name=column,
+                beside=" ".join(filter(None, (rest, tuning))),
                 cautions=tuple(caution for caution in cautions if caution[0] not in elsewhere),
                 differs=tuple(differs),
                 steady=steady_runs(bar.contender.side.counted),
             )
-        parts = list(zip((chip, framework, tuning), varied, strict=True))
-        name, beside = (
-            " ".join(word for word, varies in parts if word and varies is is_name) for is_name in (True, False)
-        )
-        every.append(_drawn_bar(training, bar, axis, name, beside))
-    return DrawnTraining(training, ranked, tuple(best.values()), tuple(every) if len(best) < len(every) else ())
+    bars = tuple(every) if len(best) < len(every) else ()
+    ratios_of_second = [drawn.bar.ratio for drawn in [*best.values()][1:2] if drawn.bar.ratio]
+    is_told = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
+    return DrawnTraining(training, ranked, tuple(best.values()), bars, is_told)
 
 
 def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:
     """Return where an axis ends: with the intervals, but not so far that a wide one makes the bars short."""
     longest = max((value for value, _ in ends), default=1.0)
     return min(max((high or value for value, high in ends), default=1.0), MOST_BEYOND * longest) or 1.0
-
-
-def _drawn_bar(training: RankedTraining, bar: RankedBar, axis: float, name: str, beside: str) -> DrawnBar:
-    slug = training.slugs[bar.contender.side.first.run_id]
-    length, low, high = (_percent(value, axis) for value in (bar.value, bar.low, bar.high))
-    return DrawnBar(bar, name, beside, slug, length or 0.0, low, high, (bar.high or 0.0) > axis)
 
 
 def _percent(value: float | None, axis: float) -> float | None:
@@ -454,9 +427,10 @@ def _drawn_means(rows: Sequence[ColumnRatio]) -> tuple[DrawnMean, ...]:
     """Return the columns as bars. The best has no interval: it is what the others are measured by."""
     intervals = [(row.ratio.low, row.ratio.high) if number else (None, None) for number, row in enumerate(rows)]
     axis = _axis_end([(row.ratio.value or 0.0, high) for row, (_, high) in zip(rows, intervals, strict=True)])
-    return tuple(
-        DrawnMean(
-            row, _percent(row.ratio.value, axis) or 0.0, _percent(low, axis), _percent(high, axis), (high or 0.0) > axis
-        )
-        for row, (low, high) in zip(rows, intervals, strict=True)
-    )
+    means = []
+    for row, interval in zip(rows, intervals, strict=True):
+        length, low, high = (_percent(value, axis) for value in (row.ratio.value, *interval))
+        ends = (None, None, "") if row.column == row.base else (row.ratio.low, row.ratio.high, row.ratio.standing)
+        values = (row.column, row.ratio.value, *ends, row.trainings)
+        means.append(DrawnMean(row, length or 0.0, low, high, (interval[1] or 0.0) > axis, values))
+    return tuple(means)

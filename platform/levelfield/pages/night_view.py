@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from levelfield.pages.content import CHANGES, NightFinding, PagesContent, sorted_by_urgency
+from levelfield.pages.content import CHANGES, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 from levelfield.series.level import FEWEST
@@ -44,11 +44,7 @@ class MissingEntry:
 
     name: str
     runs: SeriesRuns | None
-
-    @property
-    def last(self) -> str | None:
-        """When its series last began."""
-        return self.runs.points[-1].began if self.runs else None
+    last: str | None  # when its series last began
 
 
 @dataclass(frozen=True)
@@ -66,22 +62,15 @@ class NightView:
     runs: int
     series: int
     unreadable: tuple[str, ...]
+    is_judged: bool  # whether a gate said anything about the night; a missing run alone is no judgement
+    attention: int  # findings that need a person
     nights_of_a_level: ClassVar = FEWEST  # that a series has before it is compared
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether a gate said anything about the night; a missing run alone is no judgement."""
-        return any(count for word, count in self.counts.items() if word != "missing")
-
-    @property
-    def attention(self) -> int:
-        """How many findings need a person."""
-        return sum(self.counts[word] for word in (*CHANGES, "missing") if word not in ("improvement", "inconclusive"))
 
 
 def night_view(content: PagesContent) -> NightView:
     """Return what the last night says."""
-    tonight, missing = sorted_by_urgency(content.tonight), _missing(content)
+    missing = _missing(content)
+    tonight = sorted(content.tonight, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
     counts = Counter(finding.word for finding in tonight)
     counts["missing"] = len(missing)
     changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGES]
@@ -97,6 +86,8 @@ def night_view(content: PagesContent) -> NightView:
         runs=content.runs,
         series=len(content.series),
         unreadable=tuple(content.unreadable),
+        is_judged=any(count for word, count in counts.items() if word != "missing"),
+        attention=sum(counts[word] for word in (*CHANGES, "missing") if word not in ("improvement", "inconclusive")),
     )
 
 
@@ -110,13 +101,23 @@ def _missing(content: PagesContent) -> list[MissingEntry]:
         digest for digest, runs in content.series.items() if any(point.night == content.night for point in runs.points)
     }
     absent = dict.fromkeys([*(digest for digest in labels if digest), *(d for d in names if d not in ran)])
-    entries = [MissingEntry(names.get(d) or labels.get(d, d), content.series.get(d)) for d in absent]
-    return [*entries, *(MissingEntry(name, None) for name in never)]
+    entries = []
+    for digest in absent:
+        runs = content.series.get(digest)
+        name = names.get(digest) or labels.get(digest, digest)
+        entries.append(MissingEntry(name, runs, runs.points[-1].began if runs else None))
+    return [*entries, *(MissingEntry(name, None, None) for name in never)]
 
 
 def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
-    message, state = _badge_words(night)
+    is_compared = any(night.counts[word] for word in COMPARED)
+    message, state = ("passing", "passing") if is_compared else ("no level yet", "open")
+    for words, worse in ((ABSENCES, "missing"), (FAILURES, "failing")):  # a failure says more than an absence
+        if counted := [f"{night.counts[word]} {word}" for word in WORDS if word in words and night.counts[word]]:
+            message, state = ", ".join(counted), worse
+    if night.night is None:
+        message, state = "no night", "open"
     colour = _COLOURS[state]
     shields = {"schemaVersion": 1, "label": _LABEL, "message": message, "color": colour}
     if state == "failing":
@@ -127,14 +128,3 @@ def badge_files(night: NightView) -> dict[str, str]:
         message=escape(message), label_x=left / 2, message_x=left + right / 2,
     )  # fmt: skip
     return {"data/badge.svg": picture, "data/badge.json": json.dumps(shields) + "\n"}
-
-
-def _badge_words(night: NightView) -> tuple[str, str]:
-    """Return the words of the badge and the state that gives its colour."""
-    if night.night is None:
-        return "no night", "open"
-    for words, state in ((FAILURES, "failing"), (ABSENCES, "missing")):
-        if counted := [f"{night.counts[word]} {word}" for word in WORDS if word in words and night.counts[word]]:
-            return ", ".join(counted), state
-    is_compared = any(night.counts[word] for word in COMPARED)
-    return ("passing", "passing") if is_compared else ("no level yet", "open")

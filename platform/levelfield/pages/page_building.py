@@ -19,7 +19,7 @@ from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
-from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_figures, script_texts
+from levelfield.pages.page_rendering import LANGUAGES, folder_of, render_page, script_figures, script_texts
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import (
     SeriesRuns,
@@ -197,9 +197,8 @@ def write_pages(
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
     shared["currency"] = prices.currency if prices else ""
     for language in LANGUAGES:
-        renderer, folder = PageRenderer(language, shared), folder_of(language)
         for name, template, more in pages:
-            writer.write(f"{folder}{name}", renderer.render(template, name, **more))
+            writer.write(f"{folder_of(language)}{name}", render_page(language, template, name, **shared, **more))
         writer.write(f"data/texts-{language}.js", data_script(f"texts-{language}", script_texts(language)))
     writer.write("data/figures.js", data_script("figures", script_figures()))
     for case in cases:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -36,29 +36,21 @@ _FOLDER = Path(__file__).parent / "texts"
 _STYLE = Path(__file__).parent / "assets" / "style.css"
 
 
-class PageRenderer:
-    """Renders pages in one language. shared: values that every page shows, such as when the site was made."""
-
-    def __init__(self, language: str, shared: Mapping[str, Any]) -> None:
-        self._language, self._shared = language, shared
-
-    def render(self, template: str, page: str, **values: Any) -> str:
-        """Return the HTML of a page. page: its file name, which is the same in every language."""
-        language = self._language
-        return (
-            _environment(language)
-            .get_template(f"{template}.html.j2")
-            .render(
-                page=page,
-                language=language,
-                html_language=HTML_LANGUAGES[language],
-                html_languages=HTML_LANGUAGES,
-                others={other: name for other, name in LANGUAGES.items() if other != language},
-                root="../" * folder_of(language).count("/"),
-                **self._shared,
-                **values,
-            )
+def render_page(language: str, template: str, page: str, **values: Any) -> str:
+    """Return the HTML of a page in one language. page: its file name, which is the same in every language."""
+    return (
+        _environment(language)
+        .get_template(f"{template}.html.j2")
+        .render(
+            page=page,
+            language=language,
+            html_language=HTML_LANGUAGES[language],
+            html_languages=HTML_LANGUAGES,
+            others={other: name for other, name in LANGUAGES.items() if other != language},
+            root="../" * folder_of(language).count("/"),
+            **values,
         )
+    )
 
 
 def comparison_page(title: str, sheets: Iterable[Sheet], made: datetime) -> str:
@@ -68,7 +60,8 @@ def comparison_page(title: str, sheets: Iterable[Sheet], made: datetime) -> str:
     """
     style = _STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return PageRenderer("en", {}).render(
+    return render_page(
+        "en",
         "comparison",
         "comparison",
         title=title,

@@ -99,7 +99,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "losses": [None if loss is None else round(loss * _MILLION) for loss in record.losses],
         "telemetry": record.telemetry,
         # bytes tell 1 from True; version 2 has no references
-        "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
+        "shared": shared.index(facts, marshal.dumps(facts, 2)),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_facts(content, _OWN),
     }

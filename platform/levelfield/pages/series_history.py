@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
 from levelfield.series.segments import segments_of
-from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store, StoredSeries
@@ -107,16 +106,17 @@ class SeriesRuns:
 
 
 class DistinctValues:
-    """Values that repeat, each stored once. `index` returns the place of a value, by its key."""
+    """Values that repeat, each stored once. `index` returns the place of a value, by its key where it has one."""
 
     def __init__(self) -> None:
         self._places: dict[Any, int] = {}
         self.values: list[Any] = []
 
-    def index(self, key: Any, value_of: Callable[[], Any] | None = None) -> int:
+    def index(self, value: Any, key: Any = None) -> int:
+        key = value if key is None else key
         if key not in self._places:
             self._places[key] = len(self.values)
-            self.values.append(value_of() if value_of else key)
+            self.values.append(value)
         return self._places[key]
 
 
@@ -124,10 +124,8 @@ class SurroundingDocuments:
     """Conditions and subjects by their digests, each read once for all series."""
 
     def __init__(self, results: StoredResults) -> None:
-        def read(document: Callable[[str], Value]) -> Callable[[str], dict[str, Any]]:
-            return cache(lambda digest: document(digest).model_dump(mode="json"))
-
-        self.conditions, self.subject = read(results.conditions), read(results.subject)
+        self.conditions = cache(lambda digest: results.conditions(digest).model_dump(mode="json"))
+        self.subject = cache(lambda digest: results.subject(digest).model_dump(mode="json"))
 
 
 @lru_cache(maxsize=2**18)  # each time of a large store is needed four times
@@ -145,10 +143,10 @@ def month_of(began: str) -> str:
 def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
     """Return the columns, one value of each a run; what they refer to; the segments; and the pairs of builds."""
     distinct = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
-
-    def row(point: Point) -> dict[str, Any]:
-        """Return a value for each column. What repeats is a place among the distinct values."""
-        return {
+    rows = []
+    for point in runs.points:  # a value for each column; what repeats is a place among the distinct values
+        conditions, subject = surroundings.conditions(point.conditions), surroundings.subject(point.subject)
+        row = {
             "run": point.run_id,
             "time": seconds_of(point.began),
             "word": distinct["words"].index(point.word),
@@ -157,15 +155,13 @@ def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, A
             "purpose": distinct["purposes"].index(point.purpose),
             "counts": int(point.is_comparable),
             "trend": int(point.is_of_trend),
-            "conditions": distinct["conditions"].index(
-                point.conditions, lambda: surroundings.conditions(point.conditions)
-            ),
-            "subject": distinct["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
-            # As exact as a chart and its table can show.
-            **{figure.page: rounded(getattr(point, column), figure.decimals) for column, figure in STORED.items()},
+            "conditions": distinct["conditions"].index(conditions, point.conditions),
+            "subject": distinct["subjects"].index(subject, point.subject),
         }
-
-    rows = [row(point) for point in runs.points]
+        for column, figure in STORED.items():  # as exact as a chart and its table can show
+            value = getattr(point, column)
+            row[figure.page] = None if value is None else round(value, figure.decimals)
+        rows.append(row)
     return {
         "label": runs.series.label,
         "case_file": runs.case_slug,
@@ -224,10 +220,6 @@ def flat(value: Mapping[str, Any], above: str = "") -> dict[str, str]:
     return fields
 
 
-def rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
-
-
 @dataclass(frozen=True)
 class SeriesSummary:
     """The latest state of a series."""
@@ -239,12 +231,8 @@ class SeriesSummary:
     last_word: str
     why_not: str | None  # why the last run may not stand in a comparison; None where it may
     latest: Point | None  # the last run of the trend that may stand in a comparison
+    tokens: float | None  # tokens/s/device of the latest figures
     disturbed: int = 0  # newer runs that are left out, as other programs disturbed them
-
-    @property
-    def tokens(self) -> float | None:
-        """The tokens/s/device of the latest figures."""
-        return self.latest.tokens_per_second_per_device if self.latest else None
 
 
 def summary_of(runs: SeriesRuns) -> SeriesSummary:
@@ -262,5 +250,6 @@ def summary_of(runs: SeriesRuns) -> SeriesSummary:
         last_word=last.word,
         why_not=None if last.is_comparable else reason,
         latest=counted[-1] if counted else None,
+        tokens=counted[-1].tokens_per_second_per_device if counted else None,
         disturbed=0 if runs.is_disturbed else len(runs.disturbed),
     )

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 from pydantic_core import to_json
@@ -58,7 +57,7 @@ def _manifest(root: FolderDescriptor) -> PagesManifest:
     return manifest
 
 
-class PagesWriter:
+class PagesWriter(ExitStack):
     """Writes the files of a site, all at the end. It keeps those that were made from the same content before.
 
     Until `finish` the folder stays as it is, but for a hidden folder with the new files.
@@ -71,6 +70,7 @@ class PagesWriter:
         Raises UsageError for a folder with other files, for a link or a file in the place of one of its folders, and
         for public pages in the place of private ones, or reverse.
         """
+        super().__init__()
         self.private = private
         self.stamps: dict[str, str] = {}
         self._staged: dict[str, tuple[str, str]] = {}  # by name: the file with its content, and that content's digest
@@ -90,15 +90,7 @@ class PagesWriter:
             except OSError as error:
                 reason = f"{error.strerror}{room_left(error, folder)}"
                 raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
-            self._undone = undone.pop_all()
-
-    def __enter__(self) -> PagesWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._undone.close()
+            self.callback(undone.pop_all().close)
 
     def keeps(self, name: str, stamp: str) -> bool:
         """Return whether the file was made from what this stamp stands for. It is then part of the site again."""

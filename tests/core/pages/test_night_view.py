@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.pages.content import finding_of, gathered, sorted_by_urgency
+from levelfield.pages.content import finding_of, gathered
 from levelfield.pages.night_view import ROWS, NightView, night_view
 from levelfield.pages.series_history import GivenRuns
 from levelfield.series.findings import WORDS
@@ -103,5 +103,6 @@ def test_a_finding_of_another_form_is_read_as_far_as_it_goes(content: dict[str, 
 
 
 def test_the_larger_change_comes_first() -> None:
-    findings = [finding_of("n", {"word": "regression", "change": c, "label": str(c)}) for c in (-0.02, -0.3, None)]
-    assert [finding.change for finding in sorted_by_urgency(findings)] == [-0.3, -0.02, None]
+    findings = [{"word": "regression", "change": c, "label": str(c)} for c in (-0.02, -0.3, None)]
+    changes = view(GivenRuns([], findings={"2026-10-19": findings})).changes
+    assert [row.finding.change for row in changes] == [-0.3, -0.02, None]
