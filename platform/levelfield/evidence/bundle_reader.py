@@ -15,8 +15,8 @@ from pathlib import Path
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.evidence.bundle_archive import FILE_NAME, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
-from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
-from levelfield.specs.base import parse, sha256_of
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal
+from levelfield.specs.base import json_digest, parse, sha256_of
 from levelfield.specs.bounded_reading import bounded_bytes
 from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledRun, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
@@ -40,7 +40,8 @@ class RunInBundle:
         """
         raw = {name: file for name, file in self.entry.files.items() if name not in (RESULT, OUTCOME)}
         if changed := sorted(name for name, file in raw.items() if file.is_whole and file.stored != file.original):
-            return tampered(f"changed and not listed as redacted: {', '.join(changed[:3])}", {})
+            reason = f"changed and not listed as redacted: {', '.join(changed[:3])}"
+            return SealFinding(word="tampered", reason=reason, digest=json_digest({}))
         originals: dict[str, str | None] = {name: file.original for name, file in raw.items()}
         outcome = self.entry.files.get(OUTCOME)
         before = outcome.original if outcome and not outcome.is_whole else None

@@ -79,7 +79,7 @@ def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[C
 
 
 def _clock(part: NodePart, raw: RawRecords) -> Iterator[Contradiction | str]:
-    telemetry = part.read
+    telemetry = part.telemetry
     times = (*(r.time_ns for r in telemetry.readings), *(r.time_ns for r in telemetry.host))
     read = sorted({*times, *(time for time, _ in telemetry.wall_clock)})
     ends = [*(r.end_ns for r in part.steps), *(t for r, t in raw.begins.items() if r in part.ranks)]
@@ -103,10 +103,10 @@ def _time_of_day(part: NodePart, started: float | None) -> Iterator[Contradictio
     """Hold telemetry against the start, which the platform's machine noted. Other machines may show another day."""
     if started is None:
         return
-    if not part.read.wall_clock:
+    if not part.telemetry.wall_clock:
         yield part.labelled("telemetry has no time of day, so nothing is held against the time in provenance.json")
         return
-    (first_ns, first_wall), (last_ns, last_wall) = min(part.read.wall_clock), max(part.read.wall_clock)
+    (first_ns, first_wall), (last_ns, last_wall) = min(part.telemetry.wall_clock), max(part.telemetry.wall_clock)
     if not -LATE_SECONDS <= first_wall / NANOSECONDS - started <= START_SECONDS:
         began = _day(first_wall / NANOSECONDS)
         if part.name is None:
@@ -124,14 +124,14 @@ def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
 
     Two machines that were started within a minute of each other cannot be told apart so.
     """
-    facts = raw.node_facts.get(part.telemetry.node) if part.telemetry and part.telemetry.node is not None else None
-    if not facts or not part.read.wall_clock:
+    facts = None if part.telemetry.node is None else raw.node_facts.get(part.telemetry.node)
+    if not facts or not part.telemetry.wall_clock:
         return
     try:
         noted = whole(facts["wall_ns"]) - whole(facts["monotonic_ns"])
     except DAMAGED:
         return
-    time_ns, wall_ns = min(part.read.wall_clock)
+    time_ns, wall_ns = min(part.telemetry.wall_clock)
     apart = abs((wall_ns - time_ns) - noted) / NANOSECONDS
     if not apart <= LATE_SECONDS:
         distance = f"they are {apart:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"

@@ -70,8 +70,8 @@ def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[s
 def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
     window_ns = part.window_ns(plan.work.window)
-    for index, used in zip(part.indices, used_peaks(part.read.readings, part.indices), strict=True):
-        readings = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
+    for index, used in zip(part.indices, used_peaks(part.telemetry.readings, part.indices), strict=True):
+        readings = (r for r in part.telemetry.readings if r.device == index and r.memory_used_bytes is not None)
         if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in readings), *window_ns)):
             yield f"device {part.device(index)}", used
 
@@ -107,7 +107,7 @@ def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int,
     if plan.runtime == "docker":  # the cores of the training are not those of the readings
         return
     for part in parts:
-        window_ns, host = part.window_ns(plan.work.window), part.read.host
+        window_ns, host = part.window_ns(plan.work.window), part.telemetry.host
         if window_ns is None or not host:
             continue
         if too_little(coverage(sorted(reading.time_ns for reading in host), *window_ns)):
@@ -129,7 +129,7 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
     """Return the power of all devices before the training; None where one's is not known, or it may not be idle."""
     watts: list[float] = []
     for part in parts:
-        before = {reading.device: reading for reading in part.read.readings if reading.before}
+        before = {reading.device: reading for reading in part.telemetry.readings if reading.before}
         for index in part.indices:
             reading = before.get(index)
             if reading is None or reading.power_watts is None or in_use(None, None, reading.utilisation) is not False:

@@ -35,7 +35,7 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
             if plan.hardware.is_host:
                 rank_peaks += memories.process_peaks(part.steps)
             else:
-                rank_peaks += memories.used_peaks(part.read.readings, part.indices)
+                rank_peaks += memories.used_peaks(part.telemetry.readings, part.indices)
         stages = memories.stage_peaks(rank_peaks, plan.tuning.layout.pipeline, plan.world_size)
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
@@ -53,7 +53,7 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.indices)
     whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
     sizes, window_ns = dict.fromkeys(part.indices, whole), part.window_ns(plan.work.window)
-    peaks = memories.memory(part.read.readings, part.steps, sizes, window_ns)
+    peaks = memories.memory(part.telemetry.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
     reason = part.silence_reason or _append_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
@@ -132,7 +132,7 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
         return energies.NodeUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
     if plan.launch is None:
         use = energies.node_use(trace.readings, *window_ns)
-    elif part.read.wall_clock:
+    elif part.telemetry.wall_clock:
         readings = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
         use = energies.node_use(readings, *map(part.day_ns, window_ns))
     else:
@@ -149,7 +149,7 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
         return energies.EnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
-    use = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
+    use = energies.energy(part.telemetry.readings, part.indices, *window_ns, tokens, least)
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
@@ -165,7 +165,7 @@ def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
             return Figure(value=None, unit="1", reason=part.labelled(part.silence_reason))
         load: float | str = f"rank {part.ranks.start} lacks the window"
         if window_ns:
-            load = mean_load(part.read.readings, part.indices, *window_ns)
+            load = mean_load(part.telemetry.readings, part.indices, *window_ns)
         if isinstance(load, str):
             reason = _append_cause(load, part.tool_reason("utilisation")) or load
             return Figure(value=None, unit="1", reason=part.labelled(reason))
@@ -183,12 +183,14 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
 
     Of several machines the processors' figures are those of the busiest one.
     """
-    if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
+    if not any(r.before for part in parts for r in part.telemetry.readings) and not any(
+        part.telemetry.host for part in parts
+    ):
         return None, ()  # a run of an earlier version, or one that did not start
     before, during = zip(*(_host_uses(plan, part) for part in parts), strict=True)
     devices, warnings = list[DeviceUse](), list[str]()
     for part, earlier, later in zip(parts, before, during, strict=True):
-        readings = {reading.device: reading for reading in part.read.readings if reading.before}
+        readings = {reading.device: reading for reading in part.telemetry.readings if reading.before}
         for index in map(str, plan.hardware.device_indices):
             use, warning = _device(plan, part, index, readings.get(index))
             devices.append(use)
@@ -227,7 +229,7 @@ def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> 
 
 def _host_uses(plan: Plan, part: NodePart) -> tuple[HostUse, HostUse]:
     """Return the use of a machine's processors before the training and in the window."""
-    host, window_ns = part.read.host, part.window_ns(plan.work.window)
+    host, window_ns = part.telemetry.host, part.window_ns(plan.work.window)
     earlier = [reading for reading in host if reading.before]
     if len(earlier) < 2:
         reason = part.silence_reason or "there are no two readings from before the training"

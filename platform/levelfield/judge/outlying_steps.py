@@ -23,7 +23,7 @@ from levelfield.measure.throughput import (
     step_outliers,
     step_times,
 )
-from levelfield.rundir.node_parts import NodePart, part_of
+from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Disturbance, ReadingAround, SlowestStep, Status
@@ -46,8 +46,9 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
     outliers, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
     unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
     lost, limit, seen = outliers.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
+    part = next((part for part in parts if rank in part.ranks), parts[0])  # parts[0]: a rank that the plan lacks
     figures = Disturbance(
-        slowest=_slowest(part_of(parts, rank), outliers, whole),
+        slowest=_slowest(part, outliers, whole),
         outliers=len(outliers.outliers),
         lost=outliers.lost_part(outliers.outliers),
         unexplained=lost,
@@ -71,7 +72,7 @@ def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePa
         return outliers.is_explained(span, _host(parts[0], span))
     ends = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
     return any(
-        outliers.is_explained(span, host_use(part.read.host, begin, end))
+        outliers.is_explained(span, host_use(part.telemetry.host, begin, end))
         for part, begin, end in ends
         if begin is not None and end is not None and begin < end
     )
@@ -120,7 +121,7 @@ def _slowest(part: NodePart, outliers: StepOutliers, window: StepSpan) -> Slowes
 
 def _time_of_day(part: NodePart, time_ns: int) -> str | None:
     """Return the time of day in UTC; None where telemetry did not record it."""
-    if not part.read.wall_clock:
+    if not part.telemetry.wall_clock:
         return None
     try:
         moment = datetime.fromtimestamp(part.day_ns(time_ns) / NANOSECONDS, timezone.utc)
@@ -132,7 +133,7 @@ def _time_of_day(part: NodePart, time_ns: int) -> str | None:
 def _host(part: NodePart, span: StepSpan) -> HostUse:
     if part.silence_reason:
         return HostUse(None, None, part.labelled(part.silence_reason))
-    return host_use(part.read.host, span.begin_ns, span.end_ns)
+    return host_use(part.telemetry.host, span.begin_ns, span.end_ns)
 
 
 def _device_readings(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
@@ -143,7 +144,7 @@ def _device_readings(part: NodePart, span: StepSpan, window: StepSpan) -> Iterat
         ("temperature", "degrees Celsius", lambda r: r.temperature_celsius, max),
     )
     for what, unit, read, summary in rows:
-        step, whole = (_over(part.read.readings, read, summary, s) for s in (span, window))
+        step, whole = (_over(part.telemetry.readings, read, summary, s) for s in (span, window))
         if whole is not None or step is not None:  # a tool that has no such value says so elsewhere
             yield _around(what, unit, step, whole, "no reading fell into the step")
 

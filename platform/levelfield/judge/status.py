@@ -222,8 +222,9 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
 def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"{rank_named(plan, raw, end['rank'])} was ended by {name}; {_steps_done(raw)}"
-    if end["signal"] == signal.SIGKILL and raw.oom_kills:
-        evidence = f"{evidence}; {raw.oom_evidence}" if raw.oom_evidence else evidence
+    oom_kills, oom_evidence = raw.oom_kills
+    if end["signal"] == signal.SIGKILL and oom_kills:
+        evidence = f"{evidence}; {oom_evidence}" if oom_evidence else evidence
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 

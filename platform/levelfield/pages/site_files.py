@@ -84,7 +84,7 @@ class PagesWriter(ExitStack):
                     with suppress(OSError), root.below(name) as left:
                         if left.locked():
                             _remove_staging(root, left)
-                self._staging = undone.enter_context(root.made_below(f".levelfield-new-{os.urandom(4).hex()}"))
+                self._staging = undone.enter_context(root.below(f".levelfield-new-{os.urandom(4).hex()}", make=True))
                 undone.callback(_remove_staging, root, self._staging)
                 self._staging.locked()
             except OSError as error:
@@ -191,7 +191,7 @@ def _opened_folders(root: FolderDescriptor, undone: ExitStack) -> dict[str, Fold
                     "move it away, or write the pages into a new folder"
                 )
             if kind or is_made:
-                opened[name] = undone.enter_context(opened[above].made_below(last))
+                opened[name] = undone.enter_context(opened[above].below(last, make=True))
     return opened
 
 
@@ -200,7 +200,7 @@ def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
         for name in staging.names():
             if _STAGED.fullmatch(name) or name == NAME:
                 staging.remove(name)
-        root.remove_folder(staging.path.name)
+        os.rmdir(staging.path.name, dir_fd=root.descriptor)
 
 
 def data_script(name: str, value: Any) -> str:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +23,7 @@ _KINDS = {
 }
 
 
-class FolderDescriptor:
+class FolderDescriptor(AbstractContextManager["FolderDescriptor"]):
     """Reaches the files of one folder by its descriptor. A folder or a link that takes its place later has no effect.
 
     The folder that is named may be a link, or lie behind one: whoever names it decides that. Every name is one part of
@@ -40,23 +40,17 @@ class FolderDescriptor:
                 else os.open(path, _FOLDER)
             )
 
-    def __enter__(self) -> FolderDescriptor:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.descriptor)
 
-    def below(self, name: str) -> FolderDescriptor:
-        return FolderDescriptor(self.path / name, self)
-
-    def made_below(self, name: str) -> FolderDescriptor:
-        """Return a folder of this one, made where nothing has its name."""
+    def below(self, name: str, make: bool = False) -> FolderDescriptor:
+        """Return a folder of this one. make: where nothing has its name, it is made."""
         with _whole_path(self.path / name):
-            if self.kind(name) is None:
+            if make and self.kind(name) is None:
                 os.mkdir(name, dir_fd=self.descriptor)
-        return self.below(name)
+        return FolderDescriptor(self.path / name, self)
 
     def names(self) -> list[str]:
         with _whole_path(self.path):
@@ -116,10 +110,6 @@ class FolderDescriptor:
                 os.unlink(name, dir_fd=self.descriptor)
             except FileNotFoundError:
                 return
-
-    def remove_folder(self, name: str) -> None:
-        with _whole_path(self.path / name):
-            os.rmdir(name, dir_fd=self.descriptor)
 
     def locked(self) -> bool:
         """Lock the folder until it is closed. Return whether nobody else has locked it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from levelfield.measure.raw_facts import StepRecord, by_rank
@@ -22,13 +22,10 @@ class NodePart:
     ranks: range  # those on it, whose events and telemetry have one clock
     steps: tuple[StepRecord, ...]  # of these ranks
     ends: Mapping[int, int]  # by step, when the first of these ranks ended it
-    telemetry: NodeTelemetry | None  # None where the node left none
+    telemetry: NodeTelemetry  # without any reading where there is none
     indices: tuple[str, ...]  # its devices, as its telemetry names them
-
-    @property
-    def read(self) -> NodeTelemetry:
-        """The telemetry; without any reading where there is none."""
-        return self.telemetry or NodeTelemetry()
+    # Why nothing was read here; None where there is telemetry, and for the platform's machine.
+    silence_reason: str | None = None
 
     def window_ns(self, window: Window, began: int | None = None) -> tuple[int, int] | None:
         """Return begin and end of the window on this machine's clock; None when the run ended before.
@@ -40,7 +37,7 @@ class NodePart:
 
     def day_ns(self, time_ns: int) -> int:
         """Return a time of this machine's clock as its time of day, by the nearest of the readings of both clocks."""
-        clock_ns, wall_ns = min(self.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
+        clock_ns, wall_ns = min(self.telemetry.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
         return wall_ns + time_ns - clock_ns
 
     def device(self, index: str) -> str:
@@ -51,14 +48,10 @@ class NodePart:
         """Return a sentence that names the node."""
         return sentence if self.name is None else f"{self.name}: {sentence}"
 
-    @property
-    def silence_reason(self) -> str | None:
-        """Why nothing was read here; None where there is telemetry, and for the platform's machine."""
-        return NO_TELEMETRY if self.name is not None and self.telemetry is None else None
-
     def tool_reason(self, *figures: str) -> str | None:
         """Return why the vendor's tool did not read the first of these figures that it has a reason for."""
-        return next((self.read.reasons[name] for name in figures if self.read.reasons.get(name)), None)
+        reasons = self.telemetry.reasons
+        return next((reasons[name] for name in figures if reasons.get(name)), None)
 
 
 def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
@@ -67,27 +60,21 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
     The platform's machine writes telemetry.jsonl, and a node telemetry/node<k>.jsonl.
     """
     telemetry, steps = {t.node: t for t in raw.telemetry}, by_rank(raw.steps)
+    places: list[tuple[int | None, range]] = [(k, plan.ranks_of(k)) for k in range(plan.hardware.nodes)]
     if None in telemetry or (plan.hardware.nodes == 1 and not telemetry):
-        return (_part(plan, None, range(plan.world_size), steps, telemetry.get(None)),)
-    nodes = range(plan.hardware.nodes)
-    return tuple(_part(plan, f"node{k}", plan.ranks_of(k), steps, telemetry.get(k)) for k in nodes)
-
-
-def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:
-    """Return the machine of a rank; the first one for a rank that the plan does not have."""
-    return next((part for part in parts if rank in part.ranks), parts[0])
-
-
-def _part(
-    plan: Plan, name: str | None, ranks: range, steps: Mapping[int, tuple[StepRecord, ...]], read: NodeTelemetry | None
-) -> NodePart:
-    ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
-    records = tuple(record for rank in ranks for record in steps.get(rank, ()))
-    indices: tuple[str, ...] = ("0",)  # a host that is divided into shares is one device
-    if plan.hardware.device_indices:
-        indices = tuple(map(str, plan.hardware.device_indices))
-    elif name is not None and not plan.hardware.is_host:
-        indices = tuple(map(str, range(plan.hardware.devices_per_node)))
-    elif read and read.readings:
-        indices = tuple(sorted({reading.device for reading in read.readings}))
-    return NodePart(name, ranks, records, ends, read, indices)
+        places = [(None, range(plan.world_size))]
+    parts = []
+    for node, ranks in places:
+        ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
+        records = tuple(record for rank in ranks for record in steps.get(rank, ()))
+        read = telemetry.get(node, NodeTelemetry())
+        indices: tuple[str, ...] = ("0",)  # a host that is divided into shares is one device
+        if plan.hardware.device_indices:
+            indices = tuple(map(str, plan.hardware.device_indices))
+        elif node is not None and not plan.hardware.is_host:
+            indices = tuple(map(str, range(plan.hardware.devices_per_node)))
+        elif read.readings:
+            indices = tuple(sorted({reading.device for reading in read.readings}))
+        name, is_silent = None if node is None else f"node{node}", node is not None and node not in telemetry
+        parts.append(NodePart(name, ranks, records, ends, read, indices, NO_TELEMETRY if is_silent else None))
+    return tuple(parts)

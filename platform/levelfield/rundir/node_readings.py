@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from levelfield.contracts.readings import plausible_samples, printer
 from levelfield.contracts.tool_records import parse
@@ -22,6 +23,7 @@ _COPIED = ("time_ns", "wall_ns", "before", "host")
 
 def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the readings of each node that left what its tools printed. Raises OSError for a full disk."""
+    tool = printer(vendor.spec)
     for node in range(plan.hardware.nodes):
         try:
             recorded = read_regular(paths.node_raw_telemetry(node))
@@ -29,7 +31,17 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             continue
         except OSError as error:
             recorded = f"{error.filename}: {error.strerror}\n".encode()  # no reading: the run is invalid by it
-        numbers = _tool_numbers(paths, node, vendor)
+        numbers: dict[
+            int, int
+        ] = {}  # the tool's of each device by the runtime's, which is the plan's; where they differ
+        facts = None
+        with suppress(OSError):
+            facts = event_or_none(read_regular(paths.node_facts(node)))
+        if tool and facts is not None:
+            text = answers_of(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
+            visible = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
+            numbers = {int(word): index for index, word in visible.items() if word and word.isdecimal()}
+            numbers = numbers if len(numbers) == len(visible) else {}
         write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor, numbers)))
 
 
@@ -48,24 +60,6 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         except Exception as error:  # an adapter may raise anything
             versions = {"error": f"{type(error).__name__}: {error}"}
         write_json(paths.node_software(node), versions)
-
-
-def _tool_numbers(paths: RunPaths, node: int, vendor: Vendor) -> dict[int, int]:
-    """Return the tool's number of each device of a node, by the runtime's number, which is the plan's there.
-
-    Empty where both count alike, or where the node recorded no output that says it.
-    """
-    tool = printer(vendor.spec)
-    if tool is None:
-        return {}
-    try:
-        facts = event_or_none(read_regular(paths.node_facts(node)))
-    except OSError:
-        return {}
-    text = answers_of(mapping(mapping(facts).get("tools")).values())(tool.command, tool.timeout_seconds).text
-    printed = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
-    numbers = {int(word): index for index, word in printed.items() if word and word.isdecimal()}
-    return numbers if len(numbers) == len(printed) else {}
 
 
 def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, int]) -> Iterator[str]:

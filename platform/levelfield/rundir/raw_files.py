@@ -28,11 +28,10 @@ from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
     NodeTelemetry,
     number,
-    number_or_none,
+    optional,
     read_lines,
     read_node_power,
     read_telemetry,
-    whole_or_none,
 )
 from levelfield.specs.base import sha256_of
 from levelfield.specs.paths import RunPaths
@@ -75,25 +74,16 @@ class RawRecords:
     provenance: Event = field(default_factory=dict)
 
     @property
-    def oom_kills(self) -> int:
-        """How many processes of the run the kernel killed for memory, as the launcher counted them."""
-        kills = str(self._extra.get("oom_kills", ""))
-        return int(kills) if kills.isdecimal() else 0
-
-    @property
-    def oom_evidence(self) -> str | None:
-        """How the kills for memory are known, in the launcher's words."""
-        evidence = self._extra.get("oom_evidence")
-        return str(evidence) if evidence else None
+    def oom_kills(self) -> tuple[int, str | None]:
+        """How many processes of the run the kernel killed for memory, and how that is known, by the launcher."""
+        extra = mapping(self.outcome.get("extra"))
+        kills, evidence = str(extra.get("oom_kills", "")), extra.get("oom_evidence")
+        return int(kills) if kills.isdecimal() else 0, str(evidence) if evidence else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences of the launcher for the result."""
-        return tuple(str(self._extra.get("warnings", "")).splitlines())
-
-    @property
-    def _extra(self) -> Event:
-        return mapping(self.outcome.get("extra"))
+        return tuple(str(mapping(self.outcome.get("extra")).get("warnings", "")).splitlines())
 
     @property
     def steps_done(self) -> int:
@@ -112,7 +102,13 @@ def read_raw(paths: RunPaths) -> RawRecords:
     digests = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
     follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
-    outcome, provenance = _outcome(paths.outcome), document(paths.provenance) or {}
+    (outcome, seen, damage), provenance = _outcome(paths.outcome), document(paths.provenance) or {}
+    nodes: dict[str, dict[int, Event]] = {"facts": {}, "software": {}}
+    for kind, documents in nodes.items():
+        for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
+            node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
+            if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
+                documents[int(node)] = document(path) or {}
     # of two ends of one node the first one counts
     node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
@@ -131,12 +127,12 @@ def read_raw(paths: RunPaths) -> RawRecords:
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         telemetry=telemetry,
         node_power=node_power,
-        node_facts=dict(_node_documents(paths, "facts")),
-        node_software=dict(_node_documents(paths, "software")),
+        node_facts=nodes["facts"],
+        node_software=nodes["software"],
         node_ends={end["node_rank"]: end for end in reversed(node_ends)},
-        seen=dict(_sightings(outcome, broken)),
+        seen=seen,
         outcome=outcome,
-        broken=tuple(broken),
+        broken=(*broken, *damage),
         inherited={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
         system=system_of(provenance),
         provenance=provenance,
@@ -161,15 +157,34 @@ def _records(pairs: list[tuple[int, Event]], kind: str, broken: list[str], file:
         if event.get("event") != kind:
             continue
         try:
-            yield from [_step(rank, event)] if kind == "step" else _event_records(rank, event)
+            yield from _event_records(rank, event)
         except DAMAGED as error:
             an = "an" if kind == "experts" else "a"
             broken.append(f"rank{rank}{file}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
 
 
 def _event_records(rank: int, event: Event) -> list[Any]:
-    """Return the records of an event that is no step. Raises one of DAMAGED."""
+    """Return the records of an event. Raises one of DAMAGED."""
     match event["event"]:
+        case "step":
+            return [
+                StepRecord(
+                    rank=rank,
+                    step=whole(event["step"]),
+                    end_ns=whole(event["end_ns"]),
+                    loss=optional(number, event["loss"]),
+                    grad_norm=optional(number, event["grad_norm"]),
+                    tokens=whole(event["tokens"]),
+                    tokens_checksum=optional(whole, event.get("tokens_checksum")),
+                    learning_rate=optional(number, event.get("learning_rate")),
+                    loss_scale=optional(number, event.get("loss_scale")),
+                    skipped=bool(event.get("skipped")),
+                    memory={name: optional(whole, size) for name, size in dict(event.get("memory") or {}).items()},
+                    before_exchange_seconds=optional(number, event.get("before_exchange_seconds")),
+                    auxiliary_loss=optional(number, event.get("auxiliary_loss")),
+                    compile_seconds=optional(number, event.get("compile_seconds")),
+                )
+            ]
         case "begin":
             return [(rank, whole(event["end_ns"]))]
         case "weights":
@@ -198,25 +213,6 @@ def _event_records(rank: int, event: Event) -> list[Any]:
     return []
 
 
-def _step(rank: int, event: Event) -> StepRecord:
-    return StepRecord(
-        rank=rank,
-        step=whole(event["step"]),
-        end_ns=whole(event["end_ns"]),
-        loss=number_or_none(event["loss"]),
-        grad_norm=number_or_none(event["grad_norm"]),
-        tokens=whole(event["tokens"]),
-        tokens_checksum=whole_or_none(event.get("tokens_checksum")),
-        learning_rate=number_or_none(event.get("learning_rate")),
-        loss_scale=number_or_none(event.get("loss_scale")),
-        skipped=bool(event.get("skipped")),
-        memory={kind: whole_or_none(size) for kind, size in dict(event.get("memory") or {}).items()},
-        before_exchange_seconds=number_or_none(event.get("before_exchange_seconds")),
-        auxiliary_loss=number_or_none(event.get("auxiliary_loss")),
-        compile_seconds=number_or_none(event.get("compile_seconds")),
-    )
-
-
 def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tuple[int, ...], Slices]:
     return rank, name.strip(), tuple(map(whole, shape)), tuple((whole(a), whole(b)) for a, b in slices)
 
@@ -228,22 +224,23 @@ def _layer(text: str) -> int:
     return whole(int(text))
 
 
-def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowSighting]]:
-    """Return the window as the platform saw it, by rank; without ranks whose window it did not see whole."""
-    try:
-        for rank, ends in dict(outcome.get("seen") or {}).items():
-            if {"begin", "end"} <= ends.keys():
-                begin, end = (Sighting(*map(whole, ends[name])) for name in ("begin", "end"))
-                yield int(rank), WindowSighting(begin, end)
-    except DAMAGED as error:
-        broken.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")
+def _outcome(path: Path) -> tuple[Event, dict[int, WindowSighting], list[str]]:
+    """Return how the run ended, the window as the platform saw it by rank, and what of these windows is damaged.
 
-
-def _outcome(path: Path) -> Event:
-    """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
+    Nothing for a damaged file. Of the ends, those of a rank by numbers are kept. A rank whose window the platform did
+    not see whole has none.
+    """
     content = document(path) or {}
     if not isinstance(content.get("cause"), str):
-        return {}
+        return {}, {}, []
+    seen, damage = dict[int, WindowSighting](), list[str]()
+    try:
+        for rank, sightings in dict(content.get("seen") or {}).items():
+            if {"begin", "end"} <= sightings.keys():
+                begin, end = (Sighting(*map(whole, sightings[name])) for name in ("begin", "end"))
+                seen[int(rank)] = WindowSighting(begin, end)
+    except DAMAGED as error:
+        damage.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")
     ends = [
         end
         for end in sequence(content.get("ends"))
@@ -251,14 +248,7 @@ def _outcome(path: Path) -> Event:
         and all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
     ]
     evidence = content.get("evidence")
-    return {**content, "ends": ends, "evidence": None if evidence is None else str(evidence)}
-
-
-def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
-    for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
-        node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
-        if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
-            yield int(node), document(path) or {}
+    return {**content, "ends": ends, "evidence": None if evidence is None else str(evidence)}, seen, damage
 
 
 def system_of(provenance: Event) -> System | None:

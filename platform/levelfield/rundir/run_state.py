@@ -64,17 +64,16 @@ def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 def _changes(paths: RunPaths) -> bool:
     """Return whether a file of the run is written within LOOK_SECONDS."""
-
-    def state() -> dict[Path, tuple[int, int]]:
+    before: dict[Path, tuple[int, int]] | None = None
+    while True:
         states = {}
         for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
             with suppress(OSError):
                 states[path] = path.stat().st_mtime_ns, path.stat().st_size
-        return states
-
-    before = state()
-    time.sleep(LOOK_SECONDS)
-    return state() != before
+        if before is not None:
+            return states != before
+        before = states
+        time.sleep(LOOK_SECONDS)
 
 
 def platform_of(status: dict[str, Any]) -> ProcessIdentity | None:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -83,14 +83,15 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
     if _may_still_write(outcome):
         return outcome
-    raw = digests(paths)
-    documents = {
-        name: content
-        for name, path in raw_paths(paths.root)
-        if raw.get(name) and name.endswith((".json", ".jsonl")) and (content := _content(name, path)) is not None
-    }
-    documents[OUTCOME] = outcome
-    facts = {f"{name}{FACTS}": facts_digest(content, VERSION) for name, content in documents.items()}
+    raw, facts = dict[str, str | None](), dict[str, str]()
+    for name, path in raw_paths(paths.root):
+        raw[name] = _file_digest(path)
+        if raw[name] and name.endswith((".json", ".jsonl")):
+            with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
+                largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
+                if (content := document_of(name, read_regular(path, largest=largest))) is not None:
+                    facts[f"{name}{FACTS}"] = facts_digest(content, VERSION)
+    facts[f"{OUTCOME}{FACTS}"] = facts_digest(outcome, VERSION)
     files = _present(raw, outcome) | facts
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
@@ -99,7 +100,7 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    raw, root = digests(paths), paths.root.absolute()
+    raw, root = {name: _file_digest(path) for name, path in raw_paths(paths.root)}, paths.root.absolute()
     finding = finding_of(document(paths.outcome), raw)
     if finding.word != "tampered":
         return finding
@@ -123,28 +124,25 @@ def finding_of(
     whose second digest counts. original: the digest of the outcome before it was redacted.
     """
     present = _present(raw, outcome or {}) | ({OUTCOME: original} if original else {})
+    word: Literal["unsealed", "tampered"] = "unsealed"
     if outcome is None:
-        return _unsealed("outcome.json is missing or unreadable", present)
-    if KEY not in outcome:
-        if _may_still_write(outcome):
-            return _unsealed("a rank did not end and may still write, so the run was not sealed", present)
-        if outcome.get("cause") == "storage":
-            reason = "the run directory could not be written when the run ended, so the run was not sealed"
-            return _unsealed(reason, present)
+        reason = "outcome.json is missing or unreadable"
+    elif KEY not in outcome:
         reason = "outcome.json has no seal: the run is of an earlier version, or its seal was removed"
-        return _unsealed(reason, present)
-    stored = stored_seal(outcome)
-    if stored is None:
-        return tampered("the seal in outcome.json is damaged", present)
-    facts = {
-        f"{name}{FACTS}": facts_digest(content, stored.version) for name, content in sorted((redacted or {}).items())
-    }
-    if differs := _differences(stored.files, present, facts):
-        return tampered(f"changed after the run ended: {differs}", present)
-    if irregular := [name for name, digest in raw.items() if digest is None]:
+        if _may_still_write(outcome):
+            reason = "a rank did not end and may still write, so the run was not sealed"
+        elif outcome.get("cause") == "storage":
+            reason = "the run directory could not be written when the run ended, so the run was not sealed"
+    elif (stored := stored_seal(outcome)) is None:
+        word, reason = "tampered", "the seal in outcome.json is damaged"
+    elif differs := _differences(stored, present, redacted or {}):
+        word, reason = "tampered", f"changed after the run ended: {differs}"
+    elif irregular := [name for name, digest in raw.items() if digest is None]:
         sealable = f"a regular file of at most {MOST_SEALED_BYTES / 2**30:.0f} GiB"
-        return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only {sealable} can be sealed", present)
-    return SealFinding(word="sealed", digest=stored.digest)
+        reason = f"found {', '.join(irregular[:_NAMED])}: only {sealable} can be sealed"
+    else:
+        return SealFinding(word="sealed", digest=stored.digest)
+    return SealFinding(word=word, reason=reason, digest=json_digest(present))
 
 
 def _present(raw: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
@@ -183,14 +181,6 @@ def names_something(text: str) -> bool:
     return "/" in text or DEVICE.search(text) is not None
 
 
-def _unsealed(reason: str, present: dict[str, str]) -> SealFinding:
-    return SealFinding(word="unsealed", reason=reason, digest=json_digest(present))
-
-
-def tampered(reason: str, present: dict[str, str]) -> SealFinding:
-    return SealFinding(word="tampered", reason=reason, digest=json_digest(present))
-
-
 def stored_seal(outcome: Event) -> Seal | None:
     """Return the seal that outcome.json holds; None for one whose own digest is not that of its files."""
     try:
@@ -200,11 +190,13 @@ def stored_seal(outcome: Event) -> Seal | None:
     return seal if seal.digest == json_digest(seal.files) else None
 
 
-def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: Mapping[str, str]) -> str:
+def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:
     """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none.
 
-    facts: the second digests of redacted files. Of a whole file it follows from the first, so it is not computed.
+    The second digest is computed of redacted files alone: of a whole file it follows from the first.
     """
+    stored = seal.files
+    facts = {f"{name}{FACTS}": facts_digest(content, seal.version) for name, content in sorted(redacted.items())}
     whole = {name for name in stored if not name.endswith(FACTS)}
     differences = [f"{name} is missing" for name in sorted(whole - present.keys())]
     differences += [f"{name} was added" for name in sorted(present.keys() - whole)]
@@ -253,11 +245,6 @@ def opened(path: Path) -> int | None:
     return None
 
 
-def digests(paths: RunPaths) -> dict[str, str | None]:
-    """Return the digest of each raw file but outcome.json, by name; None for what cannot be sealed."""
-    return {name: _file_digest(path) for name, path in raw_paths(paths.root)}
-
-
 def _file_digest(path: Path) -> str | None:
     """Return the digest of a file, which is read once and in parts; None as `opened` does, and for a larger file."""
     descriptor = opened(path)
@@ -283,14 +270,7 @@ def document_of(name: str, content: bytes) -> Any:
 
 def document(path: Path) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
-    content = _content("", path)
-    return content if isinstance(content, dict) else None
-
-
-def _content(name: str, path: Path) -> Any:
-    """Return what a file holds, as `document_of` does; None for one that cannot be read."""
-    largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
     try:
-        return document_of(name, read_regular(path, largest=largest))
+        return event_or_none(read_regular(path, largest=MOST_DOCUMENT_BYTES))
     except OSError:
         return None

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, sequence, whole
 from levelfield.specs.paths import RunPaths
 
+T = TypeVar("T")
 _NODE_FILE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
 _COPIED = 0.5  # of the lines of a file
@@ -52,7 +53,15 @@ def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, .
     if paths.telemetry.exists():
         broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
     telemetry = tuple(_telemetry(node, path, broken) for node, path in sorted(files))
-    broken += _copies(telemetry)
+    first: dict[int, int] = {}  # by time, the first node with a reading of it
+    for node in telemetry:
+        times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
+        owners = [first[time] for time in times if time in first]
+        if owners and len(owners) >= _COPIED * len(times):
+            broken.append(
+                f"telemetry/node{node.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
+            )
+        first |= {time: node.node or 0 for time in times if time not in first}
     return telemetry
 
 
@@ -75,7 +84,7 @@ def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTr
         readings: list[PowerReading] = []
         for line in (answer for answer in answers if "watts" in answer):
             with _reported(f"{name}: an answer", broken):
-                stamp, period = line.get("stamp"), number_or_none(line.get("period_seconds"))
+                stamp, period = line.get("stamp"), optional(number, line.get("period_seconds"))
                 times = whole(line["time_ns"]), whole(line["wall_ns"])
                 text = None if stamp is None else str(stamp)
                 readings.append(PowerReading(*times, number(line["watts"]), text, period))
@@ -90,12 +99,25 @@ def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry
     readings: list[Reading] = []
     for line in lines:
         with _reported(f"{name}: a reading", broken):
-            readings += _readings(line)
+            readings += [
+                Reading(
+                    time_ns=whole(line["time_ns"]),
+                    device=str(sample["index"]),
+                    power_watts=optional(number, sample.get("power_watts")),
+                    energy_joules=optional(number, sample.get("energy_joules")),
+                    memory_used_bytes=optional(whole, sample.get("memory_used_bytes")),
+                    utilisation=optional(number, sample.get("utilisation")),
+                    temperature_celsius=optional(number, sample.get("temperature_celsius")),
+                    before=bool(line.get("before")),
+                    reasons={str(name): str(reason) for name, reason in dict(sample.get("reasons") or {}).items()},
+                )
+                for sample in line["samples"]
+            ]
     host_readings: list[HostReading] = []
     for line in lines:
         with _reported(f"{name}: a reading of the host", broken):
             if (host := line.get("host")) is not None:
-                ours, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
+                ours, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
                 times = whole(host["time_ns"]), number(host["busy_seconds"]), ours
                 host_readings.append(HostReading(*times, whole(host["cores"]), is_before))
     wall_clock: list[tuple[int, int]] = []
@@ -110,17 +132,6 @@ def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry
         if "error" in line:
             reasons["tool"] = str(line["error"])
     return NodeTelemetry(node, tuple(readings), tuple(host_readings), tuple(wall_clock), reasons)
-
-
-def _copies(telemetry: Iterable[NodeTelemetry]) -> Iterator[str]:
-    """Return a sentence for each node whose readings are those of another node."""
-    first: dict[int, int] = {}
-    for node in telemetry:
-        times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
-        owners = [first[time] for time in times if time in first]
-        if owners and len(owners) >= _COPIED * len(times):
-            yield f"telemetry/node{node.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
-        first |= {time: node.node or 0 for time in times if time not in first}
 
 
 def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[Event]:
@@ -150,34 +161,15 @@ def _reported(part: str, broken: list[str]) -> Iterator[None]:
         broken.append(f"{part} is damaged: {type(error).__name__} {error}")
 
 
-def _readings(line: Event) -> list[Reading]:
-    is_before = bool(line.get("before"))
-    return [
-        Reading(
-            time_ns=whole(line["time_ns"]),
-            device=str(sample["index"]),
-            power_watts=number_or_none(sample.get("power_watts")),
-            energy_joules=number_or_none(sample.get("energy_joules")),
-            memory_used_bytes=whole_or_none(sample.get("memory_used_bytes")),
-            utilisation=number_or_none(sample.get("utilisation")),
-            temperature_celsius=number_or_none(sample.get("temperature_celsius")),
-            before=is_before,
-            reasons={str(name): str(reason) for name, reason in dict(sample.get("reasons") or {}).items()},
-        )
-        for sample in line["samples"]
-    ]
-
-
-def number_or_none(value: Any) -> float | None:
-    """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
-    return None if value is None else number(value)
+def optional(read: Callable[[Any], T], value: Any) -> T | None:
+    """Return what `read` makes of a value; None for None."""
+    return None if value is None else read(value)
 
 
 def number(value: Any) -> float:
-    """Return a number; infinite beyond _LARGEST: no figure of a training is so large, and sums of such overflow."""
+    """Return a number; infinite beyond _LARGEST: no figure of a training is so large, and sums of such overflow.
+
+    Events hold values that JSON lacks as words: "nan", "inf", "-inf".
+    """
     figure = float(value)
     return math.copysign(math.inf, figure) if abs(figure) > _LARGEST else figure
-
-
-def whole_or_none(value: Any) -> int | None:
-    return None if value is None else whole(value)

@@ -96,7 +96,7 @@ def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadin
     """Return the readings of each device of a machine during its steps, on its own clock."""
     begin, end = begins.get(part.ranks.start), max(part.ends.values(), default=0)
     readings_of: dict[str, list[Reading]] = defaultdict(list)
-    for reading in part.read.readings:
+    for reading in part.telemetry.readings:
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:
             readings_of[reading.device].append(reading)
     return (
@@ -224,7 +224,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
         readings = (
             getattr(r, name)
             for part, (begin, end) in measured
-            for r in part.read.readings
+            for r in part.telemetry.readings
             if not r.before and begin <= r.time_ns <= end
         )
         if values := [float(value) for value in readings if value is not None and math.isfinite(value)]:
@@ -235,7 +235,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
 
 
 def _busy(part: NodePart, begin: int, end: int) -> Iterator[float]:
-    inside = [reading for reading in part.read.host if not reading.before and begin <= reading.time_ns <= end]
+    inside = [reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end]
     if len(inside) > 1 and inside[-1].time_ns > inside[0].time_ns:
         seconds = (inside[-1].time_ns - inside[0].time_ns) / NANOSECONDS
         busy = (inside[-1].busy_seconds - inside[0].busy_seconds) / seconds
