@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.environment_folder import Say
 from levelfield.errors import RunFailed, UsageError
-from levelfield.node.rank_processes import killed, with_variable
+from levelfield.node.rank_processes import killed, marked
 from levelfield.user_folders import config_folder, expanded, home_folder
 
 if TYPE_CHECKING:
@@ -343,4 +343,4 @@ def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:
 
 def _marked(folder: Path) -> list[int]:
     """Return the processes of this machine that install into the folder, except those that have ended."""
-    return [process for process in with_variable(f"{MARK}={folder}\0") if process != os.getpid()]
+    return [process for process in marked(f"{folder}\0", MARK) if process != os.getpid()]

@@ -17,7 +17,7 @@ from levelfield.cli.named_runs import NamedRuns
 from levelfield.cli.options import RUN_NAME, json_option, registry_of, runs_of, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
-from levelfield.node.regular_files import read_regular_text
+from levelfield.node.regular_files import read_regular
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.rundir.directory import write_new
 from levelfield.specs.readable_json import json_text
@@ -111,7 +111,7 @@ def _check(paths: RunPaths) -> None:
     from levelfield.specs.base import dump
 
     try:
-        text = read_regular_text(paths.result, "replace")
+        text = read_regular(paths.result).decode(errors="replace")
     except OSError:  # no file, or no regular one
         text = ""
     if text != dump(collect(paths)):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from levelfield.node.regular_files import read_regular_text
+from levelfield.node.regular_files import read_regular
 from levelfield.run.measurement import control_rates, keep_text
 from levelfield.user_folders import own_cache
 
@@ -65,7 +65,7 @@ def control_file(node: str) -> Path:
 def read_controls(path: Path) -> list[dict[str, float]]:
     """Return the rates of earlier nights, the oldest first. Damaged lines count for nothing."""
     try:
-        lines = read_regular_text(path).splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, ValueError):
         return []
     return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]

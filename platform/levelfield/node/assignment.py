@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Mapping, Sequence
 SCHEMA = "levelfield.node/1"
 PORT, FIRST_NODE = "{port}", "{first_node}"
 _LIMITS = ("start_seconds", "step_seconds", "heartbeat_seconds")
-_OWN = ("LEVELFIELD_NODE_RANK",)
+NODE_RANK = "LEVELFIELD_NODE_RANK"
 
 
 class AssignmentError(Exception):
@@ -32,11 +31,9 @@ class Assignment:
     root: Path
     events: Path
     processes: Sequence[Mapping[str, Any]]
+    ranks: Sequence[int]
     heartbeat_seconds: float
     content: Mapping[str, Any]
-
-    def ranks(self) -> list[int]:
-        return [process["rank"] for process in self.processes]
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an optional part of the work, such as `locks`; empty where it is absent."""
@@ -44,17 +41,15 @@ class Assignment:
 
     def environment(self, process: Mapping[str, Any], inherited: Mapping[str, str]) -> dict[str, str]:
         """Return all variables of a rank. inherited: those of this process."""
-        removed = {*self.content.get("removed", ()), *_OWN}
+        removed = {*self.content.get("removed", ()), NODE_RANK}
         variables = {**inherited, **self.part("secrets")}
         secrets = {name: variables[name] for name in self.content.get("inherit", ()) if name in variables}
         base = {name: value for name, value in inherited.items() if name not in removed}
-        declared = {name: self._filled(value) for name, value in process["environment"].items() if name not in secrets}
+        declared = {name: value for name, value in process["environment"].items() if name not in secrets}
+        for place, key in ((PORT, "port"), (FIRST_NODE, "first_node")):
+            if (content := self.content.get(key)) is not None:
+                declared = {name: value.replace(place, str(content)) for name, value in declared.items()}
         return {**base, **declared, **secrets}
-
-    def _filled(self, value: str) -> str:
-        port, first = self.content.get("port"), self.content.get("first_node")
-        value = value if port is None else value.replace(PORT, str(port))
-        return value if first is None else value.replace(FIRST_NODE, str(first))
 
 
 def assignment_of(text: str, node_rank: int | None = None, first_node: str | None = None) -> Assignment:
@@ -81,6 +76,7 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
         root=Path(_value(content, "root", str)),
         events=Path(_value(content, "events_dir", str)),
         processes=processes,
+        ranks=[process["rank"] for process in processes],
         heartbeat_seconds=limits["heartbeat_seconds"],
         content=content,
     )
@@ -111,11 +107,3 @@ def _value(content: Mapping[str, Any], key: str, kind: Any) -> Any:
         expected = kind.__name__ if isinstance(kind, type) else "a number"
         raise AssignmentError(f"key '{key}': found {type(value).__name__}, expected {expected}")
     return value
-
-
-def node_rank_here() -> int | None:
-    """Return this node's rank as the engine's variables say it; None without one."""
-    for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", *_OWN):
-        if os.environ.get(name, "").isdecimal():
-            return int(os.environ[name])
-    return None

@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
@@ -106,10 +106,25 @@ def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | No
         env=environment,
         start_new_session=True,
     )
+    deadline = time.monotonic() + seconds
+    content = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream}
     with _guard:
         _running[process] = getattr(_this, "asks_for", threading.get_ident())
     try:
-        printed, complaint = _output(process, time.monotonic() + seconds)
+        with selectors.DefaultSelector() as open_streams:
+            for stream in content:
+                open_streams.register(stream, selectors.EVENT_READ)
+            while open_streams.get_map():
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise subprocess.TimeoutExpired(argv, 0)
+                for key, _ in open_streams.select(left):
+                    part = os.read(key.fd, _PART_BYTES)
+                    if not part:
+                        open_streams.unregister(key.fileobj)
+                    content[key.fileobj] += part  # type: ignore[index]
+                    if len(content[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
+                        raise _TooMuch(f"more than {MOST_BYTES} bytes")
+        process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         with _guard:
             del _running[process]
@@ -117,9 +132,10 @@ def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | No
             _kill(process)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_SECONDS)
-        for stream in _streams(process):
+        for stream in content:
             stream.close()
-    return process.returncode, printed, complaint
+    printed, complaint = content.values()
+    return process.returncode, bytes(printed), bytes(complaint)
 
 
 def ask_for(thread: int) -> None:
@@ -127,11 +143,15 @@ def ask_for(thread: int) -> None:
     _this.asks_for = thread
 
 
-def end_tools(thread: int) -> None:
-    """End every tool that `ask` runs in this thread (its identifier). `ask` then returns there, with a reason."""
+@atexit.register  # ends what a daemon thread still runs when the platform ends
+def end_tools(thread: int | None = None) -> None:
+    """End every tool that `ask` runs in this thread (its identifier), or in any without one.
+
+    `ask` then returns there, with a reason.
+    """
     with _guard:
         for process, owner in _running.items():
-            if owner == thread:
+            if thread in (None, owner):
                 _kill(process)
 
 
@@ -139,42 +159,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the tool and all processes that it started: they share a session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _streams(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
-    return [stream for stream in (process.stdout, process.stderr) if stream]
-
-
-def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Return both streams when the tool has closed them and ended. Raises TimeoutExpired or _TooMuch."""
-    content = {stream: bytearray() for stream in _streams(process)}
-    with selectors.DefaultSelector() as open_streams:
-        for stream in content:
-            open_streams.register(stream, selectors.EVENT_READ)
-        while open_streams.get_map():
-            for key, _ in open_streams.select(_left(process, deadline)):
-                part = os.read(key.fd, _PART_BYTES)
-                if not part:
-                    open_streams.unregister(key.fileobj)
-                content[key.fileobj] += part  # type: ignore[index]
-                if len(content[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
-                    raise _TooMuch(f"more than {MOST_BYTES} bytes")
-    process.wait(_left(process, deadline))
-    printed, complaint = content.values()
-    return bytes(printed), bytes(complaint)
-
-
-def _left(process: subprocess.Popen[bytes], deadline: float) -> float:
-    """Return the seconds until the deadline. Raises TimeoutExpired after it."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise subprocess.TimeoutExpired(process.args, 0)
-    return left
-
-
-@atexit.register
-def _end_all() -> None:
-    """End what a daemon thread still runs when the platform ends."""
-    with _guard:
-        for process in _running:
-            _kill(process)

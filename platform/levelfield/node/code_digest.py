@@ -147,10 +147,31 @@ def report_at_end(file: str) -> None:
 
 def imported_from_elsewhere() -> list[dict[str, str]]:
     """Return path and sha256 of each file of a module, and of each library that is mapped."""
-    covered = tuple(os.path.realpath(str(place)) + os.sep for place in _covered_folders())
+    # the folders of Python, of its packages and of the platform
+    folders = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix]
+    folders.append(str(Path(__file__).resolve().parents[2]))
+    # those in which compilers of frameworks keep what they made of code that is known
+    with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
+        home = Path.home()
+        if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+            folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        folders.append(os.environ.get("TRITON_CACHE_DIR") or str(home / ".triton"))
+        folders.append(os.environ.get("TORCH_EXTENSIONS_DIR") or str(home / ".cache" / "torch_extensions"))
+    covered = tuple(os.path.realpath(folder) + os.sep for folder in folders)
     covered += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
-    paths = {os.path.realpath(path) for path in _loaded_files()}
-    return [{"path": path, "sha256": _digest(path)} for path in sorted(paths) if not path.startswith(covered)]
+    files = []
+    for path in sorted({os.path.realpath(path) for path in _loaded_files()}):
+        if path.startswith(covered):
+            continue
+        digest = hashlib.sha256()
+        try:
+            with Path(path).open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+            files.append({"path": path, "sha256": digest.hexdigest()})
+        except OSError as error:
+            files.append({"path": path, "sha256": f"unreadable: {error.strerror}"})
+    return files
 
 
 def _loaded_files() -> Iterator[str]:
@@ -168,28 +189,3 @@ def _loaded_files() -> Iterator[str]:
             path = line[line.find("/") :] if "/" in line else ""
             if ".so" in Path(path).name and not path.startswith(_OF_SYSTEM) and Path(path).is_file():
                 yield path
-
-
-def _covered_folders() -> Iterator[str | Path]:
-    """Yield the folders of Python, of its packages and of the platform, and those in which compilers of frameworks keep
-    what they made of code that is known."""
-    yield from sysconfig.get_paths().values()
-    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix)
-    yield Path(__file__).resolve().parents[2]
-    with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
-        home = Path.home()
-        if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-            yield os.environ["TORCHINDUCTOR_CACHE_DIR"]
-        yield os.environ.get("TRITON_CACHE_DIR") or home / ".triton"
-        yield os.environ.get("TORCH_EXTENSIONS_DIR") or home / ".cache" / "torch_extensions"
-
-
-def _digest(path: str) -> str:
-    digest = hashlib.sha256()
-    try:
-        with Path(path).open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
-    return digest.hexdigest()

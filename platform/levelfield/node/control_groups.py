@@ -6,6 +6,7 @@ begins: another folder when files are replayed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from io import FileIO
@@ -97,8 +98,17 @@ class MemoryKillWatch:
     def kills(self, pids: Collection[int]) -> MemoryKills:
         """Return the kills of these processes, and close the log."""
         if self._log is not None:
-            with self._log:
-                killed = sorted(set(_killed(self._log)) & set(pids))
+            numbers: set[int] = set()
+            with self._log, contextlib.suppress(OSError):
+                while True:
+                    try:
+                        record = self._log.read(_LONGEST_RECORD)  # one record of the kernel's
+                    except BrokenPipeError:
+                        continue  # records were overwritten before they were read; next comes the oldest that is left
+                    if not record:  # None: there is no further record
+                        break
+                    numbers.update(map(int, _KILLED.findall(record)))
+            killed = sorted(numbers & set(pids))
             evidence = f"the kernel's log names process {', '.join(map(str, killed))}" if killed else None
             return MemoryKills(len(killed), evidence)
         now = memory_kills(self._root)
@@ -117,18 +127,3 @@ def _open_log(root: Path) -> FileIO | None:
     except OSError:
         return None
     return log
-
-
-def _killed(log: FileIO) -> list[int]:
-    """Return the processes that new records name as killed for memory. A read gives one record."""
-    numbers: list[int] = []
-    while True:
-        try:
-            record = log.read(_LONGEST_RECORD)
-        except BrokenPipeError:
-            continue  # records were overwritten before they were read; the next read gives the oldest that is left
-        except OSError:
-            return numbers
-        if not record:  # None: there is no further record
-            return numbers
-        numbers += [int(number) for number in _KILLED.findall(record)]

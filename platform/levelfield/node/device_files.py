@@ -13,7 +13,7 @@ import stat
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from levelfield.node.process_identity import identity_from, identity_of, is_alive
 
@@ -27,11 +27,10 @@ class DeviceInUse(Exception):
     """A device is in use. The message names the device and the run."""
 
 
-class DeviceLocks:
+class DeviceLocks(NamedTuple):
     """The locks of a run."""
 
-    def __init__(self, files: Sequence[FileIO]) -> None:
-        self._files = files
+    files: Sequence[FileIO]
 
     def keep(self, processes: Sequence[int]) -> None:
         """Keep the devices locked until these processes of this machine have ended, and no longer until others have.
@@ -39,13 +38,13 @@ class DeviceLocks:
         It is called with the ranks when they start, because this process may be killed, and with those left at the end.
         """
         identities = [identity for identity in map(identity_of, processes) if identity]
-        for file in self._files:
+        for file in self.files:
             with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
                 file.seek(0)
                 first = file.readline(MOST_BYTES).rstrip(b"\n")
                 file.seek(len(first))
                 file.truncate()
-                _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in identities))
+                file.write("".join(f"\n{HELD}{identity.to_text()}" for identity in identities).encode())
 
 
 def lock_folder() -> Path:
@@ -63,30 +62,22 @@ def device_locked(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
         except BlockingIOError:
             is_free = False
         content = file.read(MOST_BYTES).decode(errors="replace")
-        if holder := _holder(content) if is_free else _run_of(content):
+        # without control characters: anybody may have written it
+        first = "".join(character for character in content.partition("\n")[0][:200] if character.isprintable())
+        run = first.strip() or "another run"
+        if holder := _surviving_process(content, run) if is_free else run:
             raise DeviceInUse(
                 f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
                 "visible-devices variable"
             )
         file.truncate(0)
         file.seek(0)
-        _write(file, f"run {run_id} (process {os.getpid()})")
+        with suppress(OSError):  # a full disk: the kernel's lock holds without the name of its run
+            file.write(f"run {run_id} (process {os.getpid()})".encode())
         yield file
 
 
-def _write(file: FileIO, text: str) -> None:
-    """Write what the next run is told. On a full disk it is told less: the kernel's lock holds without it."""
-    with suppress(OSError):
-        file.write(text.encode())
-
-
-def _run_of(content: str) -> str:
-    """Return the first line of a lock's content without control characters: anybody may have written it."""
-    first = content.partition("\n")[0][:200]
-    return "".join(c for c in first if c.isprintable()).strip() or "another run"
-
-
-def _holder(content: str) -> str | None:
+def _surviving_process(content: str, run: str) -> str | None:
     """Return the process that still runs after its run has ended, because SIGKILL did not end it. None without one."""
     for line in content.splitlines()[1:]:
         identity = identity_from(line[len(HELD) :] if line.startswith(HELD) else line)
@@ -100,7 +91,7 @@ def _holder(content: str) -> str | None:
                 pass
             return (
                 f"process {identity.process}, {reason} (see its state in "
-                f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
+                f"/proc/{identity.process}/status); it belongs to {run}"
             )
     return None
 
@@ -111,7 +102,14 @@ def _opened(path: Path) -> int:
     The folder is shared, so another user may have put anything there: no link is followed, and only a plain file with
     one name is taken. Nothing is changed that this process did not make.
     """
-    folder = _folder(path.parent)
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.parent.mkdir()
+        path.parent.chmod(0o1777)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise OSError(error.errno, "found no folder, or a link to one", str(path.parent)) from error
     try:
         with suppress(FileExistsError):  # another run made it first, or it has any other owner and kind
             new = os.open(path.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
@@ -127,15 +125,3 @@ def _opened(path: Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file with one name", str(path))
     return descriptor
-
-
-def _folder(path: Path) -> int:
-    """Return a descriptor of the folder, which is made for all users where it is absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir()
-        path.chmod(0o1777)
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise OSError(error.errno, "found no folder, or a link to one", str(path)) from error

@@ -31,11 +31,11 @@ _OF_NODE = (
     "logs/node{node}.log",
 )
 _OF_RANK = ("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "logs/rank{rank}.log")
-_HEARTBEAT = "events/rank{rank}.alive"
+HEARTBEAT = "events/rank{rank}.alive"  # a frame replaces the whole file
 
 
 class FileStream:
-    """The frames of one node. broken: called once when the receiver is gone.
+    """The frames of one node, sent from now until `end`. broken: called once when the receiver is gone.
 
     offsets: what it has already, by name. A name that no node has by itself is a further file that it asks for.
     """
@@ -52,11 +52,9 @@ class FileStream:
         ranks = list(ranks)
         self._root, self._output, self._broken = root, output, broken
         self._sent = {**dict.fromkeys(appended_files(node, ranks), 0), **(offsets or {})}
-        self._beats = {name: b"" for name in heartbeat_files(ranks)}
+        self._beats = {HEARTBEAT.format(rank=rank): b"" for rank in ranks}
         self._ending, self._code = threading.Event(), 0
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")
-
-    def start(self) -> None:
         self._thread.start()
 
     def end(self, code: int, wait_seconds: float | None = LEAVE_SECONDS) -> None:
@@ -121,11 +119,6 @@ def _content(path: Path, offset: int, most: int) -> bytes:
 def appended_files(node: int, ranks: Iterable[int]) -> list[str]:
     """Return the names of a node's files that only grow."""
     return [name.format(node=node) for name in _OF_NODE] + [n.format(rank=r) for r in ranks for n in _OF_RANK]
-
-
-def heartbeat_files(ranks: Iterable[int]) -> list[str]:
-    """Return the names of the files that a frame replaces whole."""
-    return [_HEARTBEAT.format(rank=rank) for rank in ranks]
 
 
 def frame_line(content: dict[str, Any]) -> bytes:

@@ -39,21 +39,15 @@ class HeartbeatWatch:
     def silent(self, alive: Iterable[int], watched: float) -> str | None:
         """Return the evidence of the first rank that is silent for too long. alive: ranks that have not ended."""
         for rank in alive:
-            beat = _beat(self._events / f"rank{rank}.alive")
-            if beat is None:
+            try:
+                # opened each time: a client of a file server then asks for the newest state
+                with open_regular(self._events / f"rank{rank}.alive") as file:
+                    beat = os.fstat(file.fileno()).st_mtime_ns, file.read(32)  # both change with every heartbeat
+            except OSError:
                 continue  # not started yet: the limit of the first step covers this
             if rank not in self._beats or self._beats[rank][0] != beat:
                 self._beats[rank] = beat, watched
             silence = watched - self._beats[rank][1]
             if silence > self._limit:
                 return f"rank {rank} gave no heartbeat for {silence:.0f} s (limit {self._limit:g} s)"
-        return None
-
-
-def _beat(path: Path) -> Beat | None:
-    """Return what changes with every heartbeat: the file's time and its count. None before the first one."""
-    try:
-        with open_regular(path) as file:  # opened each time: a client of a file server then asks for the newest state
-            return os.fstat(file.fileno()).st_mtime_ns, file.read(32)
-    except OSError:
         return None

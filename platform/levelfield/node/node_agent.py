@@ -24,7 +24,7 @@ from pathlib import Path
 if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and the package is found
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from levelfield.node.assignment import Assignment, AssignmentError, assignment_of, node_rank_here
+from levelfield.node.assignment import NODE_RANK, Assignment, AssignmentError, assignment_of
 from levelfield.node.file_stream import FileStream
 from levelfield.node.node_duty import NodeDuty, PlatformLine
 from levelfield.node.rank_processes import Stop
@@ -34,14 +34,31 @@ MOST_WORK_BYTES = 64 * 2**20
 
 
 def main(arguments: list[str]) -> int:
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(prog="node_agent.py")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("fetch")
+    run = commands.add_parser("run")
+    run.add_argument("work", metavar="FILE|-")
+    run.add_argument("--stream", action="store_true")
+    run.add_argument("--node-rank", type=int)
+    run.add_argument("--first-node")
+    options = parser.parse_args(arguments)
     if options.command == "fetch":
         return _fetch()
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
     try:
-        work = _work(options)
+        if options.work == "-":
+            text = sys.stdin.buffer.readline(MOST_WORK_BYTES).decode(errors="replace")
+        else:
+            # the engine's variables name the rank where no option does
+            values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK)]
+            rank = next((int(value) for value in values if value.isdecimal()), "")
+            rank = rank if options.node_rank is None else options.node_rank
+            path = Path(options.work.replace("{node_rank}", str(rank)))
+            text = path.read_text(encoding="utf-8")
+        work = assignment_of(text, options.node_rank, options.first_node)
         os.umask(work.content.get("umask", 0o022))
         for folder in ("events", "logs", "nodes", "telemetry", "weights"):
             (work.root / folder).mkdir(parents=True, exist_ok=True)
@@ -70,8 +87,7 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
         return agent.run()
     broken = "standard output was closed: the receiver is gone"
     output = sys.stdout.fileno()
-    stream = FileStream(work.root, work.node_rank, work.ranks(), output, lambda: stop.request(broken))
-    stream.start()
+    stream = FileStream(work.root, work.node_rank, work.ranks, output, lambda: stop.request(broken))
     code = 1
     try:
         code = agent.run()
@@ -89,30 +105,8 @@ def _fetch() -> int:
         return 1
     offsets = {str(name): int(size) for name, size in request["offsets"].items()}
     stream = FileStream(root, request["node_rank"], request["ranks"], sys.stdout.fileno(), lambda: os._exit(1), offsets)
-    stream.start()
     stream.end(0, wait_seconds=None)
     return 0
-
-
-def _work(options: argparse.Namespace) -> Assignment:
-    rank = node_rank_here() if options.node_rank is None else options.node_rank
-    if options.work == "-":
-        text = sys.stdin.buffer.readline(MOST_WORK_BYTES).decode(errors="replace")
-        return assignment_of(text, options.node_rank, options.first_node)
-    path = Path(options.work.replace("{node_rank}", "" if rank is None else str(rank)))
-    return assignment_of(path.read_text(encoding="utf-8"), options.node_rank, options.first_node)
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node_agent.py")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("fetch")
-    run = commands.add_parser("run")
-    run.add_argument("work", metavar="FILE|-")
-    run.add_argument("--stream", action="store_true")
-    run.add_argument("--node-rank", type=int)
-    run.add_argument("--first-node")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

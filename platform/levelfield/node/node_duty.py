@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -18,12 +19,12 @@ from levelfield.node.code_digest import code_digest
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.node_facts import host_counters, network_counters, node_facts, tool_output
+from levelfield.node.node_facts import host_counters, locked_memory, network_counters, node_facts, tool_output
 from levelfield.node.node_setup import SetupError, stage
-from levelfield.node.numa_domains import raise_locked_memory, rank_cores
+from levelfield.node.numa_domains import rank_cores
 from levelfield.node.process_identity import end_left_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
-from levelfield.node.regular_files import read_regular_text
+from levelfield.node.regular_files import read_regular
 from levelfield.node.sampling import Sampler
 
 RESOLVE_SECONDS = 20.0
@@ -72,34 +73,39 @@ class NodeDuty:
         self._work, self._stop, self._platform = assignment, stop, platform
         self._ranks = Ranks(new_mark())
         self._device_locks = DeviceLocks(())
-        self._noted: set[int] = set()
         self._kill_watch = MemoryKillWatch()
         self._network = network_counters()
-        self._cores = rank_cores(assignment.ranks(), assignment.part("binding"))
+        self._cores = rank_cores(assignment.ranks, assignment.part("binding"))
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
 
     def run(self) -> int:
         """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
-        ending = Ending("fault", 1, "the node's own part failed; see its log")
+        ending, refusal = Ending("fault", 1, "the node's own part failed; see its log"), None
         with ExitStack() as stack:
             try:
                 self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
-                self._stage(self._work.part("stage"))
-                if refusal := self._refusal():
-                    ending = self._refused(refusal)
-                else:
+                if packed := self._work.part("stage"):  # the site's file names a folder of this node's own disk
+                    began, place, archive = time.monotonic(), Path(packed["folder"]), Path(packed["archive"])
+                    is_new = stage(archive, place, packed["digest"], lambda: self._record.write("staging"))
+                    seconds = time.monotonic() - began
+                    self._record.write("staged", folder=str(place), is_new=is_new, seconds=seconds)
+                refusal = self._refusal()
+                if refusal is None:
                     end_left_ranks()
                     folder, run, devices = lock_folder(), self._work.run_id, self._work.content.get("locks", ())
                     files = [stack.enter_context(device_locked(folder, device, run)) for device in devices]
                     self._device_locks = DeviceLocks(files)
                     ending = self._trained()
             except DeviceInUse as error:
-                ending = self._refused(Ending("device-taken", 6, str(error)))
+                refusal = Ending("device-taken", 6, str(error))
             except SetupError as error:
-                ending = self._refused(Ending("launch-error", 1, str(error)))
+                refusal = Ending("launch-error", 1, str(error))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
             finally:
+                if refusal:
+                    ending = refusal
+                    self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
                 self._ranks.stop()
                 ends = self._ranks.ends()
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
@@ -113,43 +119,45 @@ class NodeDuty:
                 self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **more)
         return ending.code
 
-    def _stage(self, packed: Mapping[str, Any]) -> None:
-        """Bring the environment to this node's own disk, where the site's file names one."""
-        if not packed:
-            return
-        began, place = time.monotonic(), Path(packed["folder"])
-        is_new = stage(Path(packed["archive"]), place, packed["digest"], lambda: self._record.write("staging"))
-        self._record.write("staged", folder=str(place), is_new=is_new, seconds=time.monotonic() - began)
-
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""
         if refusal := check_digests(self._work.part("expected")):
             return refusal
         port, first = self._work.content.get("port"), self._work.content.get("first_node")
-        if self._work.node_rank == 0:
-            return check_port(port) if port is not None else None
-        if first is None:
+        if self._work.node_rank == 0 and port is not None:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that lingers does not count
+                try:
+                    probe.bind(("", port))
+                except OSError as error:
+                    return Ending("port-taken", 5, f"port {port} of this node is taken: {error.strerror}")
+        if self._work.node_rank == 0 or first is None:
             return None
         # in a cluster a name may come a little after its node
         deadline = time.monotonic() + self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
-        while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
-            pass
-        return refusal
-
-    def _refused(self, refusal: Ending) -> Ending:
-        self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
-        return refusal
+        while True:
+            try:
+                socket.getaddrinfo(first, None)
+                return None
+            except OSError as error:
+                if time.monotonic() >= deadline or self._stop.wait(1.0):
+                    reason = f"the first node's name {first} does not resolve here: {error.strerror}; give its address"
+                    return Ending("name-unknown", 5, reason)
 
     def _trained(self) -> Ending:
         node = self._work.node_rank
         write_files(self._work.root, self._work.part("files"))
         facts = node_facts(node, self._work.part("facts"))
+        # the ranks inherit it: they may lock all memory that the system permits
+        _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
         expected = self._work.part("expected")
         agreed = {
             "code": expected.get("code"),
             "environment": {"digest": expected.get("environment")},
             "binding": self._cores.recorded(),
-            "locked_memory_bytes": raise_locked_memory(),
+            "locked_memory_bytes": locked_memory(),
         }
         text = json.dumps({**facts, **agreed}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
@@ -179,9 +187,14 @@ class NodeDuty:
         self._device_locks.keep(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())
         heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
-        while alive := self._ranks.alive():
-            self._note_ends()
-            if self._ranks.failed() is not None:
+        recorded: set[int] = set()
+        while True:
+            alive, failed = self._ranks.alive(), self._ranks.failed()
+            for end in self._ranks.ends():
+                if (end["exit_code"], end["signal"]) != (None, None) and end["rank"] not in recorded:
+                    recorded.add(end["rank"])
+                    self._record.write("rank-ended", **end)
+            if failed is not None or not alive:
                 break
             watched = clock.look()
             if evidence := heartbeats.silent(alive, watched):
@@ -191,21 +204,9 @@ class NodeDuty:
                 self._stop.request(evidence)
             if self._stop.wait(rank_processes.POLL_SECONDS):
                 return Ending("stopped", 3, self._stop.reason)
-        return self._ended()
-
-    def _note_ends(self) -> None:
-        """Record each rank that has ended: it gives no heartbeat any more."""
-        for end in self._ranks.ends():
-            if (end["exit_code"], end["signal"]) != (None, None) and end["rank"] not in self._noted:
-                self._noted.add(end["rank"])
-                self._record.write("rank-ended", **end)
-
-    def _ended(self) -> Ending:
-        self._note_ends()
-        failed = self._ranks.failed()
         if failed is None:
             return Ending("exited", 0)
-        self._ranks.settle()
+        self._ranks.wait(rank_processes.SETTLE_SECONDS)  # the others may end by themselves and write their errors
         end = next(end for end in self._ranks.ends() if end["rank"] == failed)
         what = f"signal {end['signal']}" if end["signal"] is not None else f"exit code {end['exit_code']}"
         return Ending("rank-failed", 1, f"rank {failed} ended with {what}")
@@ -220,7 +221,7 @@ def check_digests(expected: Mapping[str, Any]) -> Ending | None:
     planned, stamp = expected.get("environment"), expected.get("stamp")
     if planned and stamp:
         try:
-            actual = str(json.loads(read_regular_text(stamp))["digest"])
+            actual = str(json.loads(read_regular(stamp).decode())["digest"])
         except (OSError, ValueError, TypeError, KeyError):
             actual = f"no stamp in {stamp}"
         pairs.append(("environment", actual, planned))
@@ -237,27 +238,6 @@ def _digest_here(expected: Mapping[str, Any]) -> str:
         return code_digest(Path(str(expected.get("folder"))))
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-
-
-def check_port(port: int) -> Ending | None:
-    """Check that nothing listens on the rendezvous port of this node."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that lingers does not count
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            return Ending("port-taken", 5, f"port {port} of this node is taken: {error.strerror}")
-    return None
-
-
-def check_name(address: str) -> Ending | None:
-    """Check that this node knows the address of the first one."""
-    try:
-        socket.getaddrinfo(address, None)
-    except OSError as error:
-        reason = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
-        return Ending("name-unknown", 5, reason)
-    return None
 
 
 class NodeRecord:

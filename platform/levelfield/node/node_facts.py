@@ -72,17 +72,21 @@ def _interfaces() -> Fields:
         folders = sorted(_INTERFACES.iterdir())
     except OSError:
         return {}
-    return {
-        folder.name: {
-            "addresses": _addresses(folder.name),
-            "operstate": file_text(folder / "operstate") or None,
-            "address": file_text(folder / "address") or None,
-            "speed": _number(folder / "speed"),  # -1 is the kernel's word for an unknown one
-            "mtu": _number(folder / "mtu"),
-        }
-        for folder in folders
-        if folder.name != "lo"
-    }
+    interfaces: Fields = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for folder in (folder for folder in folders if folder.name != "lo"):
+            addresses = []  # the first IPv4 address, where the interface has one
+            with contextlib.suppress(OSError):
+                reply = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", folder.name.encode()[:15]))
+                addresses = [socket.inet_ntoa(reply[20:24])]
+            interfaces[folder.name] = {
+                "addresses": addresses,
+                "operstate": file_text(folder / "operstate") or None,
+                "address": file_text(folder / "address") or None,
+                "speed": _number(folder / "speed"),  # -1 is the kernel's word for an unknown one
+                "mtu": _number(folder / "mtu"),
+            }
+    return interfaces
 
 
 def network_counters() -> dict[str, int]:
@@ -131,16 +135,6 @@ def _parts(content: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, by
         content = content[(length + 3) & ~3 :]
 
 
-def _addresses(name: str) -> list[str]:
-    """Return the interface's first IPv4 address, where it has one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return []
-    return [socket.inet_ntoa(reply[20:24])]
-
-
 def host_counters(are_children: bool = True) -> Fields | None:
     """Return processor seconds that only grow, at `time_ns`; None where the kernel shows none.
 
@@ -148,34 +142,34 @@ def host_counters(are_children: bool = True) -> Fields | None:
     descendants; None without are_children: processes of a container engine are no descendants of this one.
     """
     try:
-        cores, per_second = _core_times(), os.sysconf("SC_CLK_TCK")
+        (busy, cores), per_second = _core_ticks(_USED), os.sysconf("SC_CLK_TCK")
         own_seconds = _own_ticks(os.getpid()) / per_second if are_children else None
     except (OSError, ValueError):
         return None
-    busy = _sum(cores, _USED) / per_second
-    return {"time_ns": time.monotonic_ns(), "busy_seconds": busy, "own_seconds": own_seconds, "cores": len(cores)}
+    seconds = {"busy_seconds": busy / per_second, "own_seconds": own_seconds}
+    return {"time_ns": time.monotonic_ns(), **seconds, "cores": cores}
 
 
 def load_of_others(first: int) -> Fields:
     """Return the cores that other programs kept busy in a second. first: this work's first process; 0: this one."""
-    began, before, ours = time.monotonic(), _sum(_core_times(), _WORKED), _own_ticks(first or os.getpid())
+    began, (before, cores), ours = time.monotonic(), _core_ticks(_WORKED), _own_ticks(first or os.getpid())
     time.sleep(WATCHED_SECONDS)
-    passed, cores = time.monotonic() - began, _core_times()
-    busy, used = _sum(cores, _WORKED) - before, _own_ticks(first or os.getpid()) - ours
-    return {"facts": {"other_cores": max(0, busy - used) / os.sysconf("SC_CLK_TCK") / passed, "cores": len(cores)}}
+    passed, (after, cores) = time.monotonic() - began, _core_ticks(_WORKED)
+    others = max(0, after - before - (_own_ticks(first or os.getpid()) - ours))
+    return {"facts": {"other_cores": others / os.sysconf("SC_CLK_TCK") / passed, "cores": cores}}
 
 
-def _core_times() -> list[list[int]]:
-    """Return the ticks of each core that this process may use; of all where a container numbers them otherwise."""
+def _core_ticks(places: tuple[int, ...]) -> tuple[int, int]:
+    """Return the ticks of the cores that this process may use, and the number of these cores.
+
+    places: which of a core's times count. A container may number cores otherwise: then all cores count.
+    """
     lines = (line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines())
     cores = {name[3:]: [int(text) for text in times] for name, *times in filter(None, lines) if name.startswith("cpu")}
     cores.pop("", None)  # the sum
     allowed = [cores[str(number)] for number in sorted(os.sched_getaffinity(0)) if str(number) in cores]
-    return allowed or list(cores.values())
-
-
-def _sum(cores: list[list[int]], places: tuple[int, ...]) -> int:
-    return sum(times[place] for times in cores for place in places if place < len(times))
+    counted = allowed or list(cores.values())
+    return sum(times[place] for times in counted for place in places if place < len(times)), len(counted)
 
 
 def _own_ticks(first: int) -> int:
@@ -194,8 +188,12 @@ def _own_ticks(first: int) -> int:
 
 
 def memory() -> Fields:
-    """Return the node's memory in bytes, what is free of it, and its huge pages."""
+    """Return the node's memory in bytes, what programs may still have of it, and its huge pages."""
     sizes = _meminfo()
+    group = Path("/sys/fs/cgroup")
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    in_group = limit - used if limit and used is not None else None  # a container may have less than the machine
+    available = [size for size in (sizes.get("MemAvailable"), in_group) if size is not None]
     huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
     swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
     shared = None
@@ -204,7 +202,7 @@ def memory() -> Fields:
         shared = disk.f_blocks * disk.f_frsize
     facts = {
         "total_bytes": sizes.get("MemTotal"),
-        "available_bytes": available_bytes(),
+        "available_bytes": max(0, min(available)) if available else None,
         "swap_used_bytes": swap,
         "huge_pages": sizes.get("HugePages_Total"),
         "huge_pages_free": sizes.get("HugePages_Free"),
@@ -212,15 +210,6 @@ def memory() -> Fields:
         "shared_memory_bytes": shared,
     }
     return {"facts": facts}
-
-
-def available_bytes() -> int | None:
-    """Return the memory that programs may still have: of the machine, or of this container where that is less."""
-    free = _meminfo().get("MemAvailable")
-    group = Path("/sys/fs/cgroup")
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    sizes = [value for value in (free, limit - used if limit and used is not None else None) if value is not None]
-    return max(0, min(sizes)) if sizes else None
 
 
 def limits() -> Fields:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
-from levelfield.node.node_facts import locked_memory
 
 ACCELERATORS = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
 Fields = Dict[str, Any]
@@ -72,7 +70,11 @@ def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HO
         return RankCores(all_cores, {})  # there is nothing to choose
     if not devices.get("pci_vendor"):
         return RankCores(all_cores, {}, "the vendor's pci_vendor is not known")
-    places = _devices(root, str(devices["pci_vendor"]))
+    # the domain of each accelerator of the vendor by PCI address: so drivers number them
+    folders = sorted(root.glob("sys/bus/pci/devices/*"))
+    folders = [folder for folder in folders if file_text(folder / "vendor") == str(devices["pci_vendor"])]
+    folders = [folder for folder in folders if file_text(folder / "class").startswith(ACCELERATORS)]
+    places = [int(file_text(folder / "numa_node") or -1) for folder in folders]
     if len(places) != len(ranks):
         return RankCores(all_cores, {}, f"the kernel shows {len(places)} devices for {len(ranks)} ranks")
     if strange := sorted({domain for domain in places if domain not in domains}):
@@ -87,19 +89,3 @@ def _numbers(text: str) -> set[int]:
         first, _, last = part.partition("-")
         numbers |= {*range(int(first), int(last or first) + 1)}
     return numbers
-
-
-def _devices(root: Path, vendor: str) -> list[int]:
-    """Return the domain of each accelerator of a maker, by PCI address: so drivers number them."""
-    folders = sorted(root.glob("sys/bus/pci/devices/*"))
-    of_vendor = [folder for folder in folders if file_text(folder / "vendor") == vendor]
-    accelerators = [folder for folder in of_vendor if file_text(folder / "class").startswith(ACCELERATORS)]
-    return [int(file_text(folder / "numa_node") or -1) for folder in accelerators]
-
-
-def raise_locked_memory() -> int | None:
-    """Let this process and its ranks lock all memory that the system permits; return how much. None: all."""
-    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-    return locked_memory()

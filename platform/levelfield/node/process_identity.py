@@ -34,9 +34,6 @@ class ProcessIdentity:
     process: int
     started: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def to_text(self) -> str:
         return "/".join(str(value) for value in asdict(self).values())
 
@@ -49,12 +46,8 @@ def identity_of(process: int) -> ProcessIdentity | None:
         return None
 
 
-def own_identity() -> ProcessIdentity | None:
-    return identity_of(os.getpid())
-
-
 def identity_from(content: Any) -> ProcessIdentity | None:
-    """Return the identity that `to_dict` or `to_text` gave; None for anything else."""
+    """Return the identity in a text of `to_text` or in a JSON object; None for anything else."""
     try:
         if isinstance(content, str):
             host, boot, namespace, process, started = content.split("/")
@@ -84,13 +77,13 @@ def _place() -> tuple[str, str, str]:
 
 def new_mark() -> str:
     """Return a mark for the ranks of one start: the identity of this process, and a number."""
-    identity = own_identity()
+    identity = identity_of(os.getpid())
     return f"{identity.to_text()}/{next(_numbers)}" if identity else ""
 
 
 def own_ranks() -> list[int]:
     """Return the processes that this one has started as ranks, and their children."""
-    identity = own_identity()
+    identity = identity_of(os.getpid())
     return marked(f"{identity.to_text()}/") if identity else []
 
 

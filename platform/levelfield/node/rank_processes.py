@@ -8,6 +8,7 @@ or the system does so when the platform was killed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -68,30 +69,31 @@ class Ranks:
         """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
 
-    def settle(self) -> None:
-        """Wait a moment for the other ranks to end by themselves and write their errors, after one has failed."""
-        self._wait(set(self._running), SETTLE_SECONDS)
-
     def stop(self) -> None:
         """End every process group that is left: send SIGTERM, wait, send SIGKILL, and wait a bounded time.
 
         A rank that has not ended then is held by the kernel. A later call does not wait for it again.
         """
         left = set(self.alive()) - set(self._held)
-        for number in (signal.SIGTERM, signal.SIGCONT):  # a suspended process receives SIGTERM when it continues
-            self._signal(left, number)
-        self._wait(left, TERMINATE_SECONDS)
-        self._signal(set(self._running), signal.SIGKILL)
-        self._wait(left, KILL_SECONDS)
+        # a suspended process receives SIGTERM when it continues
+        for numbers, ranks, seconds in (
+            ((signal.SIGTERM, signal.SIGCONT), left, TERMINATE_SECONDS),
+            ((signal.SIGKILL,), set(self._running), KILL_SECONDS),
+        ):
+            for number, rank in itertools.product(numbers, ranks):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._running[rank].pid, number)
+            self.wait(seconds, left)
         if self._mark:  # what ranks have started in sessions of their own: once for each process
             handled = {*self.processes(), *self._escaped}
             self._escaped |= {*killed(lambda: {*marked(self._mark)} - handled, KILL_SECONDS)}
         self._held.update({rank: state_of(self._running[rank].pid) for rank in left & set(self.alive())})
         self._stopped |= left
 
-    def _wait(self, ranks: set[int], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and ranks & set(self.alive()):
+    def wait(self, seconds: float, ranks: Collection[int] | None = None) -> None:
+        """Wait for these ranks to end by themselves, or for all; at most so many seconds."""
+        deadline, awaited = time.monotonic() + seconds, set(self._running if ranks is None else ranks)
+        while time.monotonic() < deadline and awaited & set(self.alive()):
             time.sleep(POLL_SECONDS / 2)
 
     def ends(self) -> list[dict[str, Any]]:
@@ -113,11 +115,6 @@ class Ranks:
                 end.update(process=process.pid, state=self._held[rank])
             ends.append(end)
         return ends
-
-    def _signal(self, ranks: set[int], number: int) -> None:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._running[rank].pid, number)
 
 
 class Stop:
@@ -152,14 +149,12 @@ def killed(processes: Callable[[], Collection[int]], seconds: float) -> Collecti
     return left
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes of this user whose mark begins so; with an empty one all that have a mark."""
-    return with_variable(f"{MARK}={mark}")
+def marked(mark: str, name: str = MARK) -> list[int]:
+    """Return the processes of this user whose mark begins so; with an empty one all that have a mark.
 
-
-def with_variable(begin: str) -> list[int]:
-    """Return the processes of this user of which a variable, as `NAME=value` and a null byte, begins so."""
-    variable = begin.encode()
+    name: the variable with the mark. A null byte at the end of `mark` stands for the end of the whole mark.
+    """
+    variable = f"{name}={mark}".encode()
     processes = []
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
@@ -205,7 +200,7 @@ def main(path: str) -> int:
         while ranks.alive() and ranks.failed() is None and not stop.wait(POLL_SECONDS):
             _write_ends(ends, ranks.ends())
         if ranks.failed() is not None:
-            ranks.settle()
+            ranks.wait(SETTLE_SECONDS)  # the others may end by themselves and write their errors
     finally:
         ranks.stop()
         _write_ends(ends, ranks.ends())

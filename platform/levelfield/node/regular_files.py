@@ -62,11 +62,6 @@ def read_last(path: Union[Path, str], last: int) -> bytes:
         return file.read(last)
 
 
-def read_regular_text(path: Union[Path, str], errors: str = "strict") -> str:
-    """Return the UTF-8 text of a regular file. Raises OSError as open_regular, UnicodeDecodeError for other bytes."""
-    return read_regular(path).decode("utf-8", errors)
-
-
 def _refuse(mode: int, path: Union[Path, str]) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "another kind of file")

@@ -6,12 +6,13 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.errors import UnknownName, UsageError, free_room
-from levelfield.node.process_identity import own_identity
+from levelfield.node.process_identity import identity_of
 from levelfield.rundir.run_state import has_job, platform_of, refuse_running, status_of, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
@@ -109,8 +110,8 @@ def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
 
     `platform` is the process that writes it, so that others can see whether a run that is not done still goes on.
     """
-    writer = own_identity()
-    platform = writer.to_dict() if writer else None
+    writer = identity_of(os.getpid())
+    platform = asdict(writer) if writer else None
     content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **more}
     write_atomically(paths.status, json_text(content) + "\n")
 

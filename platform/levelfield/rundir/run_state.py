@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from levelfield.errors import StillRunning
-from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
+from levelfield.node.process_identity import ProcessIdentity, identity_from, identity_of, is_alive
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
 
@@ -57,7 +58,7 @@ def has_job(paths: RunPaths) -> bool:
 def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
     """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
     may be this one before, or another one, whose files change."""
-    here = own_identity()
+    here = identity_of(os.getpid())
     same_start = here is not None and here.boot == platform.boot
     return is_alive(platform) is False and (same_start or not _changes(paths))
 

@@ -110,8 +110,8 @@ def test_processes_of_an_engine_are_not_told_apart() -> None:
 
 
 def test_a_system_without_counters_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> None:
+    def refused(places: object) -> None:
         raise OSError(2, "no /proc/stat")
 
-    monkeypatch.setattr(node_facts, "_core_times", refused)
+    monkeypatch.setattr(node_facts, "_core_ticks", refused)
     assert host_counters(True) is None

@@ -40,7 +40,7 @@ def test_a_check_that_fails_costs_only_itself_and_says_why(monkeypatch: pytest.M
 def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     busy, ours = iter([0, 2 * ticks]), iter([0, ticks // 2])
-    monkeypatch.setattr(node_facts, "_sum", lambda cores, places: next(busy))
+    monkeypatch.setattr(node_facts, "_core_ticks", lambda places: (next(busy), 8))
     monkeypatch.setattr(node_facts, "_own_ticks", lambda first: next(ours))
     clock = iter([10.0, 11.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
@@ -55,9 +55,13 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkey
         "/sys/fs/cgroup/memory.current": "9600",
     }
     monkeypatch.setattr(node_facts, "file_text", lambda path: texts.get(str(path), ""))
-    assert node_facts.available_bytes() == 400_000
+
+    def available() -> object:
+        return node_facts.memory()["facts"]["available_bytes"]
+
+    assert available() == 400_000
     assert node_facts.memory()["facts"]["huge_pages"] == 7
     texts["/sys/fs/cgroup/memory.max"] = "max"
-    assert node_facts.available_bytes() == 900 * 1024
+    assert available() == 900 * 1024
     texts.clear()
-    assert node_facts.available_bytes() is None, "unknown is not 0"
+    assert available() is None, "unknown is not 0"

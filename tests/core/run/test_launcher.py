@@ -216,16 +216,16 @@ def test_an_interrupt_stops_every_rank(drill: Drill) -> None:
 
 
 def test_a_second_interrupt_while_stopping_leaves_no_process(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rank_processes.Ranks._signal
+    real = os.killpg
     raised: list[bool] = []
 
-    def impatient(ranks: rank_processes.Ranks, *arguments: object) -> None:
-        real(ranks, *arguments)  # type: ignore[arg-type]
+    def impatient(group: int, number: int) -> None:
+        real(group, number)
         if not raised:
             raised.append(True)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(rank_processes.Ranks, "_signal", impatient)
+    monkeypatch.setattr(os, "killpg", impatient)
     with pytest.raises(KeyboardInterrupt):
         drill.execute(BEATING, STUBBORN, watch=drill.when("ready1", interrupt))
 

@@ -147,7 +147,6 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
     node = node_run(root)
     read, write = os.pipe()
     sender = file_stream.FileStream(tmp_path / "there", 1, [2], write, lambda: None)
-    sender.start()
     sender.end(0)
     os.close(write)
     with os.fdopen(read, "rb") as frames:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from levelfield.node.process_identity import (
     identity_from,
     identity_of,
     is_alive,
-    own_identity,
 )
 from levelfield.rundir import directory, run_state
 from levelfield.specs.paths import RunPaths
@@ -35,7 +34,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def own() -> ProcessIdentity:
-    identity = own_identity()
+    identity = identity_of(os.getpid())
     assert identity is not None and identity.process == os.getpid()
     return identity
 
@@ -79,7 +78,7 @@ def test_another_start_or_boot_is_another_process_and_another_place_is_not_visib
 
 
 def test_an_identity_is_read_back_from_both_forms() -> None:
-    assert identity_from(own().to_text()) == identity_from(own().to_dict()) == own()
+    assert identity_from(own().to_text()) == identity_from(asdict(own())) == own()
 
 
 NO_IDENTITIES: list[object] = [
@@ -91,7 +90,7 @@ NO_IDENTITIES: list[object] = [
     {},
     {"host": 1},
     7,
-    {**own().to_dict(), "process": "x"},
+    {**asdict(own()), "process": "x"},
 ]
 
 
@@ -110,7 +109,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 def by(run: RunPaths, platform: ProcessIdentity | None, phase: str = "running") -> None:
     """A status that another process wrote."""
-    content = {"phase": phase, "state": "running", "platform": platform and platform.to_dict()}
+    content = {"phase": phase, "state": "running", "platform": platform and asdict(platform)}
     run.status.write_text(json.dumps(content))
 
 

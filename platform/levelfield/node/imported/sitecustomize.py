@@ -14,19 +14,15 @@ from pathlib import Path
 VARIABLE = "LEVELFIELD_IMPORTS_FILE"
 
 
-def import_the_environments_own() -> None:
-    """Import the sitecustomize that Python would have found without this folder, if there is one."""
-    own = Path(__file__).resolve().parent
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-
-
 if VARIABLE in os.environ:
     from levelfield.node.code_digest import report_at_end
 
     report_at_end(os.environ.pop(VARIABLE))
-import_the_environments_own()
+# the sitecustomize that Python would have imported without this folder, if there is one
+folder = Path(__file__).resolve().parent
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]
+spec = PathFinder.find_spec("sitecustomize", sys.path)
+if spec is not None and spec.loader is not None:
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)

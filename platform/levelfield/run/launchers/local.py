@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from levelfield.contracts.execution import Cause, NodeSource, Outcome, Request, Watch
+from levelfield.node import rank_processes
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
@@ -60,7 +61,7 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
         time.sleep(POLL_SECONDS)
     failed = ranks.failed()
     if failed is not None:
-        ranks.settle()
+        ranks.wait(rank_processes.SETTLE_SECONDS)  # the others may end by themselves and write their errors
     watch()
     ends = ends_of(ranks.ends())
     if failed is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.file_stream import MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files, heartbeat_files
+from levelfield.node.file_stream import HEARTBEAT, MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files
 
 _MOST_BEAT_BYTES = 20
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -33,7 +33,7 @@ class NodeStream:
         self._root = root
         # how many bytes of each file came, by name
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
-        self._heartbeats = frozenset(heartbeat_files(self.ranks))
+        self._heartbeats = frozenset(HEARTBEAT.format(rank=rank) for rank in self.ranks)
         self._rest = b""
         self.frames = 0  # how many came
         self.code: int | None = None  # of the last frame

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import ContainerWork, Say
 from levelfield.errors import RunFailed, connection_error
-from levelfield.node.process_identity import identity_from, is_alive, own_identity
+from levelfield.node.process_identity import identity_from, identity_of, is_alive
 from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
@@ -100,7 +100,7 @@ def first_line(error: Exception) -> str:
 
 def owner() -> str:
     """Return a label of this process, which `is_owned` reads."""
-    identity = own_identity()
+    identity = identity_of(os.getpid())
     return identity.to_text() if identity else ""
 
 
