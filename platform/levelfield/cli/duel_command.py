@@ -94,7 +94,7 @@ def execute(options: argparse.Namespace) -> int:
     registry, looks = registry_of(options), duels.looks_of(options.repeat, options.least)
     prices = prices_of(options.prices, registry)
     names = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
-    request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python)
+    request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)
     arms = _planned(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
     terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
@@ -122,7 +122,7 @@ def _starting(
     listener, folder = terminal.listener(), FolderRuns(runs)
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
     words = {arm: f"{arm.upper()} ({name})" for arm, name in zip("ab", names, strict=True)}
-    progress = PairProgress(FIGURE, terminal.say, looks.fewest, looks.most, words)
+    progress = PairProgress(FIGURE, terminal.say, min(looks.alpha), max(looks.alpha), words)
     keep = progress.keeping(lambda arm, paths: folder.record(str(paths.root)))
 
     def start(arm: str, number: int) -> RunRecord:

@@ -163,7 +163,7 @@ def _run(options: argparse.Namespace) -> int:
     from levelfield.nights.tickets import night_tickets
     from levelfield.nights.webhook import delivered, webhook_url
     from levelfield.plan.request import UserRequest
-    from levelfield.series.finding_forms import written
+    from levelfield.series.finding_forms import WRITERS
     from levelfield.series.findings import FindingPage
 
     image = base_image(options.base_image, options.runtime)
@@ -198,7 +198,7 @@ def _run(options: argparse.Namespace) -> int:
             _link(options.page_url), session.suite, index, getattr(output, "notes", ()),
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
-        print(written(page, "json" if options.json else "text"), end="", flush=True)
+        print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
         problems = list(_unwritten(page, {"markdown": options.markdown, "junit": options.junit}))
         if options.html:
             try:
@@ -207,7 +207,7 @@ def _run(options: argparse.Namespace) -> int:
                 problems.append(str(error))
     for problem in problems:
         print(wrapped(f"levelfield: error: {problem}", 12), file=sys.stderr)
-    if url and (reason := delivered(url, written(page, "webhook"))):
+    if url and (reason := delivered(url, WRITERS["webhook"](page))):
         print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
 
@@ -223,12 +223,12 @@ def _write_site(session: NightSession, folder: Path, report: GateReport) -> None
 
 def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
     """Write the files of a night by their form. Yield why one cannot be; the others are written all the same."""
-    from levelfield.series.finding_forms import written
+    from levelfield.series.finding_forms import WRITERS
 
     for form, path in files.items():
         try:
             if path:
-                write_atomically(path, written(page, form), through_link=True)
+                write_atomically(path, WRITERS[form](page), through_link=True)
         except OSError as error:
             wrong = f"{path}: cannot be written: {error.strerror}"
             yield f"{wrong}; the night is stored, `nightly gate --output` writes it"
@@ -250,7 +250,7 @@ def _gate(options: argparse.Namespace) -> int:
     from levelfield.nights.gate import compared, new_findings
     from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.nights.tickets import NightTickets
-    from levelfield.series.finding_forms import written
+    from levelfield.series.finding_forms import WRITERS
     from levelfield.series.findings import FindingPage, with_explanations
 
     with opened_store(options.store) as store:
@@ -265,10 +265,10 @@ def _gate(options: argparse.Namespace) -> int:
         _link(options.page_url), options.suite,
     )  # fmt: skip
     if options.output:
-        write_atomically(options.output, written(page, options.format), through_link=True)
+        write_atomically(options.output, WRITERS[options.format](page), through_link=True)
         print(page.first_line, file=sys.stderr)
     else:
-        print(written(page, options.format), end="")
+        print(WRITERS[options.format](page), end="")
     return page.exit_code
 
 

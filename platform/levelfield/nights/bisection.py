@@ -13,7 +13,7 @@ from levelfield.plan.environment import environment_of
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.turns import PairProgress
-from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, HalfwayTest, PairedTest, Side
+from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, Pair, Side, halfway_side, pairs_so_far
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
@@ -90,17 +90,18 @@ class BuildTrials:
         Raises RunFailed where the good build itself does not run.
         """
         try:
-            if self.effect is not None:
-                halfway = HalfwayTest(self.figure, self.effect)
-                sides = (halfway.add(a, b) for a, b in self._pairs(build))
-                return next((side for side in sides if side != "unknown"), "unknown")
-            test = PairedTest(self.figure)
-            for a, b in self._pairs(build):
-                ruling = test.add(a, b)
+            pairs: list[Pair] = []
+            for pair in self._pairs(build):
+                pairs.append(pair)
+                if self.effect is not None:
+                    if (side := halfway_side(pairs, self.figure, self.effect)) != "unknown":
+                        return side
+                    continue
+                ruling = pairs_so_far(pairs, self.figure)
                 if ruling.word == "regression":
                     self.effect = ruling.excess
                     return "bad"
-                if ruling.is_final:
+                if ruling.word != "more pairs":
                     return "good" if ruling.word == "no change" else "unknown"
             return "unknown"
         except ArmFailed as error:
@@ -111,7 +112,7 @@ class BuildTrials:
             self.say(str(error))
             return "unknown"
 
-    def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
+    def _pairs(self, build: CommitBuild) -> Iterator[Pair]:
         arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
         series, words = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
         fewest = FEWEST_PAIRS if self.effect is None else FEWEST_HALFWAY

@@ -21,22 +21,28 @@ from levelfield.nights.gate_input import (
     findings_about_runs,
     missing_findings,
 )
-from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
+from levelfield.series.causes import families, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
 from levelfield.series.findings import COMPARED, FIGURES, Finding, worst_first
 from levelfield.series.judgement import (
     Judged,
     NodeGroup,
     NoPairs,
-    Pair,
     Pairs,
     build_excess,
     judged_night,
     node_groups,
-    ruling_of,
     wants_pairs,
 )
-from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, PairedTest, PairRuling, arm_bias
+from levelfield.series.pairs import (
+    MOST_NULLS_OF_A_NIGHT,
+    Pair,
+    PairRuling,
+    arm_bias,
+    checked_by_nulls,
+    judged_pairs,
+    pairs_so_far,
+)
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
@@ -94,7 +100,8 @@ def compared(
     spending = _Spending(inputs, pairs, nulls, most_pairs)
     members = _members(inputs)
     # one finding for each node on which many series moved alike, and the figures that it stands for
-    groups = node_groups([member for member in members if not is_under_change(member)])
+    # A series without a level under tonight's conditions is held against others, which may be the cause.
+    groups = node_groups([(a, night) for a, night in members if night.step is None or not night.is_young])
     by_group = [(group, finding) for group in groups if (finding := _node_finding(group, spending))]
     grouped = {(around.series, group.figure) for group, _ in by_group for around, _ in group.members}
     findings = [finding for _, finding in by_group]
@@ -211,7 +218,10 @@ class _Spending:
         if pairs is None or isinstance(pairs, str):
             return NoPairs(pairs) if pairs else None
         stored = self.inputs.null_pairs(around.series, examination.tonight.node, examination.figure)
-        return ruling_of(examination, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
+        figure, direction = examination.figure, examination.direction
+        ruling = judged_pairs(pairs, figure, direction, examination.expected_first)
+        more = self._more_nulls(member, MOST_NULLS - len(stored))
+        return checked_by_nulls(ruling, stored, more, figure, examination.opened is not None)
 
     def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
@@ -274,11 +284,12 @@ def _with_causes(members: Sequence[Judged], spending: _Spending) -> tuple[list[J
         for around, examination in members
     ]
     groups = [group for family in families(steps).values() for group in moved(family)]
-    moved_ones = {_name(member): len(group.members) > 1 for group in groups for member in group.members}
+    moved_ones = {(m.around.series, m.night.figure): len(group.members) > 1 for group in groups for m in group.members}
     changed = []
-    for (around, examination), (_, step) in zip(members, steps, strict=True):
+    for (around, examination), (_, less) in zip(members, steps, strict=True):
         is_moved, name = _name((around, examination)) in moved_ones, (around.series, examination.figure)
-        is_chance = around.is_chance or (step.has_stepped and not is_moved)
+        has_stepped = less.step is not None and less.step.is_beyond
+        is_chance = around.is_chance or (has_stepped and not is_moved)
         changed.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), examination))
     shared = [group.finding() for group in groups if len(group.members) > 1]
     return changed, [*shared, *_uncompared_causes(members, spending)]
@@ -358,11 +369,11 @@ class Confirmation:
         suspect = self.suspects.get((series, figure))
         if suspect is None:
             return None
-        test = PairedTest(figure, suspect.examination.direction, suspect.examination.expected_first)
+        direction, expected = suspect.examination.direction, suspect.examination.expected_first
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
-            if test.add(*values[-1]).is_final:
+            if pairs_so_far(values, figure, direction, expected).word != "more pairs":
                 break
         return values or self.runs.missing_reason(series)
 

@@ -9,7 +9,8 @@ from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before, standing_baseline
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
-from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
+from levelfield.series.judgement import Judged, Pairs, Surroundings
+from levelfield.series.pairs import Pair
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -237,7 +238,7 @@ def _surroundings(
         return plain
     digests = tuple(segment.conditions for segment in era.segments[-2:])
     fields = condition_changes(*(inputs.conditions(digest) for digest in digests))
-    run_ids = {point.run_id for point in era.tonight.points}
+    run_ids = {point.run_id for point in era.segments[-1].points}
     by_pairs = [f for f in past if f.pairs and f.run_id in run_ids]
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
     is_worse = decided is not None and decided.word == "regression"

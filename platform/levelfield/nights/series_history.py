@@ -21,7 +21,7 @@ from levelfield.series.segments import (
     segments_of,
     value_of,
 )
-from levelfield.series.trigger import detectable, detectable_in_three
+from levelfield.series.trigger import detectable
 from levelfield.specs.record import Gated, Point, StoreEvent
 from levelfield.specs.short_names import short_digest
 
@@ -92,7 +92,7 @@ def _history(
         accepted=value_of(accepted.at(last.node), figure) if accepted else None,
         accepted_since=accepted.since if accepted else None,
         shows=abs(change_of(detectable(level), figure)) if level else None,
-        shows_in_three=abs(change_of(detectable_in_three(level), figure)) if level else None,
+        shows_in_three=abs(change_of(detectable(level, 3), figure)) if level else None,
     )
 
 

@@ -17,11 +17,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from levelfield.measure.student import normal_tail, tail_probability
-from levelfield.series.examination import EnvironmentStep, Examination
+from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
-from levelfield.series.judgement import FEWEST_ALIKE, Judged
+from levelfield.series.judgement import FEWEST_ALIKE, Judged, Surroundings
 from levelfield.series.level import FEWEST, LONGEST, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import Z, kept_of_many
@@ -33,64 +34,69 @@ FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where
 ENOUGH = 20  # builds found no slower: a slower one in more than one of seven series would have shown, with 95 %
 
 
+class ChangedSeries(NamedTuple):
+    """A figure of a series that is held against the level before a change of conditions."""
+
+    around: Surroundings
+    night: Examination
+    step: EnvironmentStep
+
+
 @dataclass(frozen=True)
 class MovedSeries:
     """The series of one figure that a change of conditions moved in one direction."""
 
     figure: Gated
-    members: tuple[Judged, ...]
+    members: tuple[ChangedSeries, ...]
     of: int  # how many series the change reached
-
-    @property
-    def word(self) -> FindingWord:
-        return "environment step" if _excess(self.members[0][1]) > 0 else "improvement"
 
     def finding(self) -> Finding:
         """Return the one finding about the change, which stands for all of these series."""
-        steps = sorted(change_of(_excess(night), self.figure) for _, night in self.members)
-        around = max(self.members, key=lambda member: abs(_excess(member[1])))[0]
-        nights = max(_step(night).nights for _, night in self.members)
-        nodes = sorted({night.tonight.node for _, night in self.members})
+        word: FindingWord = "environment step" if self.members[0].step.excess > 0 else "improvement"
+        steps = sorted(change_of(member.step.excess, self.figure) for member in self.members)
+        around = max(self.members, key=lambda member: abs(member.step.excess)).around
+        nights = max(member.step.nights for member in self.members)
+        nodes = sorted({member.night.tonight.node for member in self.members})
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
             f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
             f"the most: {around.label}; `nightly accept-step {short_digest(around.series)} --everywhere` accepts it"
         )
         return Finding(
-            series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,
+            series="", label=around.change, figure=self.figure, word=word, change=median(steps), detail=detail,
             fields=around.fields, node=nodes[0] if len(nodes) == 1 else None,
-            runs=tuple(night.tonight.run_id for _, night in self.members),
+            runs=tuple(member.night.tonight.run_id for member in self.members),
         )  # fmt: skip
 
 
-def is_under_change(member: Judged) -> bool:
-    """Whether the series is held against other conditions: it has no level under tonight's yet."""
-    return member[1].step is not None and member[1].is_young
-
-
-def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[Judged]]:
+def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[ChangedSeries]]:
     """Return the series that are held against the level before a change, by change and figure."""
     members = defaultdict(list)
     for around, night in examined:
         if night.step is not None:
-            members[around.cause, night.figure].append((around, night))
+            members[around.cause, night.figure].append(ChangedSeries(around, night, night.step))
     return dict(members)
 
 
-def moved(family: Sequence[Judged]) -> list[MovedSeries]:
+def moved(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
     """Return the members of a family that have moved, the worse direction first."""
     groups = []
     for direction in (1, -1):
-        candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
-        if len(family) < FEWEST_ALIKE:
-            candidates = [m for m in candidates if _step(m[1]).stands_alone]
+        candidates = [m for m in family if m.step.is_beyond and direction * m.step.excess > 0]
+        if len(family) < FEWEST_ALIKE:  # one slow night looks the same
+            candidates = [m for m in candidates if m.step.nights > 1]
+            candidates = [m for m in candidates if abs(m.step.excess) > m.step.limit(Z_OF_LONE_STEP)]
         elif candidates:
-            before = sorted(direction * excess for member in family for excess in _pretended(_step(member[1])))
-            chances = [_chance(_step(m[1]), direction, before) for m in candidates]
+            before = sorted(direction * excess for member in family for excess in _pretended(member.step))
+            chances = []  # of such a step: by the t distribution, and by the nights without a change
+            for step in (member.step for member in candidates):
+                size = direction * step.excess / step.error
+                share = (len(before) - bisect_left(before, size / MARGIN)) / len(before) if before else 0.0
+                chances.append(max(tail_probability(size, step.before.freedom), share))
             passed = kept_of_many(chances, len(family), FALSE_STEPS)
             candidates = [m for m, has_passed in zip(candidates, passed, strict=True) if has_passed]
         if candidates:
-            groups.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
+            groups.append(MovedSeries(candidates[0].night.figure, tuple(candidates), len(family)))
     return groups
 
 
@@ -98,7 +104,7 @@ def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]
     """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
     chances = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
     for family in families(examined).values():
-        for (around, night), chance in _beside_others(family):
+        for (around, night, _), chance in _beside_others(family):
             if around.is_due:
                 chances[around.series, night.figure] = -1.0 if around.is_known_worse else chance
     return chances
@@ -112,8 +118,9 @@ def still_due(examined: Sequence[Judged]) -> list[Judged]:
     """
     explained = set()
     for family in families(examined).values():
-        if sum(a.is_cleared for a, _ in family) >= ENOUGH and not any(a.is_known_worse for a, _ in family):
-            chances = {(a.series, e.figure): chance for (a, e), chance in _beside_others(family)}
+        cleared = sum(member.around.is_cleared for member in family)
+        if cleared >= ENOUGH and not any(member.around.is_known_worse for member in family):
+            chances = {(m.around.series, m.night.figure): chance for m, chance in _beside_others(family)}
             explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
     return [
         (replace(around, is_due=around.is_due and (around.series, night.figure) not in explained), night)
@@ -121,22 +128,15 @@ def still_due(examined: Sequence[Judged]) -> list[Judged]:
     ]
 
 
-def _beside_others(family: Sequence[Judged]) -> Iterator[tuple[Judged, float]]:
+def _beside_others(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSeries, float]]:
     """Yield each series of a family with the probability that chance puts it so far above their median.
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.
     """
-    common = median(_excess(night) for _, night in family) if len(family) >= FEWEST_ALIKE else 0.0
-    for around, night in family:
-        step = _step(night)
-        yield (around, night), tail_probability((step.excess - common) / step.error, step.before.freedom)
-
-
-def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
-    """Return the probability of such a step by chance. before: in errors, of nights without a change, in order."""
-    size = direction * step.excess / step.error
-    share = (len(before) - bisect_left(before, size / MARGIN)) / len(before) if before else 0.0
-    return max(tail_probability(size, step.before.freedom), share)
+    common = median(member.step.excess for member in family) if len(family) >= FEWEST_ALIKE else 0.0
+    for member in family:
+        step = member.step
+        yield member, tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
 def _pretended(step: EnvironmentStep) -> list[float]:
@@ -148,12 +148,3 @@ def _pretended(step: EnvironmentStep) -> list[float]:
         (median(costs[first : first + step.nights]) - median(costs[max(0, first - LONGEST) : first])) / step.error
         for first in range(FEWEST, len(costs) - step.nights + 1)
     ]
-
-
-def _step(night: Examination) -> EnvironmentStep:
-    assert night.step is not None
-    return night.step
-
-
-def _excess(night: Examination) -> float:
-    return _step(night).excess

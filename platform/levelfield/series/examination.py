@@ -28,7 +28,7 @@ from levelfield.series.trigger import CORRELATION, DRIFT_NIGHTS, Suspicion, is_b
 from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
-_Z_OF_LONE_STEP = 3.5  # no other series with the same change supports or excuses it
+Z_OF_LONE_STEP = 3.5  # no other series with the same change supports or excuses it
 RECENT = 7  # nights that show on which nodes a series runs
 LASTING, STEADY = 7, 1 / 2  # nights found better that make a provisional level, and their least share since the first
 
@@ -40,31 +40,15 @@ class Era:
     segments: tuple[Segment, ...]
     baseline: StoreEvent | None  # accepted, or None
 
-    @property
-    def tonight(self) -> Segment:
-        return self.segments[-1]
-
     def current(self, figure: Gated, before: str) -> list[Observation]:
         """Return the nights of tonight's segment before a time, since the baseline."""
-        return self._since(self.tonight.points, figure, before)
+        points = self.segments[-1].points
+        return observations((p for p in points if p.began < before and is_since(self.baseline, p)), figure)
 
     def earlier(self, figure: Gated) -> list[Observation]:
         """Return the nights of the segments before tonight's, since the baseline, in order of time."""
-        points = (p for segment in self.segments[:-1] for p in segment.points)
-        return self._since(sorted(points, key=lambda p: p.began), figure, "~")
-
-    def replaced(self, figure: Gated) -> list[Observation]:
-        """Return the nights whose level the baseline has replaced: they still show how far nights scatter.
-
-        Of one segment: the newest that has enough of them.
-        """
-        if self.baseline is None:
-            return []
-        groups = ([p for p in s.points if not is_since(self.baseline, p)] for s in reversed(self.segments))
-        return next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST), [])
-
-    def _since(self, points: Iterable[Point], figure: Gated, before: str) -> list[Observation]:
-        return observations((p for p in points if p.began < before and is_since(self.baseline, p)), figure)
+        points = (p for segment in self.segments[:-1] for p in segment.points if is_since(self.baseline, p))
+        return observations(sorted(points, key=lambda p: p.began), figure)
 
 
 def is_since(baseline: StoreEvent | None, point: Point) -> bool:
@@ -77,32 +61,29 @@ def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent]
 
     run_id: of the night. An event that was made on its own evidence holds for it, although it came later.
     """
-    events = [event for event in events if holds(event, when) or (run_id in event.runs and _is_open(event, when))]
+    events = [event for event in events if holds(event, when, run_id)]
     accepted = [(e.data.get("before"), e.data.get("after")) for e in events if e.kind == "environment-step"]
     chain = [index]
     while (before := segments[chain[-1]].before) is not None:
         if (segments[before].conditions, segments[chain[-1]].conditions) in accepted:
             break
         chain.append(before)
-    return Era(tuple(segments[i] for i in reversed(chain)), _newest_baseline(events))
+    return Era(tuple(segments[i] for i in reversed(chain)), standing_baseline(events, when, run_id))
 
 
-def standing_baseline(events: Iterable[StoreEvent], when: str) -> StoreEvent | None:
+def standing_baseline(events: Iterable[StoreEvent], when: str, run_id: str = "") -> StoreEvent | None:
     """Return the baseline that holds at a time; None where none was accepted, or it has expired."""
-    return _newest_baseline([event for event in events if holds(event, when)])
+    baselines = (event for event in events if event.kind == "baseline" and holds(event, when, run_id))
+    return max(baselines, key=lambda event: event.at, default=None)
 
 
-def _newest_baseline(events: Iterable[StoreEvent]) -> StoreEvent | None:
-    return max((event for event in events if event.kind == "baseline"), key=lambda event: event.at, default=None)
+def holds(event: StoreEvent, when: str, run_id: str = "") -> bool:
+    """Whether the event was made by the time `when`, or on this run, and has not expired.
 
-
-def holds(event: StoreEvent, when: str) -> bool:
-    """Whether the event was made by the time `when` and has not expired. An end without a time is the whole day."""
-    return event.at <= when and _is_open(event, when)
-
-
-def _is_open(event: StoreEvent, when: str) -> bool:
-    return event.until is None or when[: len(event.until)] <= event.until
+    An end without a time is the whole day.
+    """
+    is_open = event.until is None or when[: len(event.until)] <= event.until
+    return is_open and (event.at <= when or run_id in event.runs)
 
 
 @dataclass(frozen=True)
@@ -116,19 +97,10 @@ class EnvironmentStep:
     history: tuple[Observation, ...] = ()  # before the change, also nights found bad: they may come again
 
     @property
-    def limit(self) -> float:
-        return self._limit(_Z_OF_STEP)
-
-    @property
     def is_beyond(self) -> bool:
-        return abs(self.excess) > self.limit
+        return abs(self.excess) > self.limit()
 
-    @property
-    def stands_alone(self) -> bool:
-        """Whether it counts where fewer than three series share the change: one slow night looks the same."""
-        return self.nights > 1 and abs(self.excess) > self._limit(_Z_OF_LONE_STEP)
-
-    def _limit(self, z: float) -> float:
+    def limit(self, z: float = _Z_OF_STEP) -> float:
         return max(FLOOR, t_quantile(normal_tail(z), self.before.freedom) * self.error)
 
 
@@ -149,10 +121,6 @@ class Examination:
     is_provisional: bool = False
     opened: OpenRegression | None = None  # a regression that was named and has not ended
     against: str = ""  # the run whose build is the A of pairs; empty where there is none
-
-    @property
-    def has_stepped(self) -> bool:
-        return self.step is not None and self.step.is_beyond
 
     @property
     def direction(self) -> int:
@@ -241,9 +209,12 @@ def nights_before(
     gained: Sequence[Observation] = candidates[places[0] : places[-1] + 1] if places else ()
     if len(places) < max(LASTING, STEADY * len(gained)):
         gained = ()
+    # The nights whose level the baseline has replaced, of the newest segment that has enough of them.
+    groups = ([p for p in segment.points if not is_since(era.baseline, p)] for segment in reversed(era.segments))
+    replaced = next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST), [])
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
-        current, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers,
+        current, era.earlier(figure), era.baseline, replaced, last, unaccepted, slow, gained, gainers,
         opened, can_run_again,
     )  # fmt: skip
 

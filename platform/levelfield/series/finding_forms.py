@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -26,7 +26,6 @@ from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_m
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
-FORMATS = ("text", "markdown", "junit", "json", "webhook")
 MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
 _MOST_OF_A_WORD = 12  # in a terminal
 MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
@@ -34,15 +33,10 @@ _LONGEST = 200  # characters of a text that comes from a run
 _HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "since", "sees", "remark")
 
 
-def written(page: FindingPage, form: str) -> str:
-    """Return the page in one of FORMATS."""
-    forms = {"text": as_text, "markdown": as_markdown, "junit": as_junit, "json": as_json, "webhook": as_webhook}
-    return forms[form](page)
-
-
 def as_text(page: FindingPage) -> str:
     """Return lines of at most 80 columns: the verdict, the counts, and findings that are not `no change`."""
-    lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, _counts(page.findings))]
+    counts = counted(page.findings, WORDS) or "none"  # a series has several findings: one for each figure
+    lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, f"findings: {counts}")]
     written: set[tuple[str | None, str | None]] = set()
     for word in WORDS[:-1]:
         of_word = [finding for finding in page.findings if finding.word == word]
@@ -51,8 +45,9 @@ def as_text(page: FindingPage) -> str:
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _line(finding.detail)) if text]
             lines += [wrapped(f"  {text}", 5) for text in _explanation(finding)]
             if ticket := page.ticket(finding):
-                lines += ticket_lines(ticket, ticket.builds in written)
-                written.add(ticket.builds)
+                builds = (ticket.accepted, ticket.tonight)
+                lines += ticket_lines(ticket, builds in written)
+                written.add(builds)
         if more := len(of_word[_MOST_OF_A_WORD:]):
             lines += ["", f"{word}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
@@ -72,22 +67,29 @@ def as_markdown(page: FindingPage) -> str:
     """
     changed = [f for f in page.findings if f.word != "no change"]
     steady = [f for f in page.findings if f.word == "no change"]
-    lines = [
-        f"**{markdown(page.verdict)}**",
-        "",
-        f"{markdown(page.first_line)}; {markdown(_counts(page.findings))}",
-        "",
-    ]
+    counts = markdown(f"findings: {counted(page.findings, WORDS) or 'none'}")
+    lines = [f"**{markdown(page.verdict)}**", "", f"{markdown(page.first_line)}; {counts}", ""]
     lines += [f"[The pages of the night]({page.link})", ""] if page.link else []
     room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
-    rows = [_row(finding, page.ticket(finding)) for finding in changed]
-    blocks = [*_table("", rows, room // 2), *_details(page, changed, room // 4)]
-    lines += [*blocks, *_table("Without a change", [_row(finding, None) for finding in steady], room // 5)]
+    tickets = [page.ticket(finding) for finding in changed]
+    lines += [*_table("", zip(changed, tickets, strict=True), room // 2), *_details(page, changed, room // 4)]
+    lines += _table("Without a change", ((finding, None) for finding in steady), room // 5)
     return "\n".join(lines) + "\n"
 
 
-def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[str]:
+def _table(folded: str, findings: Iterable[tuple[Finding, Ticket | None]], room: int) -> Iterator[str]:
     """Yield a table of as many rows as there is room for. folded: the words of a table that is opened by a click."""
+    rows: list[Sequence[str]] = []
+    for finding, ticket in findings:
+        name = FIGURES[finding.figure] if finding.figure else NONE
+        ends = NONE if finding.low is None else f"{percent_change(finding.low)}, {percent_change(finding.high)}"
+        change = [Markdown(percent_change(finding.change)), Markdown(ends)]
+        level = figure_value(finding.level, finding.figure) if finding.figure else NONE
+        sees = NONE if finding.detectable is None else f"{finding.detectable:.1%}".replace("%", " %")
+        label = _cell(finding.label)
+        label = Markdown(f"[{label}]({ticket.page})") if ticket and ticket.page else label
+        since, remark = finding.level_since or NONE, _cell(finding.detail)
+        rows.append([finding.word, label, name, *change, level, since, sees, remark])
     visible = list(_within(table(_HEADER, rows)[2:], room))
     if folded and rows:
         yield from (f"<details><summary>{folded}: {len(rows)} figures</summary>", "")
@@ -105,7 +107,9 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
     for finding in changed:
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
-            tickets.setdefault(ticket.builds, []).append((f"{finding.word}: {finding.label}, {name}", ticket))
+            tickets.setdefault((ticket.accepted, ticket.tonight), []).append(
+                (f"{finding.word}: {finding.label}, {name}", ticket)
+            )
     blocks = []
     for finding in (finding for finding in changed if finding.explanation):
         summary = f"<details><summary>why a step of {_cell(finding.label)} takes longer</summary>"
@@ -133,13 +137,17 @@ def _within(blocks: Iterable[str], room: int) -> Iterator[str]:
 def as_junit(page: FindingPage) -> str:
     """Return JUnit XML: failure for what failed, error for what is missing, skipped for what is open."""
     suite = ElementTree.Element("testsuite", name=xml_text(f"gate {page.night}"), tests=str(len(page.findings)))
-    counts = Counter(_outcome(finding, page) for finding in page.findings)
+    outcomes = []  # JUnit's words; empty for a test that passes
+    for word in (finding.word for finding in page.findings):
+        fails = word in FAILURES or (page.strict and word in OPEN)
+        outcome = "failure" if fails else "error" if word in ABSENCES else "skipped" if word in OPEN else ""
+        outcomes.append("skipped" if outcome and page.advisory else outcome)
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(name, str(counts[kind]))
-    for finding in page.findings:
+        suite.set(name, str(outcomes.count(kind)))
+    for finding, outcome in zip(page.findings, outcomes, strict=True):
         name = FIGURES[finding.figure] if finding.figure else "run"
         case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_line(finding.label)), name=name)
-        if outcome := _outcome(finding, page):
+        if outcome:
             texts = (finding.word, _figure_line(finding), _line(finding.detail))
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
@@ -176,34 +184,31 @@ def as_webhook(page: FindingPage) -> str:
         texts = (finding.word, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
     lines += [f"{len(changed) - 5} more"] if len(changed) > 5 else []
+    findings: list[dict[str, Any]] = []
+    for finding in changed[:MOST_SENT]:
+        ticket = page.ticket(finding)
+        first_bad = ticket.blamed.model_dump(mode="json") if ticket and ticket.blamed else None
+        names = ("word", "series", "figure", "change", "low", "high", "level", "run_id")
+        findings.append(
+            {
+                **{name: getattr(finding, name) for name in names},
+                "label": _line(finding.label),
+                "detail": _line(finding.detail),
+                "explanation": [_line(sentence) for sentence in finding.explanation],
+                "link": ticket.page if ticket else None,
+                "commits": ticket.all_commits if ticket else None,
+                "first_bad": first_bad,
+            }
+        )
     sent = {
         "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
         "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
         "link": page.link, "text": "\n".join([*lines, page.link] if page.link else lines),
         "counts": {word: counts[word] for word in WORDS if counts[word]},
-        "findings": [_sent(finding, page.ticket(finding)) for finding in changed[:MOST_SENT]],
+        "findings": findings,
         "more": max(0, len(changed) - MOST_SENT),
     }  # fmt: skip
     return json_text(sent) + "\n"
-
-
-def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
-    names = ("word", "series", "figure", "change", "low", "high", "level", "run_id")
-    blamed = ticket.blamed if ticket else None
-    return {
-        **{name: getattr(finding, name) for name in names},
-        "label": _line(finding.label),
-        "detail": _line(finding.detail),
-        "explanation": [_line(sentence) for sentence in finding.explanation],
-        "link": ticket.page if ticket else None,
-        "commits": ticket.all_commits if ticket else None,
-        "first_bad": blamed.model_dump(mode="json") if blamed else None,
-    }
-
-
-def _counts(findings: Sequence[Finding]) -> str:
-    """Return how many findings have each word. A series has several: one for each figure."""
-    return "findings: " + (counted(findings, WORDS) or "none")
 
 
 def _figure_line(finding: Finding) -> str:
@@ -211,7 +216,8 @@ def _figure_line(finding: Finding) -> str:
     if finding.figure is None or finding.change is None:
         return FIGURES[finding.figure] if finding.figure else ""
     text = f"{FIGURES[finding.figure]} {percent_change(finding.change)}"
-    text += f" [{_interval(finding)}]" if finding.low is not None else ""
+    if finding.low is not None:
+        text += f" [{percent_change(finding.low)}, {percent_change(finding.high)}]"
     if finding.level is not None:
         level = figure_value(finding.level, finding.figure)
         nights = "1 night" if finding.nights == 1 else f"{finding.nights} nights"
@@ -219,34 +225,15 @@ def _figure_line(finding: Finding) -> str:
     return text
 
 
-def _interval(finding: Finding) -> str:
-    return NONE if finding.low is None else f"{percent_change(finding.low)}, {percent_change(finding.high)}"
-
-
-def _row(finding: Finding, ticket: Ticket | None) -> list[str]:
-    level = figure_value(finding.level, finding.figure) if finding.figure else NONE
-    sees = NONE if finding.detectable is None else f"{finding.detectable:.1%}".replace("%", " %")
-    name = FIGURES[finding.figure] if finding.figure else NONE
-    change = [Markdown(percent_change(finding.change)), Markdown(_interval(finding))]
-    since = finding.level_since or NONE
-    label = _cell(finding.label)
-    label = Markdown(f"[{label}]({ticket.page})") if ticket and ticket.page else label
-    return [finding.word, label, name, *change, level, since, sees, _cell(finding.detail)]
-
-
 def _cell(text: str) -> Markdown:
     """Return foreign text for a merge request, where `@name` would notify somebody."""
     return Markdown(markdown(_line(text)).replace("@", "&#64;"))
 
 
-def _outcome(finding: Finding, page: FindingPage) -> str:
-    """Return JUnit's word; empty for a test that passes."""
-    if finding.word in FAILURES or (page.strict and finding.word in OPEN):
-        return "skipped" if page.advisory else "failure"
-    if finding.word in ABSENCES:
-        return "skipped" if page.advisory else "error"
-    return "skipped" if finding.word in OPEN else ""
-
-
 def _line(text: str) -> str:
     return clipped(one_line(text), _LONGEST)
+
+
+WRITERS: Mapping[str, Callable[[FindingPage], str]] = {
+    "text": as_text, "markdown": as_markdown, "junit": as_junit, "json": as_json, "webhook": as_webhook,
+}  # fmt: skip

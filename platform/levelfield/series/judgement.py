@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from levelfield.measure.student import t_quantile
-from levelfield.series.examination import Examination
+from levelfield.series.examination import EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
-from levelfield.series.pairs import PairRuling, PairWord, checked_by_nulls, judged_pairs
+from levelfield.series.pairs import Pair, PairRuling
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable
 from levelfield.specs.record import Gated
@@ -24,7 +24,6 @@ _SEEN_BY: dict[Rule, str] = {
     "sum of nights": "the nights together are beyond the accepted level",
     "drift": "the last nights have drifted from the accepted level",
 }
-Pair = tuple[float | None, float | None]
 Pairs = Sequence[Pair]
 Judged = tuple["Surroundings", Examination]
 FEWEST_ALIKE = 3
@@ -65,7 +64,7 @@ def wants_pairs(night: Examination, around: Surroundings) -> bool:
         return False
     if around.is_due:
         return True
-    if around.is_chance or (night.has_stepped and night.is_young):
+    if around.is_chance or (night.is_young and night.step is not None and night.step.is_beyond):
         return False
     return night.suspicion is not None and night.suspicion.direction > 0
 
@@ -82,34 +81,31 @@ def judged_night(night: Examination, around: Surroundings, ruling: PairRuling | 
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
     level = night.level
     if level is None:
-        return _new_series_finding(night, around, ruling)
+        detail = f"{len(night.history)} of {FEWEST} nights before this one"
+        new = Finding(
+            series=around.series, label=around.label, figure=night.figure, word="new series", detail=detail,
+            nights=len(night.history), run_id=night.tonight.run_id, node=night.tonight.node,
+        )  # fmt: skip
+        if not isinstance(ruling, PairRuling) or not ruling.is_decided:
+            return new
+        # Pairs need no level to decide about a regression that was named before the series began anew.
+        low, high = sorted(change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.high))
+        update = {
+            "word": ruling.build, "change": change_of(ruling.excess or 0.0, night.figure), "low": low, "high": high,
+            "pairs": ruling.pairs, "build_change": change_of(ruling.proven_excess, night.figure),
+            "against": night.against, "detail": f"{_pairs_detail(night, around, ruling)}; {detail}",
+        }  # fmt: skip
+        return new.model_copy(update=update)
     if isinstance(ruling, PairRuling):
         return _paired_finding(night, around, level, ruling)
     night = night.less_build(around.build_excess)
-    if around.is_known_worse and not (night.step and _is_step(night, around) and night.step.excess > 0):
+    step = night.step if night.step and night.step.is_beyond and not around.is_chance else None
+    if around.is_known_worse and not (step and step.excess > 0):
         detail = f"pairs found a regression under {around.change}; {ruling.reason if ruling else 'none ran tonight'}"
         return _finding(night, around, level, "inconclusive", detail)
-    if _is_step(night, around) and not (night.suspicion and not night.is_young and night.runs_two_nights):
-        return _step_finding(night, around)
+    if step and not (night.suspicion and not night.is_young and night.runs_two_nights):
+        return _step_finding(night, around, step)
     return _nights_finding(night, around, level, ruling)
-
-
-def _new_series_finding(night: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None) -> Finding:
-    """Return that the series is new. Pairs need no level to decide about a regression that was named before it."""
-    detail = f"{len(night.history)} of {FEWEST} nights before this one"
-    new = Finding(
-        series=around.series, label=around.label, figure=night.figure, word="new series", detail=detail,
-        nights=len(night.history), run_id=night.tonight.run_id, node=night.tonight.node,
-    )  # fmt: skip
-    if not isinstance(ruling, PairRuling) or not ruling.is_decided:
-        return new
-    low, change, high = (change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.excess, ruling.high))
-    update = {
-        "word": ruling.build, "change": change, "low": min(low, high), "high": max(low, high), "pairs": ruling.pairs,
-        "build_change": change_of(ruling.proven_excess, night.figure), "against": night.against,
-        "detail": f"{_pairs_detail(night, around, ruling)}; {detail}",
-    }  # fmt: skip
-    return new.model_copy(update=update)
 
 
 def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
@@ -117,61 +113,44 @@ def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> f
     return ruling.proven_excess if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
-def ruling_of(night: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
-    """Return what the pairs of a night show, held against null pairs where they show a regression."""
-    ruling = judged_pairs(list(pairs), night.figure, night.direction, night.expected_first)
-    return checked_by_nulls(ruling, nulls, more, night.figure, night.opened is not None)
-
-
-def _is_step(night: Examination, around: Surroundings) -> bool:
-    return night.has_stepped and not around.is_chance
-
-
 def _paired_finding(night: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
     """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
-    night = night.less_build(build_excess(around, ruling))
-    if night.step is None or ruling.build == "regression":
-        return _build_finding(night, around, level, ruling.word, ruling)
-    if _is_step(night, around):
-        if around.is_of_group:
-            return _build_finding(night, around, level, ruling.build, ruling)
-        return _step_finding(night, around, ruling)
-    if night.is_young and ruling.word == "bad night":
-        detail = f"{_pairs_detail(night, around, ruling)}: a bad night, or {around.change}"
-        return _finding(night, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
-    return _build_finding(night, around, level, ruling.word, ruling)
+    night, word = night.less_build(build_excess(around, ruling)), ruling.word
+    if night.step is not None and ruling.build != "regression":
+        if night.step.is_beyond and not around.is_chance:
+            if not around.is_of_group:
+                return _step_finding(night, around, night.step, ruling)
+            word = ruling.build
+        elif night.is_young and word == "bad night":
+            detail = f"{_pairs_detail(night, around, ruling)}: a bad night, or {around.change}"
+            return _finding(night, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
+    # the build, with the figures of the pairs where they decide
+    detail = _pairs_detail(night, around, ruling)
+    if word in ("inconclusive", "more pairs"):
+        return _finding(night, around, level, "inconclusive", detail, ruling=ruling)
+    interval = None
+    if word != "bad night" and ruling.excess is not None:
+        low, high = sorted(change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.high))
+        interval = change_of(ruling.excess, night.figure), low, high
+    return _finding(night, around, level, word, detail, interval, ruling=ruling)  # type: ignore[arg-type]
 
 
-def _build_finding(
-    night: Examination, around: Surroundings, level: Level, word: PairWord, ruling: PairRuling
+def _step_finding(
+    night: Examination, around: Surroundings, step: EnvironmentStep, ruling: PairRuling | None = None
 ) -> Finding:
-    """Return the finding about the build, with the figures of the pairs where they decide."""
-    is_open = word in ("inconclusive", "more pairs")
-    detail, excess = _pairs_detail(night, around, ruling), None if is_open or word == "bad night" else ruling.excess
-    if excess is None:
-        return _finding(night, around, level, "inconclusive" if is_open else word, detail, ruling=ruling)  # type: ignore[arg-type]
-    low, high = sorted(change_of(cost or 0.0, night.figure) for cost in (ruling.low, ruling.high))
-    change = change_of(excess, night.figure), low, high
-    return _finding(night, around, level, word, detail, change, ruling=ruling)  # type: ignore[arg-type]
-
-
-def _step_finding(night: Examination, around: Surroundings, ruling: PairRuling | None = None) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
-    step = night.step
-    assert step is not None
     word: FindingWord = "environment step" if step.excess > 0 else "improvement"
     nights = f"{step.nights} night{'s' * (step.nights > 1)} under the new conditions"
     only = "; a bad night looks the same" if step.nights == 1 else ""
     build = f"; the build: {_pairs_detail(night, around, ruling)}" if ruling else ""
-    detail, change = f"{around.change}; {nights}{only}{build}", shown_change(step.excess, step.limit, night.figure)
+    detail, change = f"{around.change}; {nights}{only}{build}", shown_change(step.excess, step.limit(), night.figure)
     return _finding(night, around, step.before, word, detail, change, around.fields, ruling)
 
 
 def _nights_finding(night: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
     """Return the finding where no pairs were run: two nights running decide, unless pairs were only put off."""
     suspicion = night.suspicion
-    if night.has_stepped and around.is_chance:
-        assert night.step is not None
+    if night.step is not None and night.step.is_beyond and around.is_chance:
         off = percent_change(change_of(night.step.excess, night.figure))
         is_first = night.step.nights == 1
         reason = "one night may be off by chance; the next one decides" if is_first else "as much is expected by chance"
@@ -265,35 +244,27 @@ class NodeGroup:
     of: int  # how many series ran there
     excess: float  # the median, as a cost
     is_alone: bool  # series on other nodes ran in the same night and did not move, so that the build is no cause
-
-    @property
-    def clearest(self) -> Judged:
-        """The member that is farthest from its level: its pairs stand for the group."""
-        return max(self.members, key=lambda m: abs(m[1].tonight.cost - m[1].level.cost) / m[1].level.scale)  # type: ignore[union-attr]
+    clearest: Judged  # the member that is farthest from its level: its pairs stand for the group
 
 
 def node_groups(examined: Sequence[Judged]) -> list[NodeGroup]:
     """Return the groups of at least FEWEST_ALIKE series, and half of those on the node, that moved alike tonight."""
     groups = []
     for node, figure in dict.fromkeys((e.tonight.node, e.figure) for _, e in examined):
-        local = [m for m in examined if (m[1].tonight.node, m[1].figure) == (node, figure) and m[1].level]
-        others = [m for m in examined if m[1].tonight.node != node and m[1].figure == figure and m[1].level]
+        with_level = [m for m in examined if m[1].figure == figure and m[1].level]
+        local = [m for m in with_level if m[1].tonight.node == node]
         for direction in (1, -1):
-            moved = [m for m in local if _moved(m[1], direction)]
-            middle = abs(median(_excess(m[1]) for m in moved)) if moved else 0.0
-            alike = [m for m in moved if ALIKE[0] * middle <= abs(_excess(m[1])) <= ALIKE[1] * middle]
+            suspicions = [(m, m[1].suspicion) for m in with_level if m[1].suspicion]
+            moved = [(m, s.excess) for m, s in suspicions if s.rule == "tonight" and s.direction == direction]
+            moved_here = [(m, excess) for m, excess in moved if m[1].tonight.node == node]
+            middle = abs(median(excess for _, excess in moved_here)) if moved_here else 0.0
+            alike = [(m, excess) for m, excess in moved_here if ALIKE[0] * middle <= abs(excess) <= ALIKE[1] * middle]
             if len(alike) >= max(FEWEST_ALIKE, len(local) / 2):
-                excess = median(_excess(m[1]) for m in alike)
-                still = sum(not _moved(m[1], direction) for m in others)
-                is_alone = still >= FEWEST_ALIKE and still > len(others) / 2
-                groups.append(NodeGroup(node, figure, tuple(alike), len(local), excess, is_alone))
+                excess = median(excess for _, excess in alike)
+                others = len(with_level) - len(local)
+                still = others - (len(moved) - len(moved_here))
+                is_alone = still >= FEWEST_ALIKE and still > others / 2
+                members = tuple(m for m, _ in alike)
+                clearest = max(members, key=lambda m: abs(m[1].tonight.cost - m[1].level.cost) / m[1].level.scale)  # type: ignore[union-attr]
+                groups.append(NodeGroup(node, figure, members, len(local), excess, is_alone, clearest))
     return groups
-
-
-def _moved(night: Examination, direction: int) -> bool:
-    suspicion = night.suspicion
-    return suspicion is not None and suspicion.rule == "tonight" and suspicion.direction == direction
-
-
-def _excess(night: Examination) -> float:
-    return night.suspicion.excess if night.suspicion else 0.0

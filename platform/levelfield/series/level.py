@@ -109,7 +109,12 @@ def accepted_level(
     accepted = cost_of(event.level.get(figure), figure) if event else None
     if not nights and accepted is None:
         return None
-    first = {} if accepted is None else _stated_nodes(event, figure)
+    # the levels by node that an accepted baseline states in its data
+    nodes = event.data.get("nodes") if event and accepted is not None else None
+    of_figure = nodes.get(figure) if isinstance(nodes, dict) else None
+    entries = of_figure.items() if isinstance(of_figure, dict) else ()
+    costs = {node: cost_of(value, figure) for node, value in entries if isinstance(value, (int, float))}
+    first = {node: cost for node, cost in costs.items() if cost is not None}
     nights_of: dict[str, list[Observation]] = {}
     for night in nights:
         nights_of.setdefault(night.node, []).append(night)
@@ -127,15 +132,6 @@ def accepted_level(
 def first_build(runs: Sequence[str], can_run_again: Callable[[str], bool]) -> str:
     """Return the first of the runs whose build a commit holds; where none is, the first one, for the reason."""
     return next(filter(can_run_again, runs), runs[0] if runs else "")
-
-
-def _stated_nodes(event: StoreEvent | None, figure: Gated) -> dict[str, float]:
-    """Return the levels by node that an accepted baseline states in its data, as costs."""
-    nodes = event.data.get("nodes") if event else None
-    of_figure = nodes.get(figure) if isinstance(nodes, dict) else None
-    entries = of_figure.items() if isinstance(of_figure, dict) else ()
-    costs = {node: cost_of(value, figure) for node, value in entries if isinstance(value, (int, float))}
-    return {node: cost for node, cost in costs.items() if cost is not None}
 
 
 def _scatter(groups: Collection[Sequence[float]]) -> tuple[float, int]:

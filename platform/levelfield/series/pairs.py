@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from levelfield.measure.student import t_quantile
@@ -43,25 +43,18 @@ LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 class Looks:
     """When a test on pairs may decide."""
 
-    alpha: Mapping[int, float]  # its one-sided error after so many pairs
+    alpha: Mapping[int, float]  # its one-sided error after so many pairs, from the fewest to the most
     least_change: float = FLOOR  # of the cost
     no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
     interval: float | None = None  # one-sided error of the interval; None: that of the look
 
-    @property
-    def fewest(self) -> int:
-        return min(self.alpha)
-
-    @property
-    def most(self) -> int:
-        return max(self.alpha)
-
     def error_at(self, pairs: int) -> float:
-        return self.alpha[min(max(pairs, self.fewest), self.most)]
+        return self.alpha[min(max(pairs, min(self.alpha)), max(self.alpha))]
 
 
 NIGHTLY = Looks(ALPHA, no_change=NO_CHANGE_TAIL, interval=0.025)
 
+Pair = tuple[float | None, float | None]  # the figures of A and of B; only positive numbers count
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
 Side = Literal["good", "bad", "unknown"]
 
@@ -95,63 +88,50 @@ class PairRuling:
         """Whether it says which build is worse, or that neither is."""
         return self.build not in ("inconclusive", "more pairs")
 
-    @property
-    def is_final(self) -> bool:
-        return self.word != "more pairs"
 
-
-class PairedTest:
-    """The sequential test of one figure. direction: 1 where tonight looked worse, -1 where it looked better.
+def pairs_so_far(
+    pairs: Sequence[Pair],
+    figure: Gated,
+    direction: int = 1,
+    level: Level | None = None,
+    looks: Looks = NIGHTLY,
+    is_last: bool = False,
+) -> PairRuling:
+    """Return what pairs show. direction: 1 where tonight looked worse, -1 where it looked better.
 
     0: both are possible, and the test is of the direction that the pairs have; then each error is of either direction.
     level: of the series on the pairs' node: an A outside of it shows that the night is bad. None: A is not checked.
+    is_last: no more pairs can be run, so it is not `more pairs`.
     """
-
-    def __init__(self, figure: Gated, direction: int = 1, level: Level | None = None, looks: Looks = NIGHTLY) -> None:
-        self._figure, self._direction, self._level, self._looks = figure, direction, level, looks
-        self._pairs: list[tuple[float, float]] = []
-
-    def add(self, a: float | None, b: float | None) -> PairRuling:
-        """Add the figures of A and B and return the ruling so far. Only a pair of positive numbers counts."""
-        self._pairs += _costs(a, b, self._figure)
-        return self.ruling()
-
-    def ruling(self, is_last: bool = False) -> PairRuling:
-        """Return what the pairs show. is_last: no more pairs can be run, so it is not `more pairs`."""
-        n = len(self._pairs)
-        if n < 2:
-            open_word: PairWord = "inconclusive" if is_last else "more pairs"
-            return PairRuling(open_word, n, more_pairs=self._looks.fewest - n, build=open_word)
-        excesses = [b - a for a, b in self._pairs]
-        direction = self._direction or (1 if statistics.fmean(excesses) > 0 else -1)
-        differences = [direction * excess for excess in excesses]
-        mean, error = statistics.fmean(differences), _error(differences)
-        word = build = _word(mean, error, n, is_last, self._looks)
-        first = statistics.fmean(a for a, _ in self._pairs)
-        level = self._level
-        is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
-        if word in ("no change", "inconclusive") and is_bad:
-            word = "bad night"
-        elif word == "regression" and direction < 0:
-            word = build = "improvement"
-        half = t_quantile(self._looks.interval or self._looks.error_at(n), n - 1) * error
-        low, high = sorted((direction * (mean - half), direction * (mean + half)))
-        effect = self._looks.least_change if self._direction else max(self._looks.least_change, mean)
-        more = _more(error, n, effect, self._looks) if build in ("inconclusive", "more pairs") else None
-        return PairRuling(word, n, direction * mean, low, high, more, first, error, build=build)
+    costs = _costs(pairs, figure)
+    n = len(costs)
+    if n < 2:
+        open_word: PairWord = "inconclusive" if is_last else "more pairs"
+        return PairRuling(open_word, n, more_pairs=min(looks.alpha) - n, build=open_word)
+    excesses = [b - a for a, b in costs]
+    sign = direction or (1 if statistics.fmean(excesses) > 0 else -1)
+    differences = [sign * excess for excess in excesses]
+    mean, error = statistics.fmean(differences), _error(differences)
+    word = build = _word(mean, error, n, is_last, looks)
+    first = statistics.fmean(a for a, _ in costs)
+    is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
+    if word in ("no change", "inconclusive") and is_bad:
+        word = "bad night"
+    elif word == "regression" and sign < 0:
+        word = build = "improvement"
+    half = t_quantile(looks.interval or looks.error_at(n), n - 1) * error
+    low, high = sorted((sign * (mean - half), sign * (mean + half)))
+    effect = looks.least_change if direction else max(looks.least_change, mean)
+    more = _more(error, n, effect, looks) if build in ("inconclusive", "more pairs") else None
+    return PairRuling(word, n, sign * mean, low, high, more, first, error, build=build)
 
 
-def judged_pairs(
-    pairs: Sequence[tuple[float | None, float | None]], figure: Gated, direction: int, level: Level | None
-) -> PairRuling:
+def judged_pairs(pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None) -> PairRuling:
     """Return the ruling over pairs that were run, at the first look that decides."""
-    test = PairedTest(figure, direction, level)
-    for a, b in pairs[:-1]:
-        if (ruling := test.add(a, b)).is_final:
+    for n in range(1, len(pairs)):
+        if (ruling := pairs_so_far(pairs[:n], figure, direction, level)).word != "more pairs":
             return ruling
-    if pairs:
-        test.add(*pairs[-1])
-    return test.ruling(is_last=True)
+    return pairs_so_far(pairs, figure, direction, level, is_last=True)
 
 
 @dataclass(frozen=True)
@@ -173,20 +153,16 @@ class ArmBias:
         return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
 
 
-def arm_bias(pairs: Iterable[tuple[float | None, float | None]], figure: Gated) -> ArmBias | None:
+def arm_bias(pairs: Iterable[Pair], figure: Gated) -> ArmBias | None:
     """Return the bias that null pairs show; None below FEWEST_PAIRS. Only a pair of positive numbers counts."""
-    differences = [b - a for pair in pairs for a, b in _costs(*pair, figure)]
+    differences = [b - a for a, b in _costs(pairs, figure)]
     if len(differences) < FEWEST_PAIRS:
         return None
     return ArmBias(len(differences), statistics.fmean(differences), _error(differences))
 
 
 def checked_by_nulls(
-    ruling: PairRuling,
-    nulls: Iterable[tuple[float | None, float | None]],
-    more: Iterable[tuple[float | None, float | None]],
-    figure: Gated,
-    is_open: bool = False,
+    ruling: PairRuling, nulls: Iterable[Pair], more: Iterable[Pair], figure: Gated, is_open: bool = False
 ) -> PairRuling:
     """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
 
@@ -233,48 +209,42 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
 
 def _word(mean: float, error: float, n: int, is_last: bool, looks: Looks) -> PairWord:
     """Return `regression` for a mean difference that is proven, in the direction that is tested."""
-    if n >= looks.fewest:
+    if n >= min(looks.alpha):
         if mean > looks.least_change and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
             return "regression"
         if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.least_change:
             return "no change"
-    return "inconclusive" if is_last or n >= looks.most else "more pairs"
+    return "inconclusive" if is_last or n >= max(looks.alpha) else "more pairs"
 
 
 def _error(differences: list[float]) -> float:
     return max(LEAST_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
 
 
-def _costs(a: float | None, b: float | None, figure: Gated) -> list[tuple[float, float]]:
-    """Return the costs of a pair; nothing for one without two positive numbers."""
-    first, second = cost_of(a, figure), cost_of(b, figure)
-    return [(first, second)] if first is not None and second is not None else []
+def _costs(pairs: Iterable[Pair], figure: Gated) -> list[tuple[float, float]]:
+    """Return the costs of the pairs that have two positive numbers."""
+    costs = ((cost_of(a, figure), cost_of(b, figure)) for a, b in pairs)
+    return [(a, b) for a, b in costs if a is not None and b is not None]
 
 
 def _more(error: float, n: int, effect: float, looks: Looks) -> int:
     """Return about how many more pairs a change of this size needs: 2 ((z_a + z_b) s_run / effect)^2."""
     normal = statistics.NormalDist()
     run = error * math.sqrt(n / 2)  # a difference has the noise of two runs
-    factor = normal.inv_cdf(1 - looks.error_at(looks.most)) + normal.inv_cdf(_POWER)
+    factor = normal.inv_cdf(1 - looks.error_at(max(looks.alpha))) + normal.inv_cdf(_POWER)
     return max(1, math.ceil(2 * (factor * run / effect) ** 2) - n)
 
 
-@dataclass
-class HalfwayTest:
-    """The sequential test of one build of a bisection."""
+def halfway_side(pairs: Iterable[Pair], figure: Gated, effect: float) -> Side:
+    """Return on which side a build of a bisection is, by its pairs with the good end so far.
 
-    figure: Gated
-    effect: float  # mean cost of the bad end less that of the good one
-    _differences: list[float] = field(default_factory=list)
-
-    def add(self, good: float | None, trial: float | None) -> Side:
-        """Add the figures of a pair and return the side so far. A pair without two positive numbers does not count."""
-        self._differences += [second - first for first, second in _costs(good, trial, self.figure)]
-        n = len(self._differences)
-        if n < FEWEST_HALFWAY:
-            return "unknown"
-        mean = statistics.fmean(self._differences)
-        reach = t_quantile(ALPHA_HALFWAY, n - 1) * _error(self._differences)
-        if mean - reach > self.effect / 2:
-            return "bad"
-        return "good" if mean + reach < self.effect / 2 else "unknown"
+    effect: mean cost of the bad end less that of the good one.
+    """
+    differences = [trial - good for good, trial in _costs(pairs, figure)]
+    n = len(differences)
+    if n < FEWEST_HALFWAY:
+        return "unknown"
+    mean, reach = statistics.fmean(differences), t_quantile(ALPHA_HALFWAY, n - 1) * _error(differences)
+    if mean - reach > effect / 2:
+        return "bad"
+    return "good" if mean + reach < effect / 2 else "unknown"

@@ -7,7 +7,7 @@ that a series which alternates between two machines keeps both.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
@@ -125,18 +125,15 @@ def condition_changes(before: Conditions | None, after: Conditions | None) -> tu
     """Return each field that differs with its old and its new value; empty where one side is not known."""
     if before is None or after is None:
         return ()
-    return differences(dict(_flat(before)), dict(_flat(after)))
+    old, new = dict[str, str](), dict[str, str]()
+    for flat, conditions in ((old, before), (new, after)):
+        for name, value in conditions.model_dump().items():
+            entries = value if isinstance(value, Mapping) else {name: value}
+            flat |= {str(key): str(item) for key, item in entries.items()}
+    return differences(old, new)
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[str, ...]:
     """Return each name whose value differs, with both: `driver 550 -> 560`."""
     names = (name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name))
     return tuple(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names)
-
-
-def _flat(conditions: Conditions) -> Iterator[tuple[str, str]]:
-    for name, value in conditions.model_dump().items():
-        if isinstance(value, Mapping):
-            yield from ((str(key), str(item)) for key, item in value.items())
-        else:
-            yield name, str(value)

@@ -60,10 +60,6 @@ class Ticket(Value):
     page: str | None = None  # a link
 
     @property
-    def builds(self) -> tuple[str | None, str | None]:
-        return self.accepted, self.tonight
-
-    @property
     def blamed(self) -> TicketCommit | None:
         """The commit that made it worse, where it is known: the one that was found, or the only one."""
         if self.bisection and self.first_bad and not self.bisection.undecided:
@@ -77,25 +73,22 @@ def commit_text(commit: TicketCommit) -> str:
     return f"{commit.commit[:12]} {clipped(text, LONGEST_SUBJECT)}".strip()
 
 
-def found_text(bisection: Bisection, first_bad: TicketCommit | None) -> str:
-    """Return what a search found, with author and subject of the first bad commit where they are known."""
-    plain = one_line(str(bisection))
-    return plain.replace(first_bad.commit[:12], commit_text(first_bad), 1) if first_bad else plain
-
-
-def commits_line(ticket: Ticket) -> str:
-    """Return how many commits came, or why that is not known."""
+def _facts(ticket: Ticket) -> tuple[str, str, str]:
+    """Return what is known of commits, of packages and of a search, in a line each; the last is empty without one."""
     if ticket.commits_unknown is not None or ticket.all_commits is None:
-        return f"commits: not known: {ticket.commits_unknown}"
-    count = ticket.all_commits
-    return f"{count or 'no'} commit{'s' * (count != 1)} since the accepted build {(ticket.accepted or '')[:12]}"
-
-
-def packages_line(ticket: Ticket) -> str:
+        commits = f"commits: not known: {ticket.commits_unknown}"
+    else:
+        count = ticket.all_commits
+        since = f"since the accepted build {(ticket.accepted or '')[:12]}"
+        commits = f"{count or 'no'} commit{'s' * (count != 1)} {since}"
+    shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
+    packages = (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
     if ticket.packages_unknown is not None:
-        return f"packages: not known: {ticket.packages_unknown}"
-    packages, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
-    return "packages: " + (", ".join(packages) or "no difference") + (f", {more} more" if more > 0 else "")
+        packages = f"not known: {ticket.packages_unknown}"
+    search, first_bad = one_line(str(ticket.bisection)) if ticket.bisection else "", ticket.first_bad
+    if first_bad:  # with its author and subject
+        search = search.replace(first_bad.commit[:12], commit_text(first_bad), 1)
+    return commits, f"packages: {packages}", search
 
 
 def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
@@ -103,15 +96,16 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
 
     is_repeated: the builds are those of a finding above, so that their commits stand there.
     """
-    yield wrapped(f"  {one_line(commits_line(ticket))}{', as above' if is_repeated else ''}", 4)
+    commits, packages, search = _facts(ticket)
+    yield wrapped(f"  {one_line(commits)}{', as above' if is_repeated else ''}", 4)
     if not is_repeated:
         for commit in ticket.commits[:SHOWN_COMMITS]:
             yield wrapped(f"    {commit_text(commit)}", 6)
         if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
             yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
-        yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
-    if ticket.bisection:
-        yield wrapped(f"  {found_text(ticket.bisection, ticket.first_bad)}", 4)
+        yield wrapped(f"  {one_line(packages)}", 4)
+    if search:
+        yield wrapped(f"  {search}", 4)
     if ticket.command and not ticket.blamed:
         yield f"  to find it: {command_text(ticket)}"
     if ticket.page:
@@ -120,13 +114,14 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
 
 def ticket_markdown(ticket: Ticket) -> Iterator[str]:
     """Yield lines of Markdown: the same as in a terminal, with every commit that is known."""
-    yield f"- {_foreign(commits_line(ticket))}"
+    commits, packages, search = _facts(ticket)
+    yield f"- {_foreign(commits)}"
     yield from (f"  - {_foreign(commit_text(commit))}" for commit in ticket.commits)
     if ticket.all_commits and ticket.all_commits > len(ticket.commits):
         yield f"  - {ticket.all_commits - len(ticket.commits)} more"
-    yield f"- {_foreign(packages_line(ticket))}"
-    if ticket.bisection:
-        yield f"- {_foreign(found_text(ticket.bisection, ticket.first_bad))}"
+    yield f"- {_foreign(packages)}"
+    if search:
+        yield f"- {_foreign(search)}"
     if ticket.command and not ticket.blamed:
         yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
 

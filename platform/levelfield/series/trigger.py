@@ -25,7 +25,7 @@ Z_OF_CLEAR_DRIFT = 3.5  # where no pairs can be run, and for a gain, for which n
 CORRELATION = 2.0  # variance of a mean of nights over that of independent ones, for half of it AR(1) with 0.5
 FALSE_SHARE = 0.5  # of the suspicions that are confirmed, where a night has more than MANY series
 MANY = 100
-_SEEN, _SEEN_IN_THREE = 1.2816, 0.0902  # normal quantiles of 90 %, and of 1 - (1 - 90 %)^(1/3)
+_SEEN = {1: 1.2816, 3: 0.0902}  # by the number of nights: normal quantiles of 90 %, and of 1 - (1 - 90 %)^(1/3)
 
 Rule = Literal["tonight", "sum of nights", "drift"]
 
@@ -59,8 +59,9 @@ def triggered(
     for direction in (1, -1):
         if is_beyond(level, tonight, direction, Z):
             excess = tonight.cost - level.cost
-            clear = is_beyond(level, tonight, direction)
-            return Suspicion("tonight", direction, excess, _chance(direction * excess, level), clear)
+            spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
+            p = tail_probability(direction * excess / spread, level.freedom)
+            return Suspicion("tonight", direction, excess, p, is_beyond(level, tonight, direction))
     return gradual
 
 
@@ -69,14 +70,9 @@ def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_
     return direction * (night.cost - level.cost) > level.threshold(z)
 
 
-def detectable(level: Level) -> float:
-    """Return the least excess that the trigger sees in one night with 90 % probability."""
-    return level.threshold(Z) + _SEEN * level.scale
-
-
-def detectable_in_three(level: Level) -> float:
-    """Return the least excess that tonight's rule alone sees within three independent nights with 90 % probability."""
-    return level.threshold(Z) + _SEEN_IN_THREE * level.scale
+def detectable(level: Level, nights: Literal[1, 3] = 1) -> float:
+    """Return the least excess that tonight's rule sees within so many independent nights, with 90 % probability."""
+    return level.threshold(Z) + _SEEN[nights] * level.scale
 
 
 def kept_of_many(chances: Sequence[float], looks: int, false_share: float) -> list[bool]:
@@ -99,8 +95,13 @@ def _gradual_suspicion(
     drift = median(recent)
     is_back = drift == 0 or not recent[-1] / drift > 0.5
     if len(recent) == DRIFT_NIGHTS and not is_back:  # one bad night moves the median of fewer nights
-        is_clear = abs(drift) > _drift_limit(narrow, accepted, DRIFT_NIGHTS, Z_OF_CLEAR_DRIFT)
-        if is_clear or drift > _drift_limit(narrow, accepted, DRIFT_NIGHTS, Z):
+        spread = math.sqrt(min(2, CORRELATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
+        limit, clear_limit = (
+            max(FLOOR, t_quantile(normal_tail(z), narrow.freedom) * narrow.scale * spread)
+            for z in (Z, Z_OF_CLEAR_DRIFT)
+        )
+        is_clear = abs(drift) > clear_limit
+        if is_clear or drift > limit:
             p = normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z)
             return Suspicion("drift", 1 if drift > 0 else -1, drift, p, is_clear)
     total = cusum([distance / narrow.scale for distance in distances])
@@ -117,14 +118,3 @@ def cusum(distances: Sequence[float]) -> float:
     for distance in distances:
         total = max(0.0, total + min(distance, CUSUM_LARGEST) - CUSUM_SLACK)
     return total
-
-
-def _chance(excess: float, level: Level) -> float:
-    """Return the probability of one night above the level by at least `excess`."""
-    spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
-    return tail_probability(excess / spread, level.freedom)
-
-
-def _drift_limit(level: Level, accepted: AcceptedLevel, nights: int, z: float) -> float:
-    spread = math.sqrt(CORRELATION * MEDIAN_VARIANCE * (1 / nights + 1 / accepted.n))
-    return max(FLOOR, t_quantile(normal_tail(z), level.freedom) * level.scale * min(spread, math.sqrt(2)))

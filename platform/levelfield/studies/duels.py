@@ -19,7 +19,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFaile
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
 from levelfield.run.turns import in_turns
-from levelfield.series.pairs import Looks, PairedTest, PairRuling
+from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Gated, RunRecord, Series
@@ -86,8 +86,8 @@ def refuse_other_work(a: Series, b: Series) -> None:
 
 def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     """Run pairs until the test decides, or something stops them. Raises what stopped them before a pair was whole."""
-    test = PairedTest(FIGURE, 0, looks=looks)
     pairs: list[RecordedPair] = []
+    rates: list[Pair] = []
     started = {"a": 0, "b": 0}
 
     def next_repeat(arm: str) -> RunRecord:
@@ -100,11 +100,12 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     stopped, code = None, 0
     began = time.monotonic()
     try:
-        for pair in in_turns(looks.most, next_repeat):
+        for pair in in_turns(max(looks.alpha), next_repeat):
             pairs.append(pair)
             if not _compared(pairs).comparability.holds:
                 raise GateFailed("the sides are not comparable")
-            if test.add(*map(RATE.read, pair)).is_final:
+            rates.append((RATE.read(pair[0]), RATE.read(pair[1])))
+            if pairs_so_far(rates, FIGURE, 0, looks=looks).word != "more pairs":
                 break
     except (LevelfieldError, KeyboardInterrupt) as stop:
         if not pairs:
@@ -113,7 +114,8 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
             (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
         )
     pair_seconds = (time.monotonic() - began) / len(pairs)
-    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code, pair_seconds)
+    ruling = pairs_so_far(rates, FIGURE, 0, looks=looks, is_last=True)
+    return DuelOutcome(cases, looks, pairs, ruling, stopped, code, pair_seconds)
 
 
 def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:

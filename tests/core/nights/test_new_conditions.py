@@ -15,7 +15,7 @@ from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspec
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.causes import ENOUGH
 from levelfield.series.findings import Finding, FindingWord, exit_code
-from levelfield.series.judgement import Pair
+from levelfield.series.pairs import Pair
 from levelfield.series.segments import condition_changes
 from levelfield.specs.record import Conditions, Gated, Point
 

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
+from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey, command_text, ticket_lines
 from plans import ROOT
@@ -123,7 +123,7 @@ def test_hostile_names_break_no_format(word: str) -> None:
     root = ElementTree.fromstring(as_junit(hostile))
     (case,) = root.iter("testcase")
     assert case.get("classname", "").startswith("x[31m|`<img onerror")
-    assert json.loads(written(hostile, "json"))["findings"][0]["label"] == HOSTILE
+    assert json.loads(WRITERS["json"](hostile))["findings"][0]["label"] == HOSTILE
 
 
 def test_junit_maps_the_words_to_its_three() -> None:
@@ -159,7 +159,7 @@ def test_a_ticket_is_in_every_format() -> None:
     assert "&#35;12 by" in comment and "&#64;bob" in comment and "- torch" not in comment
     failure = ElementTree.fromstring(as_junit(night)).find(".//failure")
     assert failure is not None and "bbbbbbbbbbbb Ann:" in (failure.text or "")
-    (row,) = json.loads(written(night, "json"))["findings"]
+    (row,) = json.loads(WRITERS["json"](night))["findings"]
     assert row["ticket"]["commits"][0]["author"] == "Ann" and row["ticket"]["all_commits"] == 7
 
 
@@ -205,7 +205,7 @@ def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
         )
     }
     night = FindingPage("compared 1", "n", MIXED, tickets=tickets, link="https://x/index.html", suite="s")
-    sent = json.loads(written(night, "webhook"))
+    sent = json.loads(WRITERS["webhook"](night))
     table = (ROOT / "docs/nightly.md").read_text().split("| field | |")[1].split("\n\n")[0]
     described = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     assert described == {*sent} and (sent["schema"], sent["id"]) == ("levelfield.webhook/1", "s/n")
@@ -219,9 +219,8 @@ def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
 
 
 def test_a_webhook_is_bounded_and_counts_what_it_leaves_out() -> None:
-    sent = written(
-        page(*(finding("missing", label=f"{HOSTILE}{i}" * 30, detail="x" * 9999) for i in range(99))), "webhook"
-    )
+    many = (finding("missing", label=f"{HOSTILE}{i}" * 30, detail="x" * 9999) for i in range(99))
+    sent = WRITERS["webhook"](page(*many))
     night = json.loads(sent)
     assert len(sent) < 40_000 and (len(night["findings"]), night["more"]) == (20, 79)
     assert len(night["text"].splitlines()) == 7 and night["text"].endswith("94 more")
@@ -230,15 +229,15 @@ def test_a_webhook_is_bounded_and_counts_what_it_leaves_out() -> None:
 def test_notes_of_the_night_come_last() -> None:
     night = FindingPage("c", "n", MIXED, folder="site/index.html", notes=("slow",))
     assert as_text(night).endswith("site/index.html\n\nnotes\n  slow\n")
-    assert json.loads(written(night, "json"))["notes"] == ["slow"]
+    assert json.loads(WRITERS["json"](night))["notes"] == ["slow"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", WRITERS)
 def test_a_night_without_findings_is_written_too(form: str) -> None:
-    assert page().first_line in written(page(), form)
+    assert page().first_line in WRITERS[form](page())
 
 
 def test_json_has_full_precision_and_the_exit_code() -> None:
-    night = json.loads(written(page(*MIXED), "json"))
+    night = json.loads(WRITERS["json"](page(*MIXED)))
     assert (night["schema"], night["exit_code"]) == ("levelfield.gate/1", 4)
     assert night["findings"][0]["low"] == -0.071

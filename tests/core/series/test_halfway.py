@@ -6,17 +6,18 @@ import math
 import random
 
 import pytest
-from levelfield.series.pairs import MOST_PAIRS, HalfwayTest, Side
+from levelfield.series.pairs import MOST_PAIRS, Pair, Side, halfway_side
 
 EFFECT = math.log(1.1)  # the bad end is 10 % slower
 
 
 def side_of(speed: float, noise: float, seed: int = 1) -> Side:
-    source, test = random.Random(seed), HalfwayTest("tokens_per_second_per_device", EFFECT)
+    source, pairs = random.Random(seed), list[Pair]()
     side: Side = "unknown"
     for _ in range(MOST_PAIRS):
         good, tried = (value * math.exp(source.gauss(0, noise)) for value in (1000.0, speed))
-        if (side := test.add(good, tried)) != "unknown":
+        pairs.append((good, tried))
+        if (side := halfway_side(pairs, "tokens_per_second_per_device", EFFECT)) != "unknown":
             break
     return side
 
@@ -33,12 +34,12 @@ def test_the_wrong_end_is_rare_and_noise_leaves_it_open() -> None:
 
 
 def test_one_pair_and_pairs_without_numbers_decide_nothing() -> None:
-    test = HalfwayTest("tokens_per_second_per_device", EFFECT)
-    assert test.add(1000.0, 500.0) == "unknown"
-    assert test.add(None, 500.0) == test.add(1000.0, math.nan) == test.add(0.0, 500.0) == "unknown"
-    assert test.add(1000.0, 500.0) == "bad"
+    one: list[Pair] = [(1000.0, 500.0), (None, 500.0), (1000.0, math.nan), (0.0, 500.0)]
+    assert halfway_side(one, "tokens_per_second_per_device", EFFECT) == "unknown"
+    assert halfway_side([*one, one[0]], "tokens_per_second_per_device", EFFECT) == "bad"
 
 
 def test_for_memory_more_is_worse() -> None:
-    test = HalfwayTest("memory_bytes", EFFECT)
-    assert (test.add(100.0, 110.0), test.add(100.0, 110.0)) == ("unknown", "bad")
+    pair = (100.0, 110.0)
+    assert halfway_side([pair], "memory_bytes", EFFECT) == "unknown"
+    assert halfway_side([pair, pair], "memory_bytes", EFFECT) == "bad"

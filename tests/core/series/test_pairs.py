@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gate_points import costs, noise
 from levelfield.series.level import level_of
-from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, PairedTest, checked_by_nulls, judged_pairs
+from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, checked_by_nulls, judged_pairs, pairs_so_far
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 
@@ -79,8 +79,8 @@ def test_a_pair_without_two_numbers_does_not_count(broken: float | None) -> None
 def test_too_few_pairs_decide_nothing() -> None:
     assert judged_pairs([], TOKENS, 1, None).word == "inconclusive"
     assert judged_pairs(tokens(-0.5)[:2], TOKENS, 1, None).word == "inconclusive"
-    test = PairedTest(TOKENS)
-    assert [test.add(1000.0, 500.0 + i).word for i in range(3)][:2] == ["more pairs", "more pairs"]
+    pairs = [(1000.0, 500.0 + i) for i in range(3)]
+    assert [pairs_so_far(pairs[:n], TOKENS).word for n in (0, 1, 2, 3)] == ["more pairs"] * 3 + ["regression"]
 
 
 def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:

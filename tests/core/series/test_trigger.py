@@ -12,7 +12,6 @@ from levelfield.series.trigger import (
     FALSE_SHARE,
     cusum,
     detectable,
-    detectable_in_three,
     is_beyond,
     kept_of_many,
     triggered,
@@ -187,7 +186,7 @@ def test_many_looks_keep_the_clear_ones() -> None:
 def test_what_a_series_shows_is_what_the_trigger_sees_in_nine_of_ten_nights() -> None:
     history = costs(noise(40, 0.02))
     level = level_of(history, "n1")
-    assert level is not None and detectable_in_three(level) < detectable(level)
+    assert level is not None and detectable(level, 3) < detectable(level)
     shift, generator = detectable(level), noise(4000, 1.0, 7)
     seen = sum(is_beyond(level, tonight(level.cost + shift + level.scale * z), 1, 2.5) for z in generator)
     assert seen / 4000 == pytest.approx(0.9, abs=0.02)

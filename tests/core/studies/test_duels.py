@@ -15,7 +15,7 @@ from levelfield.compare.comparison import sheets
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.sheets import as_text
 from levelfield.report.words import duration
-from levelfield.series.pairs import PairedTest, PairRuling
+from levelfield.series.pairs import PairRuling, pairs_so_far
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 from levelfield.studies.duels import (
@@ -127,8 +127,7 @@ def test_the_ratio_is_of_pairs_by_hand() -> None:
 
 
 def ruled(*logs: float) -> PairRuling:
-    test = PairedTest(FIGURE, 0, looks=looks_of(None, 1))
-    return [test.add(1000.0, 1000.0 * math.exp(log)) for log in logs][-1]
+    return pairs_so_far([(1000.0, 1000.0 * math.exp(log)) for log in logs], FIGURE, 0, looks=looks_of(None, 1))
 
 
 def test_interval_and_no_difference_have_the_error_of_the_look() -> None:
@@ -144,10 +143,11 @@ def test_equal_arms_are_rarely_called_different() -> None:
     """Over all looks 5 % are wrong at most: two standard errors of 1,000 duels above it are 6.4 %."""
     normal, wrong = random.Random(7), 0
     for _ in range(1000):
-        test = PairedTest(FIGURE, 0, looks=looks_of(None, 0.1))
+        pairs: list[tuple[float, float]] = []
         word = "more pairs"
         while word == "more pairs":
-            word = test.add(*(math.exp(normal.gauss(0, 0.02)) for _ in "ab")).word
+            pairs.append((math.exp(normal.gauss(0, 0.02)), math.exp(normal.gauss(0, 0.02))))
+            word = pairs_so_far(pairs, FIGURE, 0, looks=looks_of(None, 0.1)).word
         wrong += word in ("regression", "improvement")
     assert 0 < wrong <= 64
 
