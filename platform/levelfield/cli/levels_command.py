@@ -179,7 +179,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     with opened_store(options.store) as store:
         night = gate_input(store, chosen_night(store, options.night), None)
         tonights = sorted(night.tonights, key=night.label)
-        runs = {point.run_id: series for series in tonights for point in night.tonight(series)}
+        runs = {point.run_id: series for series in tonights for point in night.tonights[series]}
         failed = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
         worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
         accepted = baselines.accepted_baselines(level_evidence(store, tonights, at), worse, who, options.why, at, until)

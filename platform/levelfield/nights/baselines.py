@@ -46,12 +46,20 @@ def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, u
     """
     runs = _sufficient(evidence)
     segments = segments_of(level_points(evidence.points))
+    home = next(s for s in reversed(segments) if any(p.run_id == runs[-1].run_id for p in s.points))
     level: dict[Gated, float] = {}
     nodes: dict[str, dict[str, float]] = {}
     for figure in FIGURES:
         if nights := observations(runs, figure):
             level[figure] = value_of(median(night.cost for night in nights), figure)
-            nodes[figure] = _node_levels(segments, runs, figure)
+            # Every node that the series knows has the evidence's level with its own offset. The offset comes from the
+            # nights of the segment, so a node without evidence keeps its place.
+            offsets = node_medians(observations(home.points, figure)[-LONGEST:])
+            distances = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
+            nodes[figure] = {}
+            if distances:
+                moved = median(distances)
+                nodes[figure] = {node: value_of(offset + moved, figure) for node, offset in offsets.items()}
     return _event("baseline", evidence.series, who, reason, at, until, runs, level, {"nodes": nodes})
 
 
@@ -105,23 +113,22 @@ def same_steps(
 
     Conditions of two series may differ in variables of their plans: the same fields changed alike is the same change.
     """
-
-    def change(before: str, after: str) -> tuple[str, ...]:
-        return condition_changes(conditions(before), conditions(after)) or (before, after)
-
-    target = change(str(step.data["before"]), str(step.data["after"]))
+    steps = [(step.series, str(step.data["before"]), str(step.data["after"]), step.runs)]
+    for series in sorted(set(points) - {step.series}):
+        for before, after in _steps(points[series]):
+            steps.append((series, before, after.conditions, tuple(p.run_id for p in after.points)))
+    changes = [condition_changes(conditions(old), conditions(new)) or (old, new) for _, old, new, _ in steps]
     return [
         step.model_copy(
             update={
                 "id": uuid.uuid4().hex,
                 "series": series,
-                "runs": tuple(p.run_id for p in after.points),
-                "data": {"before": before, "after": after.conditions},
+                "runs": runs,
+                "data": {"before": old, "after": new},
             }
         )
-        for series in sorted(set(points) - {step.series})
-        for before, after in _steps(points[series])
-        if change(before, after.conditions) == target
+        for (series, old, new, runs), change in zip(steps[1:], changes[1:], strict=True)
+        if change == changes[0]
     ]
 
 
@@ -204,21 +211,6 @@ def _runs_with(evidence: LevelEvidence, *words: str) -> set[str | None]:
 def _bad_nights(evidence: LevelEvidence) -> set[str]:
     last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
     return {run for finding in last.values() for run in finding.bad_runs}
-
-
-def _node_levels(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gated) -> dict[str, float]:
-    """Return the accepted level of every node that the series knows: the evidence's, with the nodes' offsets.
-
-    The offset of a node comes from the nights of the segment, so a node without evidence keeps its place.
-    """
-    home = next(s for s in reversed(segments) if any(p.run_id == evidence[-1].run_id for p in s.points))
-    offsets = node_medians(observations(home.points, figure)[-LONGEST:])
-    nights = observations(evidence, figure)
-    distances = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
-    if not distances:
-        return {}
-    moved = median(distances)
-    return {node: value_of(offset + moved, figure) for node, offset in offsets.items()}
 
 
 def _event(

@@ -22,7 +22,7 @@ from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.turns import Keep, in_turns
 from levelfield.rundir.directory import PAIRS
 from levelfield.series.level import FEWEST
-from levelfield.series.segments import is_evidence, night_of
+from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
 from levelfield.specs.vendor import GIVEN
@@ -98,10 +98,18 @@ def paired_records(
     run is not valid, or is of another series or commit.
     """
     by_name, left = {arm.name: arm for arm in arms}, list(done)
-    for a, b in in_turns(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, keep)):
-        _check(by_name["a"], a, series)
-        _check(by_name["b"], b, series)
-        yield a, b
+    for pair in in_turns(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, keep)):
+        for arm, record in zip((by_name["a"], by_name["b"]), pair, strict=True):
+            if record.word != "valid":
+                raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
+            if record.series.fingerprint() != series.fingerprint():
+                raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
+            ran, expected = record.subject.commit, arm.build.commit
+            if ran and expected and ran != expected:  # the checkout was moved since the night ran
+                raise ArmFailed(
+                    arm, f"{record.run_id} is of commit {ran[:12]}, expected {expected[:12]}: the checkout has moved"
+                )
+        yield pair
 
 
 def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
@@ -133,18 +141,6 @@ def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:
     return keep(arm.name, paths)
 
 
-def _check(arm: Arm, record: RunRecord, series: Series) -> None:
-    if record.word != "valid":
-        raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
-    if record.series.fingerprint() != series.fingerprint():
-        raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
-    ran, expected = record.subject.commit, arm.build.commit
-    if ran and expected and ran != expected:  # the checkout was moved since the night ran
-        raise ArmFailed(
-            arm, f"{record.run_id} is of commit {ran[:12]}, expected {expected[:12]}: the checkout has moved"
-        )
-
-
 def null_arms(
     plan: Plan, subject: Subject, plugins: Sequence[Path], say: Callable[[str], None]
 ) -> tuple[Arm, Arm] | str:
@@ -165,7 +161,9 @@ def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None
     None where a series of the same node had some within a week. seconds: how long the run of each took.
     """
     nodes = {point.node for series in seconds for point in inputs.tonights.get(series, ())}
-    if inputs.has_null_pairs(nodes, DAYS_BETWEEN):
+    nulls = [point for (_, node), points in inputs.null_runs.items() if node in nodes for point in points]
+    ages = [days_between(night_of(point), inputs.night) for point in nulls]
+    if any(age is not None and age < DAYS_BETWEEN for age in ages):
         return None
     ran = [series for series, points in inputs.tonights.items() if series in seconds and any(map(is_evidence, points))]
     old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST]

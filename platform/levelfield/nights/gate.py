@@ -22,7 +22,7 @@ from levelfield.nights.gate_input import (
     missing_findings,
 )
 from levelfield.series.causes import families, moved, still_due, suspiciousness
-from levelfield.series.examination import Examination
+from levelfield.series.examination import Examination, standing_baseline
 from levelfield.series.findings import COMPARED, FIGURES, Finding, worst_first
 from levelfield.series.judgement import (
     Judged,
@@ -128,9 +128,10 @@ def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[
     opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
     awaited = awaited_series(inputs) if inputs.named_regressions else ()
     for series, figure in inputs.named_regressions:
-        open_regression = inputs.open_regression(series, figure, inputs.baseline(series)) if series in awaited else None
-        if open_regression is not None and (series, figure) not in examined:
-            opened[series, figure] = open_regression
+        if series in awaited and (series, figure) not in examined:
+            baseline = standing_baseline(inputs.events_by_series.get(series, ()), f"{inputs.night}~")
+            if open_regression := inputs.open_regression(series, figure, baseline):
+                opened[series, figure] = open_regression
     for finding in findings:
         name = (finding.series, finding.figure)
         open_regression = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
@@ -160,15 +161,14 @@ def suspects(inputs: GateInput) -> list[Suspect]:
 def _ranked(members: Sequence[Judged]) -> list[tuple[Judged, float]]:
     """Return what pairs should confirm, the likeliest first, with its probability by chance."""
     chances = suspiciousness(members)
-    ranked = [(member, chances.get(_name(member), 1.0)) for member in members if wants_pairs(member[1], member[0])]
-
-    def order(entry: tuple[Judged, float]) -> tuple[float, float]:
-        (_, examination), chance = entry
-        level = examination.level
-        excess = examination.tonight.cost - level.cost if level else 0.0
-        return chance if chance > LEAST_CHANCE else min(chance, 0), -excess
-
-    return sorted(ranked, key=order)
+    ranked: list[tuple[tuple[float, float], Judged, float]] = []
+    for around, night in members:
+        if wants_pairs(night, around):
+            chance = chances.get((around.series, night.figure), 1.0)
+            excess = night.tonight.cost - night.level.cost if night.level else 0.0
+            order = chance if chance > LEAST_CHANCE else min(chance, 0), -excess
+            ranked.append((order, (around, night), chance))
+    return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def _name(member: Judged) -> tuple[str, Gated]:
@@ -201,27 +201,27 @@ class _Spending:
 
     def ruling(self, member: Judged) -> PairRuling | NoPairs | None:
         """Return what pairs show about a figure, or why none were run. The first call runs them."""
-        if _name(member) not in self.rulings:
-            self.rulings[_name(member)] = self._ruling(member)
-        return self.rulings[_name(member)]
-
-    def _ruling(self, member: Judged) -> PairRuling | NoPairs | None:
-        around, examination = member
+        name, (around, examination) = _name(member), member
+        if name in self.rulings:
+            return self.rulings[name]
         spent: Counter[str] = Counter()  # pairs by series: its figures share them, as a run has all figures
         for (series, figure), ruling in self.rulings.items():
             if isinstance(ruling, PairRuling):
                 run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
                 spent[series] = max(spent[series], run)
         if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
-            return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", is_put_off=True)
-        pairs = self.pairs(*_name(member))
+            reason = f"the night's {self.most} pairs were spent on likelier suspicions"
+            self.rulings[name] = NoPairs(reason, is_put_off=True)
+            return self.rulings[name]
+        pairs = self.pairs(*name)
         if pairs is None or isinstance(pairs, str):
-            return NoPairs(pairs) if pairs else None
+            self.rulings[name] = NoPairs(pairs) if pairs else None
+            return self.rulings[name]
+        judged = judged_pairs(pairs, examination.figure, examination.direction, examination.expected_first)
         stored = self.inputs.null_pairs(around.series, examination.tonight.node, examination.figure)
-        figure, direction = examination.figure, examination.direction
-        ruling = judged_pairs(pairs, figure, direction, examination.expected_first)
-        more = self._more_nulls(member, MOST_NULLS - len(stored))
-        return checked_by_nulls(ruling, stored, more, figure, examination.opened is not None)
+        more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
+        self.rulings[name] = checked_by_nulls(judged, stored, more, examination.figure, is_open)
+        return self.rulings[name]
 
     def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
@@ -233,12 +233,14 @@ class _Spending:
     def findings_about_arms(self) -> Iterator[Finding]:
         """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
         ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
-        nodes = self.inputs.null_nodes & {point.node for points in self.inputs.tonights.values() for point in points}
-        nodes |= {point.node for series in ran for point in self.inputs.tonight(series)}
+        tonights = self.inputs.tonights
+        nodes = {point.node for points in tonights.values() for point in points}
+        nodes &= {node for _, node in self.inputs.null_runs}
+        nodes |= {point.node for series in ran for point in tonights.get(series, ())}
         for node, figure in product(sorted(nodes), FIGURES):
             by_series: dict[str, list[Pair]] = {}
             for series in self.inputs.points:  # those of the last weeks first
-                is_here = any(point.node == node for point in self.inputs.tonight(series))
+                is_here = any(point.node == node for point in tonights.get(series, ()))
                 tonight = self._nulls_run.get((series, figure), []) if is_here else []
                 by_series[series] = [*self.inputs.null_pairs(series, node, figure), *tonight]
             of_all = [pair for pairs in by_series.values() for pair in pairs]
@@ -291,12 +293,8 @@ def _with_causes(members: Sequence[Judged], spending: _Spending) -> tuple[list[J
         has_stepped = less.step is not None and less.step.is_beyond
         is_chance = around.is_chance or (has_stepped and not is_moved)
         changed.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), examination))
-    shared = [group.finding() for group in groups if len(group.members) > 1]
-    return changed, [*shared, *_uncompared_causes(members, spending)]
-
-
-def _uncompared_causes(members: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:
-    """Return a finding for each change of conditions under which pairs of some series could not be run tonight."""
+    findings = [group.finding() for group in groups if len(group.members) > 1]
+    # one more for each change of conditions under which pairs of some series could not be run tonight
     by_cause: dict[tuple[str, ...], dict[str, str]] = {}
     reached: dict[tuple[str, ...], set[str]] = {}
     for around, examination in members:
@@ -310,7 +308,8 @@ def _uncompared_causes(members: Sequence[Judged], spending: _Spending) -> Iterat
         label, reason = next(iter(reasons.items()))
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
         detail = f"a slower build may hide behind it: {which} not compared with the accepted build yet; {reason}"
-        yield Finding(series="", label=names[cause], figure=None, word="inconclusive", detail=detail)
+        findings.append(Finding(series="", label=names[cause], figure=None, word="inconclusive", detail=detail))
+    return changed, findings
 
 
 @dataclass
@@ -321,40 +320,37 @@ class PairRuns:
     left: Callable[[str], bool]  # whether the budget holds another pair of the series
     say: Callable[[str], None]
     name: str = "pairs"  # of such pairs
+    ended: dict[str, str] = field(default_factory=dict)  # by series, why its pairs ended
     _pairs: dict[str, list[RecordPair]] = field(default_factory=dict)
-    _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
+    _running: dict[str, Iterator[RecordPair]] = field(default_factory=dict)
 
     def of(self, series: str) -> Iterator[RecordPair]:
         """Yield the pairs that have run, then further ones: until the runs end, one fails, or the budget is used up."""
         pairs = self._pairs.setdefault(series, [])
         yield from list(pairs)
-        while (pair := self._next(series)) is not None:
+        if series not in self._running and series not in self.ended:
+            started = self.start(series)
+            if isinstance(started, str):
+                self._end(series, started)
+            else:
+                self._running[series] = started
+        while series not in self.ended:
+            if not self.left(series):
+                self._end(series, "the budget of the night holds no further pair")
+                return
+            try:
+                pair = next(self._running[series], None)
+            except RunFailed as error:
+                self._end(series, str(error))
+                return
+            if pair is None:
+                return
             pairs.append(pair)
             yield pair
 
-    def missing_reason(self, series: str) -> str:
-        running = self._running.get(series)
-        return running if isinstance(running, str) else "they gave no figures"
-
-    def _next(self, series: str) -> RecordPair | None:
-        if series not in self._running:
-            self._set(series, self.start(series))
-        running = self._running[series]
-        if isinstance(running, str):
-            return None
-        if self.left(series):
-            try:
-                return next(running, None)
-            except RunFailed as error:
-                self._set(series, str(error))
-        else:
-            self._set(series, "the budget of the night holds no further pair")
-        return None
-
-    def _set(self, series: str, running: Iterator[RecordPair] | str) -> None:
-        self._running[series] = running
-        if isinstance(running, str):
-            self.say(f"no {'further ' if self._pairs.get(series) else ''}{self.name}: {running}")
+    def _end(self, series: str, reason: str) -> None:
+        self.ended[series] = reason
+        self.say(f"no {'further ' if self._pairs.get(series) else ''}{self.name}: {reason}")
 
 
 @dataclass
@@ -375,7 +371,7 @@ class Confirmation:
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if pairs_so_far(values, figure, direction, expected).word != "more pairs":
                 break
-        return values or self.runs.missing_reason(series)
+        return values or self.runs.ended.get(series, "they gave no figures")
 
 
 def new_findings(findings: Iterable[Finding], inputs: GateInput) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from levelfield.series.examination import Era, Examination, era_of, examined, nights_before, standing_baseline
+from levelfield.series.examination import Era, Examination, era_of, examined, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
 from levelfield.series.judgement import Judged, Pairs, Surroundings
 from levelfield.series.pairs import Pair
@@ -88,18 +88,11 @@ class GateInput:
         first = began.get(regression.first.run_id or "") or regression.first.night or ""
         return None if any(began.get(run, "") >= first for run in baseline.runs) else regression
 
-    def baseline(self, series: str) -> StoreEvent | None:
-        """Return the baseline of the series that holds in this night."""
-        return standing_baseline(self.events_by_series.get(series, ()), f"{self.night}~")
-
-    def tonight(self, series: str) -> list[Point]:
-        return self.tonights.get(series, [])
-
     def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
         """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
         pairs: list[Pair] = []
         waiting: Point | None = None
-        for point in self._null_runs.get((series, node), ()):
+        for point in self.null_runs.get((series, node), ()):
             if waiting is None or waiting.purpose == point.purpose:  # its other run failed
                 waiting = point
             else:
@@ -108,19 +101,8 @@ class GateInput:
                 waiting = None
         return pairs
 
-    @property
-    def null_nodes(self) -> set[str]:
-        """The nodes that ran null pairs in the last weeks."""
-        return {node for _, node in self._null_runs}
-
-    def has_null_pairs(self, nodes: Collection[str], days: int) -> bool:
-        """Whether a run of a null pair is younger than so many days on one of the nodes."""
-        runs = (point for (_, node), points in self._null_runs.items() if node in nodes for point in points)
-        ages = (days_between(night_of(point), self.night) for point in runs)
-        return any(age is not None and age < days for age in ages)
-
     @cached_property
-    def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
+    def null_runs(self) -> dict[tuple[str, str], list[Point]]:
         """The runs of null pairs that are not too old, by series and node, in order of time."""
         null_runs: dict[tuple[str, str], list[Point]] = defaultdict(list)
         for series, points in self.points.items():
@@ -143,7 +125,7 @@ def examinations(inputs: GateInput) -> Iterator[Judged]:
         past[finding.series].append(finding)
     of_nodes = past.get("", [])
     for series in inputs.points:
-        tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
+        tonight = [p for p in inputs.tonights.get(series, []) if is_evidence(p)]
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
@@ -169,11 +151,6 @@ class _SeriesNights:
     def segments(self) -> list[Segment]:
         return segments_of(self.history)
 
-    def without(self, runs: Collection[str]) -> list[Segment]:
-        """Return the segments without these runs, tonight's apart."""
-        left = set(runs) - {point.run_id for point in self.tonight}
-        return segments_of([p for p in self.history if p.run_id not in left]) if left else self.segments
-
 
 def _examination(inputs: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
     tonight = observations(nights.tonight, figure)
@@ -182,7 +159,8 @@ def _examination(inputs: GateInput, nights: _SeriesNights, figure: Gated, past: 
     events = inputs.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
     bad_runs = {run for finding in past for run in finding.bad_runs}.union(nights.on_bad_machines)
-    segments = nights.without(bad_runs - evidence)
+    left_out = bad_runs - evidence - {point.run_id for point in nights.tonight}
+    segments = segments_of([p for p in nights.history if p.run_id not in left_out]) if left_out else nights.segments
     # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
     alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
     bad = [point for point in nights.history if point.run_id in alone]
@@ -263,7 +241,7 @@ def expected_series(inputs: GateInput) -> set[str]:
     for series, points in inputs.points.items():  # runs by hand are not expected again
         nights = [p.began[:10] for p in points if p.purpose == "nightly" and night_of(p) < inputs.night]
         age = days_between(max(nights, default=""), inputs.night)
-        if inputs.tonight(series) or (age is not None and age <= _STILL_THERE):
+        if inputs.tonights.get(series, []) or (age is not None and age <= _STILL_THERE):
             expected.add(series)
     return expected
 
@@ -279,7 +257,7 @@ def awaited_series(inputs: GateInput) -> set[str]:
 def findings_about_runs(inputs: GateInput) -> Iterator[Finding]:
     """Return what is said of tonight's runs themselves: training differs, invalid run."""
     for series in inputs.points:
-        tonight = inputs.tonight(series)
+        tonight = inputs.tonights.get(series, [])
         for point in tonight:
             if point.verdict in ("different", "diverged"):
                 yield _about(inputs, series, "training differs", f"alignment: {point.verdict}", point)
@@ -311,11 +289,11 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
             yield Finding(series=planned, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not inputs.expected:
         for series in sorted(expected_series(inputs)):
-            if not inputs.tonight(series):
+            if not inputs.tonights.get(series, []):
                 last = max((p.began[:10] for p in inputs.points[series]), default="never")
                 yield _about(inputs, series, "missing", f"expected, not run; last run {last}", None)
     for series, points in inputs.points.items():
-        tonight = [p for p in inputs.tonight(series) if is_evidence(p)]
+        tonight = [p for p in inputs.tonights.get(series, []) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
         history = level_points(points) if tonight and absent else []
         began = min((p.began for p in tonight), default="")
@@ -329,7 +307,7 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
 
 def _series_of(inputs: GateInput, entry: str, planned: str | None) -> str | None:
     """Return the series that ran for the entry tonight: the known one if it ran; None when none did."""
-    if planned and inputs.tonight(planned):
+    if planned and inputs.tonights.get(planned, []):
         return planned
     return inputs.series_by_entry.get(entry)
 

@@ -12,6 +12,7 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -68,18 +69,15 @@ def read_controls(path: Path) -> list[dict[str, float]]:
         lines = read_regular(path).decode().splitlines()
     except (OSError, ValueError):
         return []
-    return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]
+    nights = []
+    for line in lines[-MOST_KEPT:]:
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
+            rates = json.loads(line).items()
+            nights.append({str(name): float(rate) for name, rate in rates if math.isfinite(rate) and rate > 0})
+    return [rates for rates in nights if rates]
 
 
 def keep_control(path: Path, rates: Rates) -> None:
     """Add tonight's rates. Without a place to keep them the next night has one value less."""
     lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MOST_KEPT:]
     keep_text(path, "\n".join(lines) + "\n")
-
-
-def _rates(line: str) -> dict[str, float]:
-    try:
-        content = json.loads(line)
-        return {str(name): float(rate) for name, rate in content.items() if math.isfinite(rate) and rate > 0}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}

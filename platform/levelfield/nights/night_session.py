@@ -182,12 +182,14 @@ class NightSession:
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
         series = weekly_series(inputs, seconds)
         if series and not isinstance(self._build_here(series), str):
-            deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
+            weekly = partial(self._null_pairs, WEEKLY_PAIRS, WEEKLY_PAIRS)
+            deque(PairRuns(weekly, self._holds_pair, self.output.note, "null pairs").of(series), 0)
             inputs = gate_input(self.store, self.request.night, self.suite)  # with these pairs
         suspicions = suspects(inputs)
         first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        nulls = self._null_runs(FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
+        more = partial(self._null_pairs, FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
+        nulls = PairRuns(more, self._holds_pair, self.output.note, "null pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return compared(
             inputs,
@@ -253,10 +255,6 @@ class NightSession:
         store_arm = partial(self._keep_arm, suspect.series, "confirm")
         keep = PairProgress(suspect.figure, self.output.say).keeping(store_arm, done)
         return paired_records(arms, MOST_PAIRS, self.request.runs, series_of(plan), keep, done)
-
-    def _null_runs(self, fewest: int, most: int) -> PairRuns:
-        start = partial(self._null_pairs, fewest, most)
-        return PairRuns(start, self._holds_pair, self.output.note, "null pairs")
 
     def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""

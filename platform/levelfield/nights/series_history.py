@@ -13,7 +13,6 @@ from levelfield.series.examination import era_of
 from levelfield.series.findings import FIGURES, figure_value, percent_change
 from levelfield.series.level import FEWEST, accepted_level, level_of
 from levelfield.series.segments import (
-    Segment,
     change_of,
     condition_changes,
     level_points,
@@ -73,7 +72,21 @@ def _history(
     nights = observations(points, figure)
     if not nights:
         return None
-    segments = segments_of(points)
+    segments, summaries = segments_of(points), []
+    for segment in segments:
+        of_segment = observations(segment.points, figure)
+        middle = median(night.cost for night in of_segment)
+        step, fields = None, tuple[str, ...]()
+        if segment.before is not None:
+            before = segments[segment.before]
+            step = change_of(middle - median(n.cost for n in observations(before.points, figure)), figure)
+            fields = condition_changes(inputs.conditions(before.conditions), inputs.conditions(segment.conditions))
+        summaries.append(
+            SegmentSummary(
+                segment.conditions, of_segment[0].began[:10], of_segment[-1].began[:10], len(of_segment),
+                value_of(middle, figure), step, fields,
+            )
+        )  # fmt: skip
     # the level that the next night on the last node is compared with, and the accepted one
     last = nights[-1]
     era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
@@ -84,7 +97,7 @@ def _history(
     return FigureHistory(
         figure=figure,
         nights=tuple((n.began[:10], n.node, n.run_id, value_of(n.cost, figure)) for n in nights),
-        segments=tuple(_summary(inputs, segments, i, figure) for i in range(len(segments))),
+        segments=tuple(summaries),
         level=value_of(level.cost, figure) if level else None,
         level_since=level.since if level else None,
         level_nights=level.n if level else 0,
@@ -94,19 +107,6 @@ def _history(
         shows=abs(change_of(detectable(level), figure)) if level else None,
         shows_in_three=abs(change_of(detectable(level, 3), figure)) if level else None,
     )
-
-
-def _summary(inputs: GateInput, segments: Sequence[Segment], index: int, figure: Gated) -> SegmentSummary:
-    segment = segments[index]
-    nights = observations(segment.points, figure)
-    middle = median(night.cost for night in nights)
-    step, fields = None, tuple[str, ...]()
-    if segment.before is not None:
-        before = segments[segment.before]
-        step = change_of(middle - median(n.cost for n in observations(before.points, figure)), figure)
-        fields = condition_changes(inputs.conditions(before.conditions), inputs.conditions(segment.conditions))
-    first, last = nights[0].began[:10], nights[-1].began[:10]
-    return SegmentSummary(segment.conditions, first, last, len(nights), value_of(middle, figure), step, fields)
 
 
 def history_lines(history: FigureHistory, chart: bool) -> list[str]:

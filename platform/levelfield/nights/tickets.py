@@ -106,8 +106,20 @@ class NightTickets:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""
         if (accepted, tonight) not in self._tickets:
             before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
-            packages = self._packages(before, after, accepted, tonight)
-            self._tickets[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
+            fields = self._packages(before, after, accepted, tonight)
+            builds = ((before, "the accepted build"), (after, "tonight's build"))
+            lost = [build for subject, build in builds if subject.commit is None or subject.is_dirty is not False]
+            if lost:
+                fields["commits_unknown"] = f"{lost[0]} had files that no commit has"
+            else:
+                assert before.commit and after.commit
+                fields |= {"accepted": before.commit, "tonight": after.commit}
+                try:
+                    log, fields["all_commits"] = commit_log(before.commit, after.commit, MOST_COMMITS)
+                    fields["commits"] = tuple(TicketCommit(**entry._asdict()) for entry in log)
+                except RunFailed as error:
+                    fields["commits_unknown"] = str(error)
+            self._tickets[accepted, tonight] = Ticket.model_validate(fields)
         return self._tickets[accepted, tonight]
 
     def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
@@ -147,20 +159,6 @@ class NightTickets:
             if (is_own and is_now) or (bisection.first_bad and (is_own or is_now)):
                 return bisection
         return None
-
-
-def _commits(before: Subject, after: Subject) -> dict[str, Any]:
-    """Return the fields of a ticket that name the commits between two builds."""
-    for subject, which in ((before, "the accepted build"), (after, "tonight's build")):
-        if subject.commit is None or subject.is_dirty is not False:
-            return {"commits_unknown": f"{which} had files that no commit has"}
-    assert before.commit and after.commit
-    builds = {"accepted": before.commit, "tonight": after.commit}
-    try:
-        log, count = commit_log(before.commit, after.commit, MOST_COMMITS)
-    except RunFailed as error:
-        return {**builds, "commits_unknown": str(error)}
-    return {**builds, "commits": tuple(TicketCommit(**entry._asdict()) for entry in log), "all_commits": count}
 
 
 @dataclass

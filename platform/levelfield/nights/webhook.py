@@ -39,18 +39,17 @@ def webhook_url(file: Path | None) -> str | None:
 
     Raises UsageError for a file or a URL that cannot be used, without its text.
     """
-    variable = os.environ.pop(VARIABLE, "")
-    if file is None:
-        return _checked(variable, VARIABLE) if variable.strip() else None
-    try:
-        return _checked(read_regular(file, largest=_LONGEST).decode(), f"--webhook-file {file}")
-    except OSError as error:
-        raise UsageError(f"--webhook-file {file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--webhook-file {file}: found bytes that are no text, expected a URL") from None
-
-
-def _checked(text: str, origin: str) -> str:
+    text, origin = os.environ.pop(VARIABLE, ""), VARIABLE
+    if file is None and not text.strip():
+        return None
+    if file is not None:
+        origin = f"--webhook-file {file}"
+        try:
+            text = read_regular(file, largest=_LONGEST).decode()
+        except OSError as error:
+            raise UsageError(f"{origin}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{origin}: found bytes that are no text, expected a URL") from None
     url = text.strip()
     try:
         parts = urllib.parse.urlsplit(url)
