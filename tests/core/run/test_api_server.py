@@ -38,7 +38,9 @@ class ControlPlane:
         until(lambda: self.api.get(f"{self.root}/serviceaccounts/default").get("secrets"))
 
     def post(self, path: str, version: str, kind: str, name: str, **content: Any) -> Fields:
-        return self.api.post(path, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content})
+        return self.api.answer(
+            "POST", path, None, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content}
+        )
 
     def listed(self, path: str) -> list[Fields]:
         return list(self.api.get(path)["items"])
@@ -105,7 +107,7 @@ def sent_and_kept(plane: ControlPlane, document: Fields) -> dict[str, str]:
     try:
         return dropped(document, plane.api.get(path_of(document)))
     finally:
-        plane.api._answer("DELETE", path_of(document), {"propagationPolicy": "Background"})
+        plane.api.answer("DELETE", path_of(document), {"propagationPolicy": "Background"})
 
 
 @pytest.mark.parametrize(

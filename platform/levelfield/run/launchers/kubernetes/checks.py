@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, Fields
+from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 
@@ -58,10 +58,8 @@ def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         path = f"/apis/{preferred or f'{_KUEUE}/v1beta1'}/namespaces/{site.namespace}/localqueues/{site.queue}"
         yield _exists(api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them")
     if site.claim:
-        claim = _object(
-            api, "claim", f"{namespace}/persistentvolumeclaims/{site.claim}", site.claim, "kubernetes.claim"
-        )
-        yield claim if isinstance(claim, SiteFinding) else _claim(site.claim, claim)
+        path = f"{namespace}/persistentvolumeclaims/{site.claim}"
+        yield _exists(api, "claim", path, site.claim, "kubernetes.claim")
         folder = Path(str(site.claim_folder))
         if folder.is_dir() and os.access(folder, os.W_OK):
             yield ok("claim folder", f"{folder} is a folder here, and can be written")
@@ -94,7 +92,7 @@ def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         attributes = {"namespace": site.namespace, "verb": verb, "group": group}
         attributes |= {"resource": resource, "subresource": part}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        answer = api.post(_REVIEWS, {**review, "spec": {"resourceAttributes": attributes}})
+        answer = api.answer("POST", _REVIEWS, body={**review, "spec": {"resourceAttributes": attributes}})
         if (answer.get("status") or {}).get("allowed") is not True:
             refused.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
     if not refused:
@@ -104,24 +102,21 @@ def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield missing("rights", f"you may not {right} in {site.namespace}", do)
 
 
-def _object(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:
-    """Return an object of the cluster, or why there is none. key: of the site's file, which names the object."""
+def _exists(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+    """Return whether the cluster has an object, and whether pods on several machines may share a claim.
+
+    key: of the site's file, which names the object.
+    """
     try:
-        return api.get(path)
+        fields = api.get(path)
     except ClusterRefusal as error:
         if error.status == 404:
             return missing(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
         return unknown(subject, f"{name}: {error}")
-
-
-def _exists(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
-    fields = _object(api, subject, path, name, key)
-    return fields if isinstance(fields, SiteFinding) else ok(subject, f"{name} is there")
-
-
-def _claim(name: str, claim: Fields) -> SiteFinding:
-    phase = (claim.get("status") or {}).get("phase")
-    modes = (claim.get("spec") or {}).get("accessModes") or []
+    if subject != "claim":
+        return ok(subject, f"{name} is there")
+    phase = (fields.get("status") or {}).get("phase")
+    modes = (fields.get("spec") or {}).get("accessModes") or []
     if phase != "Bound":
         return missing("claim", f"{name} is {phase}, expected Bound", "`kubectl describe pvc` says why")
     if "ReadWriteMany" not in modes:

@@ -70,32 +70,23 @@ class ClusterApi:
             reason = " ".join(str(error).split()).rstrip(".")
             raise UsageError(f"kubeconfig: {place}: {reason}; `kubectl config get-contexts` lists them") from None
         settings.connection_pool_maxsize = connections
-        self._client = client.ApiClient(settings)
-
-    @property
-    def address(self) -> str:
-        return str(self._client.configuration.host)
+        self._client, self.address = client.ApiClient(settings), str(settings.host)
 
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]
 
     def get(self, path: str, **query: object) -> Fields:
-        return self._answer("GET", path, query)
+        return self.answer("GET", path, query)
 
     def create(self, document: Mapping[str, Any]) -> Fields:
         """Create an object. Return it as the cluster has it. Since 1.25 it refuses an unknown key."""
-        return self._answer("POST", collection_of(document), {"fieldValidation": "Strict"}, document)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Fields:
-        return self._answer("POST", path, body=body)
-
-    def patch(self, path: str, body: Mapping[str, Any]) -> Fields:
-        return self._answer("PATCH", path, body=body, kind="application/merge-patch+json")
+        collection = path_of(document).rpartition("/")[0]
+        return self.answer("POST", collection, {"fieldValidation": "Strict"}, document)
 
     def delete(self, path: str) -> bool:
         """Delete an object with everything that it owns. Return whether it was there."""
         try:
-            self._answer("DELETE", path, {"propagationPolicy": "Foreground"})
+            self.answer("DELETE", path, {"propagationPolicy": "Foreground"})
         except ClusterRefusal as error:
             if error.status != 404:
                 raise
@@ -120,10 +111,11 @@ class ClusterApi:
         finally:
             response.close()
 
-    def _answer(
-        self, method: str, path: str, query: Mapping[str, object] | None = None, body: Any = None, kind: str = ""
+    def answer(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: Mapping[str, Any] | None = None
     ) -> Fields:
-        response = self._open(method, path, query or {}, body, kind)
+        """Send one request and return the answer. Raises ClusterRefusal and ClusterSilence."""
+        response = self._open(method, path, query or {}, body)
         try:
             content = json.loads(response.data or b"{}")
         except urllib3.exceptions.HTTPError as error:
@@ -139,13 +131,13 @@ class ClusterApi:
         method: str,
         path: str,
         query: Mapping[str, object],
-        body: Any = None,
-        kind: str = "",
+        body: Mapping[str, Any] | None = None,
         silence_seconds: float = ANSWER_SECONDS,
     ) -> Any:
         """Return the answer before its content is read. Raises ClusterRefusal and ClusterSilence."""
         pairs = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in query.items()]
-        headers = {"Accept": "application/json, */*", **({"Content-Type": kind or "application/json"} if body else {})}
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Accept": "application/json, */*", **({"Content-Type": kind} if body else {})}
         call = self._client.param_serialize(
             method, path, query_params=pairs, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
@@ -165,12 +157,8 @@ class ClusterApi:
         raise ClusterRefusal(answer.status, message)
 
 
-def collection_of(document: Mapping[str, Any]) -> str:
-    """Return the path of the collection that has objects of this kind, in the document's namespace."""
-    version, kind = document["apiVersion"], document["kind"]
-    root = "/api/v1" if version == "v1" else f"/apis/{version}"
-    return f"{root}/namespaces/{document['metadata']['namespace']}/{CREATED_AT[version, kind]}"
-
-
 def path_of(document: Mapping[str, Any]) -> str:
-    return f"{collection_of(document)}/{document['metadata']['name']}"
+    """Return the path of an object, below the collection of its kind in its namespace."""
+    version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{metadata['namespace']}/{CREATED_AT[version, kind]}/{metadata['name']}"

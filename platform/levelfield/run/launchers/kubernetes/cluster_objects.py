@@ -30,7 +30,7 @@ _FIRST_FAILURE_ENDS: Sequence[Fields] = [
 class JobManifest:
     """What the objects are made from."""
 
-    run_id: str
+    name: str  # of the run's objects
     site: KubernetesSite
     nodes: int
     devices: int  # of one node
@@ -42,10 +42,6 @@ class JobManifest:
     start: str
     deadline_seconds: int  # the cluster's own limit
 
-    @property
-    def name(self) -> str:
-        return object_name(self.run_id)
-
 
 def object_name(run_id: str) -> str:
     """Return the name of a run's objects: short enough that the names of pods and their hosts fit 63 characters."""
@@ -53,9 +49,8 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def first_pod(run_id: str) -> str:
-    """Return the DNS name of the first node's pod within its namespace."""
-    name = object_name(run_id)
+def first_pod(name: str) -> str:
+    """Return the DNS name of the first node's pod within its namespace. name: of the run's objects."""
     return f"{name}-0.{name}"
 
 
@@ -70,7 +65,23 @@ def objects_of(run: JobManifest) -> list[Fields]:
     # headless, so that it gives each pod its DNS name, also before the pod is ready
     dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}}
     service = _object(run, "v1", "Service", run.name, spec=dns)
-    return [_object(run, "v1", "ConfigMap", f"{run.name}-code", **code), *works, service, _job(run)]
+    # an Indexed Job: one pod for each node, all at once, none started again
+    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
+    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": _pod(run)}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": run.nodes,
+        "parallelism": run.nodes,
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": run.deadline_seconds,
+        "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
+        "template": template,
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
+    }
+    job = _object(run, "batch/v1", "Job", run.name, spec=spec)
+    if run.site.queue:
+        job["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
+    return [_object(run, "v1", "ConfigMap", f"{run.name}-code", **code), *works, service, job]
 
 
 def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
@@ -91,40 +102,11 @@ def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
-def _job(run: JobManifest) -> Fields:
-    """Return an Indexed Job: one pod for each node, all at once, none started again."""
-    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
-    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if run.site.host_network else {}
-    pod = {  # of one node; all pods of a run are alike
-        "restartPolicy": "Never",
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "subdomain": run.name,
-        **network,
-        **_placing(run),
-        "containers": [_container(run)],
-        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
-    }
-    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": pod}
-    spec = {
-        "completionMode": "Indexed",
-        "completions": run.nodes,
-        "parallelism": run.nodes,
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": run.deadline_seconds,
-        "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
-        "template": template,
-        "ttlSecondsAfterFinished": KEPT_SECONDS,
-    }
-    job = _object(run, "batch/v1", "Job", run.name, spec=spec)
-    if run.site.queue:
-        job["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
-    return job
-
-
-def _placing(run: JobManifest) -> Fields:
-    """Return what says where and when a pod may run, as which account and user, and with whose images."""
+def _pod(run: JobManifest) -> Fields:
+    """Return the pod of one node; all pods of a run are alike."""
     site = run.site
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if site.host_network else {}
+    # where and when it may run, as which account and user, and with whose images
     term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     numbers = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
@@ -141,7 +123,16 @@ def _placing(run: JobManifest) -> Fields:
         "affinity": apart if run.nodes > 1 else None,
         "securityContext": security,
     }
-    return {key: value for key, value in placing.items() if value}
+    return {
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "subdomain": run.name,
+        **network,
+        **{key: value for key, value in placing.items() if value},
+        "containers": [_container(run)],
+        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
+    }
 
 
 def _container(run: JobManifest) -> Fields:
@@ -152,7 +143,7 @@ def _container(run: JobManifest) -> Fields:
     # of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX, and without a shared volume
     # the files of the run come through the pod's log.
     arguments = [f"{PACKAGE}/{START}", "--code", f"{PACKAGE}/{ARCHIVE}", "--folder", LOCAL]
-    arguments += ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id)]
+    arguments += ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.name)]
     arguments += ["--stream"] if site.claim is None else []
     container: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": arguments}
     if run.secrets:

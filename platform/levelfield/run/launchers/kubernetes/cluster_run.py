@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +27,7 @@ from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_watch import PodLog, PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.launchers.node_content import secret_values
-from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
+from levelfield.run.launchers.node_records import by_engine, last_records
 
 POLL_SECONDS = 0.3
 GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
@@ -71,7 +71,7 @@ class ClusterRun:
         cause: tuple[Cause, str | None]
         try:
             self._job.create(self._api)
-            self._pods.start()
+            self._pods.thread.start()
             cause = self._watched(watch)
         except ClusterRefusal as error:
             cause = "launch-error", f"the cluster refused: {error}"
@@ -80,7 +80,14 @@ class ClusterRun:
         except KeyboardInterrupt:
             cause = "interrupted", "interrupted by the user"
         states = self._pods.states()
-        left = self._delete(watch)
+        left = self._job.delete(self._api)
+        if self._pods.states() and not left and not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
+            left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
+        wait_for(self._logs_are_complete, 0.0 if left else SETTLE_SECONDS)  # for the rest of the logs
+        for log in self._logs.values():
+            log.ending.set()
+        self._pods.ending.set()
+        watch()
         return self._outcome(*cause, {**self._pods.states(), **states}, left)
 
     def _watched(self, watch: Watch) -> tuple[Cause, str | None]:
@@ -92,7 +99,6 @@ class ClusterRun:
                 if self._streams and node not in self._logs and state.phase != "pending":
                     ranks = [work.rank for work in self._request.nodes[node].processes]
                     self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
-                    self._logs[node].start()
             self._tell_progress(states)
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
                 wait_for(self._logs_are_complete, GONE_SECONDS)
@@ -103,6 +109,7 @@ class ClusterRun:
             time.sleep(POLL_SECONDS)
 
     def _cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return why the run has to end, and the evidence; None while it may go on."""
         if self._pods.refusal:
             return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
         if self._pods.first_failure:
@@ -112,21 +119,24 @@ class ClusterRun:
                 return "node-lost", f"{self._names[node]}: {log.fault}"
         if evidence := self._hang(states):
             return "hang", evidence
-        if len(states) < len(self._request.nodes) and self._is_refused_for_good():
-            return "launch-error", f"the cluster makes no pod: {self._complaint}"
-        return self._job_state()
-
-    def _is_refused_for_good(self) -> bool:
-        """Return whether pods are refused for a reason that no waiting mends. A quota may be free again later."""
         now = time.monotonic()
-        if now - self._asked < JOB_SECONDS:
-            return False
-        self._asked, self._complaint = now, self._job.complaint(self._api)
-        if self._complaint is None or "forbidden" not in self._complaint or "exceeded quota" in self._complaint:
-            self._refused_since = None
-            return False
-        self._refused_since = self._refused_since or now
-        return now - self._refused_since >= REFUSED_SECONDS
+        if len(states) < len(self._request.nodes) and now - self._asked >= JOB_SECONDS:
+            self._asked, self._complaint = now, self._job.complaint(self._api)
+            # a refusal that no waiting mends; a quota may be free again later
+            complaint = self._complaint or ""
+            is_refused = "forbidden" in complaint and "exceeded quota" not in complaint
+            self._refused_since = (self._refused_since or now) if is_refused else None
+            if self._refused_since is not None and now - self._refused_since >= REFUSED_SECONDS:
+                return "launch-error", f"the cluster makes no pod: {self._complaint}"
+        if time.monotonic() - self._looked < JOB_SECONDS:
+            return None
+        self._looked = time.monotonic()
+        failure = self._job.failure(self._api)
+        if failure and failure[0] == "rank-failed":  # of the Job itself: its pods may still give a better reason
+            wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
+            first = self._pods.first_failure
+            return self._failure(first) if first and first.cause != "cancelled" else failure
+        return failure
 
     def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
@@ -134,22 +144,11 @@ class ClusterRun:
             wait_for(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
-            if self._job.is_suspended(self._api):
-                return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
-        wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
+            with suppress(ClusterSilence, ClusterRefusal):  # then it is not known whether a queue holds the Job
+                if (self._api.get(path_of(self._job.main)).get("spec") or {}).get("suspend"):
+                    return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
+        wait_for(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._names[failed.node_rank]}: {failed.says}"
-
-    def _job_state(self) -> tuple[Cause, str | None] | None:
-        """Return the failure of the main object itself. Its pods may still give a better reason."""
-        if time.monotonic() - self._looked < JOB_SECONDS:
-            return None
-        self._looked = time.monotonic()
-        failure = self._job.failure(self._api)
-        if failure and failure[0] == "rank-failed":
-            wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
-            first = self._pods.first_failure
-            return self._failure(first) if first and first.cause != "cancelled" else failure
-        return failure
 
     def _hang(self, states: dict[int, PodState]) -> str | None:
         """Return the evidence of a hang. Nothing is watched while pods are pending or the cluster is silent."""
@@ -163,7 +162,7 @@ class ClusterRun:
         return self._liveness.hang([])  # each node watches its ranks' heartbeats itself
 
     def _logs_are_complete(self) -> bool:
-        return all(log.is_complete or log.fault for log in self._logs.values())
+        return all(log.stream.is_complete() or log.fault for log in self._logs.values())
 
     def _tell_progress(self, states: dict[int, PodState]) -> None:
         """Say what the run waits for: each reason once, with the number of its pods, until it changes."""
@@ -178,18 +177,6 @@ class ClusterRun:
                 self._say(f"kubernetes: {printable(one_line(sentence))}")
         self._sentences = sentences
 
-    def _delete(self, watch: Watch) -> list[str]:
-        """Delete everything and wait for the pods and the rest of their logs. Return what may be left."""
-        left = self._job.delete(self._api)
-        if self._pods.states() and not left and not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
-            left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
-        wait_for(self._logs_are_complete, 0.0 if left else SETTLE_SECONDS)
-        for log in self._logs.values():
-            log.stop()
-        self._pods.stop()
-        watch()
-        return left
-
     def _outcome(self, cause: Cause, evidence: str | None, states: dict[int, PodState], left: list[str]) -> Outcome:
         killed = sum(state.out_of_memory for state in states.values())
         kills = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
@@ -201,7 +188,7 @@ class ClusterRun:
         nodes, ends = node_ends(self._request, states, word)
         logs = [self._logs.get(node.node_rank) for node in nodes]
         nodes = tuple(
-            replace(node, missing=(*node.missing, *log.cut()), detail=log.fault or node.detail) if log else node
+            replace(node, missing=(*node.missing, *log.stream.cut()), detail=log.fault or node.detail) if log else node
             for node, log in zip(nodes, logs, strict=True)
         )
         return Outcome(cause, ends, evidence, killed, kills, tuple(left), nodes=nodes)
@@ -211,24 +198,23 @@ def node_ends(
     request: Request, states: Mapping[int, PodState], others: NodeWord
 ) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
     """Return the ends of the nodes and of their ranks. others: the word of a node that has none of its own."""
-    records = last_records(request)
-    for index, record in enumerate(records):
+    nodes: list[NodeEnd] = []
+    ends: list[ProcessEnd] = []
+    for record in last_records(request):
         state = states.get(record.node_rank)
-        if not (state and state.has_failed and state.word != "cancelled"):  # no failure of the pod explains the ends
-            records[index] = by_engine(record)
-    nodes = tuple(_node_end(record, states.get(record.node_rank), others) for record in records)
-    return nodes, tuple(end for record in records for end in record.ends)
-
-
-def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> NodeEnd:
-    if state is None:
-        return NodeEnd(record.node_rank, record.name, "unreachable", "no pod was created", record.missing)
-    where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
-    pending: NodeWord = "unreachable" if others == "stopped" else others
-    if state.word and state.word != "cancelled":  # of a deleted pod its job says why
-        return NodeEnd(record.node_rank, record.name, state.word, where, record.missing)
-    word = pending if state.phase == "pending" else others
-    return NodeEnd(record.node_rank, record.name, word, where, record.missing)
+        is_explained = state is not None and state.has_failed and state.word != "cancelled"
+        # where no failure of the pod explains the ends of the ranks, the cluster ended them
+        ends += record.ends if is_explained else by_engine(record).ends
+        word: NodeWord = "unreachable"
+        where = "no pod was created"
+        if state is not None:
+            where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
+            if state.word and state.word != "cancelled":  # of a deleted pod its job says why
+                word = state.word
+            elif state.phase != "pending" or others != "stopped":
+                word = others
+        nodes.append(NodeEnd(record.node_rank, record.name, word, where, record.missing))
+    return tuple(nodes), tuple(ends)
 
 
 class ClusterJob:
@@ -253,9 +239,16 @@ class ClusterJob:
             metadata = {**self.main["metadata"], "name": f"{self.name}-secrets"}
             secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
             parts.append(secret)
-        for document in parts:
-            self._create(api, document)
-        owner = self._create(api, self.main)
+        owner: Fields = {}
+        for document in (*parts, self.main):
+            # it is deleted later unless the cluster refused it: without an answer it may be there
+            self._created.append(document)
+            try:
+                owner = api.create(document)
+            except ClusterRefusal as error:
+                if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # also one that somebody else has made
+                    self._created.pop()
+                raise
         # An old cluster drops what it does not know in silence. Without completionMode no pod has a number, and without
         # podFailurePolicy a run goes on after a pod was lost.
         if dropped := sorted(self.main["spec"].keys() - (owner.get("spec") or {}).keys()):
@@ -264,24 +257,25 @@ class ClusterJob:
         reference = {key: self.main[key] for key in ("apiVersion", "kind")}
         reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
         for document in parts:
-            api.patch(path_of(document), {"metadata": {"ownerReferences": [reference]}})
-
-    def _create(self, api: ClusterApi, document: Fields) -> Fields:
-        """Create an object. It is deleted later unless the cluster refused it: without an answer it may be there."""
-        self._created.append(document)
-        try:
-            return api.create(document)
-        except ClusterRefusal as error:
-            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # also one that somebody else has made
-                self._created.pop()
-            raise
+            api.answer("PATCH", path_of(document), body={"metadata": {"ownerReferences": [reference]}})
 
     def delete(self, api: ClusterApi) -> list[str]:
         """Delete what was created, the main object first. Return a sentence for each object that may be left."""
         left = []
         while self._created:
-            document = self._created.pop()
-            if reason := _delete(api, path_of(document)):
+            document, reason = self._created.pop(), ""
+            for attempt in range(TRIES):
+                try:
+                    api.delete(path_of(document))
+                    reason = ""
+                    break
+                except ClusterRefusal as error:
+                    reason = str(error)
+                    break
+                except ClusterSilence as error:
+                    reason = str(error)
+                    time.sleep(attempt + 1)
+            if reason:
                 what = f"{document['kind'].lower()}/{document['metadata']['name']}"
                 command = f"kubectl -n {self.namespace} delete {what}"
                 left.append(f"{what} could not be deleted: {reason}; run `{command}`")
@@ -315,25 +309,3 @@ class ClusterJob:
         # by when it was last seen, in ISO 8601 with Z as all of the API's times
         newest = max(warnings, key=lambda w: str(w.get("lastTimestamp") or w.get("eventTime") or ""), default=None)
         return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None
-
-    def is_suspended(self, api: ClusterApi) -> bool:
-        """Return whether a queue holds the main object, as far as the cluster says it."""
-        try:
-            return bool((api.get(path_of(self.main)).get("spec") or {}).get("suspend"))
-        except (ClusterSilence, ClusterRefusal):
-            return False
-
-
-def _delete(api: ClusterApi, path: str) -> str | None:
-    """Delete an object. Return why it may still be there, or None."""
-    reason = ""
-    for attempt in range(TRIES):
-        try:
-            api.delete(path)
-            return None
-        except ClusterRefusal as error:
-            return str(error)
-        except ClusterSilence as error:
-            reason = str(error)
-            time.sleep(attempt + 1)
-    return reason

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from levelfield.contracts.execution import FIRST_NODE, NodeSource, NodeWork, Outcome, Request, Say, Submission, Watch
+from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Say, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.run.launchers.kubernetes.cluster_objects import LOCAL, JobManifest, first_pod, object_name, objects_of
@@ -58,14 +58,37 @@ class KubernetesLauncher:
         image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
         inside = paths if site.claim else RunPaths(Path(LOCAL) / "run")  # as the pods see the run
         request = request_for_nodes(plan, inside, self.name, runtime)
-        first = first_pod(plan.run_id)
+        name = object_name(plan.run_id)
+        first = first_pod(name)
         nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in request.nodes)
-        is_shared = inside.root == paths.root
-        works = {f"node{node.node_rank}.json": _work(plan, inside, is_shared, request, node) for node in request.nodes}
-        documents = objects_of(_manifest(plan, image, works))
+        works: dict[str, str] = {}
+        for node in request.nodes:
+            content = node_content(plan, inside, request, node, plan.implementation.rests_on)
+            folder = CODE / "models" / Path(plan.implementation.folder).name
+            content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
+            content["locks"] = []  # the kubelet gives the devices to one pod only
+            if inside.root != paths.root:
+                content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
+            works[f"node{node.node_rank}.json"] = json.dumps(content)
+        limits = plan.work.limits
+        longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
+        manifest = JobManifest(
+            name=name,
+            site=site,
+            nodes=plan.hardware.nodes,
+            devices=plan.hardware.devices_per_node,
+            image=image,
+            python=_python(plan),
+            secrets=sorted(secrets_of(plan)),
+            works=works,
+            code=_code(plan.implementation.folder),
+            start=Path(pod_start.__file__).read_text(encoding="utf-8"),
+            deadline_seconds=longest + SPARE_SECONDS,
+        )
+        documents = objects_of(manifest)
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
-        sent = Submission(object_name(plan.run_id), ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
+        sent = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
         return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(sent,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
@@ -130,35 +153,6 @@ def _checked_image(plan: Plan, paths: RunPaths) -> str:
             "pod's log; name a volume that the pods and this machine share"
         )
     return image
-
-
-def _work(plan: Plan, inside: RunPaths, is_shared: bool, request: Request, node: NodeWork) -> str:
-    """Return one node's JSON. The kubelet gives the devices to one pod only, so no lock of the node is taken."""
-    content: dict[str, Any] = node_content(plan, inside, request, node, plan.implementation.rests_on)
-    folder = CODE / "models" / Path(plan.implementation.folder).name
-    content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
-    content["locks"] = []
-    if not is_shared:
-        content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
-    return json.dumps(content)
-
-
-def _manifest(plan: Plan, image: str, works: dict[str, str]) -> JobManifest:
-    limits = plan.work.limits
-    longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
-    return JobManifest(
-        run_id=plan.run_id,
-        site=launch_of(plan).site.kubernetes,
-        nodes=plan.hardware.nodes,
-        devices=plan.hardware.devices_per_node,
-        image=image,
-        python=_python(plan),
-        secrets=sorted(secrets_of(plan)),
-        works=works,
-        code=_code(plan.implementation.folder),
-        start=Path(pod_start.__file__).read_text(encoding="utf-8"),
-        deadline_seconds=longest + SPARE_SECONDS,
-    )
 
 
 @cache

@@ -62,20 +62,14 @@ class PodWatch:
 
     def __init__(self, api: ClusterApi, namespace: str, label: str) -> None:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
-        self._label, self._lock, self._ending = label, threading.Lock(), threading.Event()
+        self._label, self._lock = label, threading.Lock()
+        self.ending = threading.Event()  # ends the thread at the server's next line
         self._states: dict[int, PodState] = {}
         self._left: set[str] = set()
         self.silence: str | None = None  # why the cluster does not answer now
         self.refusal: str | None = None  # why it lets nobody watch
         self.first_failure: PodState | None = None
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="pods")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread at the server's next line, or with the process."""
-        self._ending.set()
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="pods")  # which the caller starts
 
     def states(self) -> dict[int, PodState]:
         """Return the state of each node's pod by node rank; a node whose pod does not exist yet is absent."""
@@ -89,7 +83,7 @@ class PodWatch:
 
     def _watch(self) -> None:
         wait, version = RETRY_SECONDS, None
-        while not self._ending.is_set():
+        while not self.ending.is_set():
             try:
                 version = self._list() if version is None else self._follow(version)
                 self.silence, wait = None, RETRY_SECONDS
@@ -102,7 +96,7 @@ class PodWatch:
                     self.refusal = str(error)
                     return
                 self.silence = None if error.status == GONE else str(error)
-            self._ending.wait(wait)
+            self.ending.wait(wait)
             wait = min(2 * wait, MOST_RETRY_SECONDS)
 
     def _list(self) -> str:
@@ -127,7 +121,7 @@ class PodWatch:
         query |= {"resourceVersion": version, "timeoutSeconds": WATCH_SECONDS}
         begin = time.monotonic()
         for line in self._api.lines(self._path, WATCH_SECONDS + 30.0, **query):
-            if self._ending.is_set():
+            if self.ending.is_set():
                 return None
             change = event_or_none(line) or {}
             kind, pod = change.get("type"), change.get("object")
@@ -144,7 +138,7 @@ class PodWatch:
             self.silence = None
             version = str((pod.get("metadata") or {}).get("resourceVersion", version))
         if time.monotonic() - begin < RETRY_SECONDS:
-            self._ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
+            self.ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
 
     def _remove(self, state: PodState) -> None:
@@ -187,22 +181,29 @@ def pod_state(pod: Fields) -> PodState | None:
         return None
     state = PodState(int(rank), str(metadata.get("name")), "pending", "waits for its node", machine=machine)
     if disruption := _disruption(status):
-        (word, cause), says = disruption
-        return replace(state, phase="ended", says=says, word=word, cause=cause)
+        reason, says = disruption
+        return replace(state, phase="ended", says=says, word=reason[0], cause=reason[1])
     terminations = (
         _object(_object(container, "state"), "terminated") for container in _objects(status, "containerStatuses")
     )
-    if end := next(filter(None, terminations), None):
-        return _ended(state, end)
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return _ended(state, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
+    end = next(filter(None, terminations), None)
+    if not end and status.get("phase") in ("Succeeded", "Failed"):
+        end = {"exitCode": 0 if status["phase"] == "Succeeded" else 1}
+    if end:
+        code, is_out = end.get("exitCode"), end.get("reason") == "OOMKilled"
+        meaning = _CODES.get(code) if isinstance(code, int) else None
+        word, cause, says = meaning or ("failed", "rank-failed", f"the container ended with exit code {code}")
+        if is_out:
+            word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
+        return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
     if status.get("phase") == "Running":
         return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
     for container in _objects(status, "containerStatuses"):
         waiting = _object(_object(container, "state"), "waiting")
-        if reason := str(waiting.get("reason", "")):
+        if waiting.get("reason"):
             waits = replace(state, says=_line(waiting))
-            return replace(waits, word="unreachable", cause="launch-error") if reason in _STUCK else waits
+            is_stuck = str(waiting["reason"]) in _STUCK
+            return replace(waits, word="unreachable", cause="launch-error") if is_stuck else waits
     for condition in _objects(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return replace(state, says=_line(condition))
@@ -217,15 +218,6 @@ def _disruption(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
             return ("preempted", "preempted") if is_preempted else _LOST, _line(condition)
     reason = str(status.get("reason", ""))
     return (_REASONS[reason], _line(status)) if reason in _REASONS else None
-
-
-def _ended(state: PodState, end: Fields) -> PodState:
-    code, is_out = end.get("exitCode"), end.get("reason") == "OOMKilled"
-    meaning = _CODES.get(code) if isinstance(code, int) else None
-    word, cause, says = meaning or ("failed", "rank-failed", f"the container ended with exit code {code}")
-    if is_out:
-        word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
-    return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
 
 
 def _line(fields: Fields) -> str:
@@ -247,7 +239,7 @@ def _objects(fields: Fields, key: str) -> list[Fields]:
 
 
 class PodLog:
-    """The log of one pod.
+    """The log of one pod, which a thread reads at once.
 
     A log begins anew with each connection. Frames that came before are skipped by their offsets.
     """
@@ -255,34 +247,19 @@ class PodLog:
     def __init__(self, api: ClusterApi, namespace: str, pod: str, root: Path, node_rank: int, ranks: Iterable[int]):
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         self._other = root / f"logs/pod{node_rank}.log"
-        self._stream = NodeStream(root, node_rank, ranks)
-        self._ending, self._repeats = threading.Event(), False
+        self.stream = NodeStream(root, node_rank, ranks)
+        self.ending, self._repeats = threading.Event(), False
         self.silence: str | None = None  # why nothing comes now
         self.fault: str | None = None  # why the rest of it cannot be used
-        self._thread = threading.Thread(target=self._follow, daemon=True, name=f"log of {pod}")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ending.set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last frame of the node's part came."""
-        return self._stream.code is not None
-
-    def cut(self) -> tuple[str, ...]:
-        """Return the files of the node that came up to their limit."""
-        return self._stream.cut()
+        threading.Thread(target=self._follow, daemon=True, name=f"log of {pod}").start()
 
     def _follow(self) -> None:
-        while not (self._ending.is_set() or self.is_complete or self.fault):
+        while not (self.ending.is_set() or self.stream.is_complete() or self.fault):
             try:
                 for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
                     self._take(line)
                     self.silence = None
-                    if self._ending.is_set() or self.is_complete:
+                    if self.ending.is_set() or self.stream.is_complete():
                         break
             except ClusterSilence as error:
                 self.silence = str(error)
@@ -294,7 +271,7 @@ class PodLog:
             except OSError as error:
                 self.fault = f"its files cannot be written: {error.filename}: {error.strerror}"
             self._repeats = True
-            self._ending.wait(RETRY_SECONDS)
+            self.ending.wait(RETRY_SECONDS)
 
     def _take(self, line: bytes) -> None:
         if not line.startswith(b"{"):
@@ -308,9 +285,9 @@ class PodLog:
             # the receiver names what is wrong with a frame
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 frame = json.loads(line)
-                offset = self._stream.received.get(frame.get("file"))
+                offset = self.stream.received.get(frame.get("file"))
                 # a part of a file that is received, or a beat, came before
                 if (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset):
                     return
         self._repeats = False
-        self._stream.receive(line + b"\n")
+        self.stream.receive(line + b"\n")
