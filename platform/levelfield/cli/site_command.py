@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def _check(options: argparse.Namespace) -> int:
     lacking = sum(finding.word == "missing" for finding in findings)
     if options.json:
         content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": lacking}
-        print(json_text({**content, "findings": [finding.to_dict() for finding in findings]}))
+        print(json_text({**content, "findings": [asdict(finding) for finding in findings]}))
     else:
         print(f"{lacking} missing" if lacking else "nothing is missing")
     return GateFailed.exit_code if lacking else 0

@@ -6,17 +6,16 @@ import json
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from levelfield.contracts.execution import (
     Cause,
     ContainerWork,
     NodeSource,
-    NodeWork,
     Outcome,
     ProcessEnd,
     Request,
@@ -42,7 +41,6 @@ from levelfield.run.runtimes.engine import (
     answers,
     connect,
     hurry,
-    hurry_if_lost,
     owner,
     started,
 )
@@ -72,7 +70,15 @@ class ContainerLauncher:
         is gone, their processes are ended, and the next start removes them."""
         left: list[str] = []
         try:
-            _write_work(request)
+            port = free_port()
+            mask = os.umask(0o077)  # the user's mask can only be read by setting another one; this one is the strictest
+            os.umask(mask)
+            for node in request.nodes:  # the list of processes for its first process
+                processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
+                file = Path(str(node.file))
+                file.parent.mkdir(exist_ok=True)
+                content = {"processes": processes, "ends": node.ends, "umask": mask}
+                file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
@@ -86,19 +92,23 @@ class ContainerLauncher:
 
     def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
         """left: receives the names of the containers that the engine did not remove."""
-        for network in sorted({_work(node).network for node in request.nodes} - {"none", "host"}):
+        from docker.errors import APIError
+
+        boxes = [node.container for node in request.nodes if node.container]  # a node of this launcher is one
+        for network in sorted({box.network for box in boxes} - {"none", "host"}):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
         warnings: list[str] = []
         try:
-            for node in request.nodes:
-                container, refused = stack.enter_context(started(client, _work(node), node.address, left))
+            for node, box in zip(request.nodes, boxes, strict=True):
+                container, refused = stack.enter_context(started(client, box, node.address, left))
                 running[node.node_rank] = container
                 warnings += refused
             outcome = _supervise(request, running, Liveness(request), watch)
         except OSError as error:
             if error.filename is None:  # of the connection to the engine, not of the run's files
-                hurry_if_lost(client, error)
+                if not isinstance(error, APIError):  # an engine that answers still removes its containers
+                    hurry(client, SILENT_SECONDS)
                 raise
             outcome = _stopped(request, running, "storage", f"{error.filename}: {error.strerror}")
         except KeyboardInterrupt:
@@ -129,24 +139,6 @@ def _network(client: DockerClient, name: str) -> Iterator[None]:
     finally:
         with suppress(Exception):  # the engine is gone: the next start finds the network by its label and removes it
             network.remove()
-
-
-def _work(node: NodeWork) -> ContainerWork:
-    assert node.container is not None, "a node of this launcher is a container"
-    return node.container
-
-
-def _write_work(request: Request) -> None:
-    """Write the list of processes for each node's first process. Raises OSError."""
-    port = free_port()
-    mask = os.umask(0o077)  # the user's mask can only be read by setting another one; this one is the strictest
-    os.umask(mask)
-    for node in request.nodes:
-        processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
-        file = Path(str(node.file))
-        file.parent.mkdir(exist_ok=True)
-        content = {"processes": processes, "ends": node.ends, "umask": mask}
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
@@ -196,19 +188,18 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     ends = []
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
-        is_stopped = node.node_rank in (stopped or ())
-        ends += [end if is_known(end) else _lost(end.rank, state, is_stopped) for end in written_ends(node)]
+        is_stopped, code = node.node_rank in (stopped or ()), state.get("ExitCode")
+        for end in written_ends(node):
+            if is_known(end):
+                ends.append(end)
+            elif state.get("Running") and is_stopped:  # it could not be stopped; this is its first process on the host
+                process = int(state["Pid"])
+                ends.append(ProcessEnd(end.rank, None, None, is_stopped, process=process, state=state_of(process)))
+            elif code is not None and code > 128:  # 128 + the signal that ended the container's first process
+                ends.append(ProcessEnd(end.rank, None, code - 128, is_stopped))
+            else:
+                ends.append(ProcessEnd(end.rank, code, None, is_stopped))
     return tuple(ends)
-
-
-def _lost(rank: int, state: dict[str, Any], is_stopped: bool) -> ProcessEnd:
-    """Return the end of a lost rank. A container's exit code is 128 + the signal that ended its first process."""
-    code = state.get("ExitCode")
-    if state.get("Running") and is_stopped:  # what could not be stopped; its first process has this number on the host
-        return ProcessEnd(rank, None, None, is_stopped, process=int(state["Pid"]), state=state_of(int(state["Pid"])))
-    if code is not None and code > 128:
-        return ProcessEnd(rank, None, code - 128, is_stopped)
-    return ProcessEnd(rank, code, None, is_stopped)
 
 
 def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
@@ -218,8 +209,7 @@ def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) 
     removes what is left of them there.
     """
     boxes = {n.node_rank: n.container for n in request.nodes if n.container and n.container.name in names}
-    first = {rank: process for rank, box in boxes.items() if (process := _first_process(box)) is not None}
-    _end(list(first.values()))
+    first = _ended_processes(boxes)
     ends, running = {end.rank: end for end in outcome.ends}, []
     for node in (node for node in request.nodes if node.node_rank in boxes):
         ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
@@ -248,19 +238,20 @@ def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) 
     return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=tuple(warnings))
 
 
-def _first_process(container: ContainerWork) -> int | None:
-    """Return a container's first process, by its command line, which has the run's path; None: not here."""
-    arguments = "\0".join(container.argv[1:]).encode() + b"\0"
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if place.read_bytes().partition(b"\0")[2] == arguments:
-                return int(place.parent.name)
-    return None
+def _ended_processes(boxes: Mapping[int, ContainerWork]) -> dict[int, int]:
+    """End the first processes of containers that run here, and return them, by the nodes' ranks.
 
-
-def _end(processes: list[int]) -> None:
-    """End first processes: on SIGTERM they end their ranks; SIGKILL ends every process of the container."""
-    alive = [identity for process in processes if (identity := identity_of(process)) is not None]
+    On SIGTERM they end their ranks; SIGKILL ends every process of the container.
+    """
+    first: dict[int, int] = {}
+    for rank, box in boxes.items():
+        arguments = "\0".join(box.argv[1:]).encode() + b"\0"  # they have the run's path
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if place.read_bytes().partition(b"\0")[2] == arguments:
+                    first[rank] = int(place.parent.name)
+                    break
+    alive = [identity for process in first.values() if (identity := identity_of(process)) is not None]
     for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         alive = [identity for identity in alive if is_alive(identity)]
         for identity in alive:
@@ -270,3 +261,4 @@ def _end(processes: list[int]) -> None:
         with suppress(KeyboardInterrupt):  # the user does not want to wait: SIGKILL is next
             while any(map(is_alive, alive)) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
+    return first

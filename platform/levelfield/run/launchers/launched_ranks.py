@@ -102,13 +102,11 @@ def free_port(file: Path = _RANGE) -> int:
     except (OSError, ValueError, IndexError):
         end = _LOWEST
     choose = random.SystemRandom().randrange  # of its own: processes with one seed would choose one port
-    for port in (choose(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
-        with suppress(OSError):
-            return _bound(port)
-    return _bound(0)
-
-
-def _bound(port: int) -> int:
     with socket.socket() as probe:
-        probe.bind(("", port))
+        for port in (choose(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
+            with suppress(OSError):
+                probe.bind(("", port))
+                break
+        else:
+            probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -28,27 +28,24 @@ class LocalLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
-        memory, ranks = MemoryKillWatch(), Ranks(new_mark())
-        outcome = self._run(request, watch, ranks)
-        killed = memory.kills(ranks.processes())
-        return replace(outcome, oom_kills=killed.number, oom_evidence=killed.evidence)
-
-    def _run(self, request: Request, watch: Watch, ranks: Ranks) -> Outcome:
-        port = free_port()
+        memory, ranks, port = MemoryKillWatch(), Ranks(new_mark()), free_port()
         try:
             try:
                 for process in request.nodes[0].processes:
                     environment = {**inherited(), **with_port(process, port)}
                     ranks.start(process.rank, list(process.argv), environment, process.log)
             except OSError as error:
-                return _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
-            return _supervise(ranks, Liveness(request), watch)
+                outcome = _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
+            else:
+                outcome = _supervise(ranks, Liveness(request), watch)
         except OSError as error:  # by a look at the run's files
-            return _stopped(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
+            outcome = _stopped(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
         except KeyboardInterrupt:
-            return _stopped(ranks, "interrupted", "interrupted by the user")
+            outcome = _stopped(ranks, "interrupted", "interrupted by the user")
         finally:
             ranks.stop()
+        killed = memory.kills(ranks.processes())
+        return replace(outcome, oom_kills=killed.number, oom_evidence=killed.evidence)
 
 
 def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,23 +119,18 @@ def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
                 f"{name}: a rank may lock {memory >> 10} KiB of memory, which RDMA's libraries need without a limit; "
                 "set memlock in the node's limits.conf, or LimitMEMLOCK=infinity of its slurmd"
             )
-    for node in range(nodes):
-        remarks += _network_remarks(f"node{node}", last_fields(root, node) or {})
+    for node, name in enumerate(facts):
+        network = (last_fields(root, node) or {}).get("network")
+        grown = {k: v for k, v in network.items() if isinstance(v, int) and v > 0} if isinstance(network, dict) else {}
+        links = sorted(key for key in grown if key.startswith("link "))
+        remarks += [f"{name}: its {clipped(link)} was lost {grown[link]} times during the run" for link in links]
+        resent, sent = grown.get("resent", 0), grown.get("sent", 0)
+        if resent >= FEWEST_RESENT and not resent <= MOST_RESENT * sent:
+            remarks.append(
+                f"{name}: {resent} of {sent} TCP segments were sent again (limit: {MOST_RESENT:.0%}): the network "
+                "loses packets"
+            )
     return remarks
-
-
-def _network_remarks(name: str, last: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each link that was lost during the run, and for too many segments that were sent again."""
-    network = last.get("network")
-    grown = {k: v for k, v in network.items() if isinstance(v, int) and v > 0} if isinstance(network, dict) else {}
-    for link in sorted(key for key in grown if key.startswith("link ")):
-        yield f"{name}: its {clipped(link)} was lost {grown[link]} times during the run"
-    resent, sent = grown.get("resent", 0), grown.get("sent", 0)
-    if resent >= FEWEST_RESENT and not resent <= MOST_RESENT * sent:
-        yield (
-            f"{name}: {resent} of {sent} TCP segments were sent again (limit: {MOST_RESENT:.0%}): the network loses "
-            "packets"
-        )
 
 
 def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:

@@ -54,10 +54,6 @@ class NodeStream:
         """Return the files that came up to their limit: what is more stayed on the node."""
         return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MOST_FILE_BYTES)
 
-    def size(self) -> int:
-        """Return how many bytes of all files came."""
-        return sum(self.received.values())
-
     def _take(self, line: bytes) -> None:
         if len(line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
@@ -78,31 +74,33 @@ class NodeStream:
             raise BrokenStream(f"found a frame with the keys {', '.join(sorted(frame))[:200]!r}")
 
     def _write(self, frame: Mapping[str, Any]) -> None:
-        name, offset, content = frame["file"], _whole(frame, "at"), _content(frame)
-        if isinstance(name, str) and name in self._heartbeats:
+        name, offset, key = frame["file"], _whole(frame, "at"), "data" if "data" in frame else "base64"
+        try:
+            content = frame[key].encode() if key == "data" else base64.b64decode(frame[key], validate=True)
+        except (ValueError, TypeError, AttributeError):
+            raise BrokenStream(f"{str(name)[:200]!r}: key '{key}' holds no such text") from None
+        is_heartbeat = isinstance(name, str) and name in self._heartbeats
+        if is_heartbeat:
             if offset != 0 or len(content) > _MOST_BEAT_BYTES:
                 raise BrokenStream(f"{name}: found {len(content)} bytes at {offset}, expected a count at 0")
-            return self._put(name, content, 0)
-        if not isinstance(name, str) or name not in self.received:
+        elif not isinstance(name, str) or name not in self.received:
             raise BrokenStream(f"found the file {str(name)[:200]!r}, which is none of this node")
-        if offset != self.received[name]:
+        elif offset != self.received[name]:
             raise BrokenStream(f"{name}: found offset {offset}, expected {self.received[name]}")
-        if offset + len(content) > MOST_FILE_BYTES:
+        elif offset + len(content) > MOST_FILE_BYTES:
             raise BrokenStream(f"{name}: found more than {MOST_FILE_BYTES} bytes")
-        self._put(name, content, offset)
-        self.received[name] += len(content)
-
-    def _put(self, name: str, content: bytes, offset: int) -> None:
         path = self._root / name
         path.parent.mkdir(exist_ok=True)
         descriptor = os.open(path, _FLAGS, 0o666)
         try:
-            while content:
-                written = os.pwrite(descriptor, content, offset)
-                content, offset = content[written:], offset + written
+            written = 0
+            while written < len(content):
+                written += os.pwrite(descriptor, content[written:], offset + written)
             os.utime(descriptor)  # a heartbeat changes also where it repeats its count
         finally:
             os.close(descriptor)
+        if not is_heartbeat:
+            self.received[name] += len(content)
 
 
 def _whole(frame: Mapping[str, Any], key: str) -> int:
@@ -110,11 +108,3 @@ def _whole(frame: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BrokenStream(f"key '{key}': found {str(value)[:40]!r}, expected a whole number from 0")
     return value
-
-
-def _content(frame: Mapping[str, Any]) -> bytes:
-    key = "data" if "data" in frame else "base64"
-    try:
-        return frame[key].encode() if key == "data" else base64.b64decode(frame[key], validate=True)
-    except (ValueError, TypeError, AttributeError):
-        raise BrokenStream(f"{str(frame['file'])[:200]!r}: key '{key}' holds no such text") from None

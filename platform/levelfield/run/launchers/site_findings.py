@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from levelfield.node.node_setup import not_own
@@ -65,9 +65,6 @@ class SiteFinding:
     word: Literal["ok", "missing", "unknown"]  # missing: a run would fail; unknown: such as what this user may not see
     says: str
     do: str = ""  # what to do about it
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def ok(subject: str, says: str) -> SiteFinding:

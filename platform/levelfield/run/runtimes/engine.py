@@ -76,14 +76,6 @@ def hurry(client: DockerClient, seconds: int = LAST_SECONDS) -> None:
     client.api.timeout = seconds
 
 
-def hurry_if_lost(client: DockerClient, error: OSError) -> None:
-    """Wait less for an engine that did not answer. One that answers with an error still removes its containers."""
-    from docker.errors import APIError
-
-    if not isinstance(error, APIError):
-        hurry(client, SILENT_SECONDS)
-
-
 def container_of(plan: Plan) -> ContainerPlan:
     assert plan.container is not None, "a plan for runtime docker has a container"
     return plan.container

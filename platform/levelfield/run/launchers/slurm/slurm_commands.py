@@ -58,10 +58,6 @@ class JobState:
     def is_ended(self) -> bool:
         return self.word in (*ENDED, FORGOTTEN)
 
-    @property
-    def is_waiting(self) -> bool:
-        return self.word in WAITING
-
 
 UNKNOWN = JobState(None)
 

@@ -58,6 +58,7 @@ from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
+JOB_NAME = "levelfield.{}"  # of a run; it finds a job whose number was lost
 AGENT = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
 _PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
@@ -103,7 +104,7 @@ class SlurmLauncher:
                 content["stage"] = {"archive": str(_archive(plan)), "folder": str(staged), "digest": digest}
             files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
-        return replace(request, submissions=(Submission(job_name(plan.run_id), argv, files),))
+        return replace(request, submissions=(Submission(JOB_NAME.format(plan.run_id), argv, files),))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Submit the job and watch it until its end. An interrupt cancels it."""
@@ -119,7 +120,7 @@ class SlurmLauncher:
         submitted_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {"schema": SCHEMA, "engine": "slurm", "job": job.number, "cluster": job.cluster}
         try:
-            write_json(root_of(request) / "nodes" / "engine.json", {**record, "submitted": submitted_at})
+            write_json(Path(request.events_dir).parent / "nodes" / "engine.json", {**record, "submitted": submitted_at})
         except OSError as error:  # without a record no later command would end the job
             evidence = (
                 f"{error.filename or 'the run directory'}: {error.strerror}; Slurm job {job.number} was cancelled"
@@ -134,8 +135,9 @@ class SlurmLauncher:
         """Watch a job that a killed platform left, until its end. Raises UsageError where none is known."""
         job = job_of(request)
         if job is None:
+            run_id = Path(request.events_dir).parent.name
             raise UsageError(
-                f"{root_of(request).name}: found no job of Slurm, neither in nodes/engine.json nor by its name "
+                f"{run_id}: found no job of Slurm, neither in nodes/engine.json nor by its name "
                 f"{request.submissions[0].name}: it was not submitted; start the run again"
             )
         self.say(f"attached to Slurm job {job.number}")
@@ -161,7 +163,11 @@ class SlurmRuntime(NodeRuntime):
         variables = (f"{name}={value}" for name, value in {**worker_pythonpath(checkout()), **environment}.items())
         command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
         script = "\n".join([*_modules(launch_of(plan).site.modules), command])
-        done = completed(("srun", *probe_options(plan), "bash", "-c", script), seconds, environment_of({}))
+        options = (  # for one node of the run's kind, which has to be free soon
+            *("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
+            *("--chdir=/", "--input=none", "--cpu-bind=none", *_resources(plan)),
+        )
+        done = completed(("srun", *options, "bash", "-c", script), seconds, environment_of({}))
         done.check_returncode()
         return done.stdout
 
@@ -199,12 +205,6 @@ def _pack(archive: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def probe_options(plan: Plan) -> Iterator[str]:
-    """Return srun's options for a short command on one node of the run's kind, which has to be free soon."""
-    yield from ("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet")
-    yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_resources(plan))
-
-
 def probed_nodes(plan: Plan) -> str:
     """Return the kind of the nodes that a short command runs on: they are alike, so a peak of one is that of all."""
     slurm, hardware = launch_of(plan).site.slurm, plan.hardware
@@ -216,7 +216,7 @@ def probed_nodes(plan: Plan) -> str:
 def _submitted(request: Request) -> SlurmJob | Outcome:
     """Write the files of the job and submit it. Return the job, or how the run ended without one."""
     (submission,) = request.submissions
-    root = root_of(request)
+    root = Path(request.events_dir).parent
     try:
         for name, text in submission.files.items():
             (root / name).parent.mkdir(exist_ok=True)
@@ -231,14 +231,10 @@ def _submitted(request: Request) -> SlurmJob | Outcome:
         return job
 
 
-def root_of(request: Request) -> Path:
-    return Path(request.events_dir).parent
-
-
 def job_of(request: Request) -> SlurmJob | None:
     """Return the job of a run: as it was recorded, else by its name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(read_regular(root_of(request) / "nodes" / "engine.json"))
+        content = json.loads(read_regular(Path(request.events_dir).parent / "nodes" / "engine.json"))
         return SlurmJob(str(int(content["job"])), content["cluster"])
     return find(request.submissions[0].name)
 
@@ -246,11 +242,6 @@ def job_of(request: Request) -> SlurmJob | None:
 def _absolute(path: str) -> str:
     """Return a path that holds in any folder. A name without a folder is looked up on the node."""
     return str(Path(path).absolute()) if "/" in path else path
-
-
-def job_name(run_id: str) -> str:
-    """Return the name of a run's job. It finds a job whose number was lost."""
-    return f"levelfield.{run_id}"
 
 
 def job_script(plan: Plan, paths: RunPaths) -> str:
@@ -268,7 +259,7 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
         if not _PLAIN.fullmatch(path):
             raise UsageError(f"folder {path!r}: found a character that Slurm changes, expected letters, digits, _.+=@-")
     options = (
-        *(f"--job-name={job_name(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
+        *(f"--job-name={JOB_NAME.format(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
         *("--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}", "--open-mode=append"),
         *(OWN_LIMITS, *([f"--time={site.slurm.minutes}"] if site.slurm.minutes else []), *_resources(plan)),
     )
@@ -278,13 +269,16 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
         *(site.python or "python3", str(checkout().joinpath(*AGENT)), "run"),
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
-        "",
-        *_modules(site.modules),
-        *_first_node(site.interface),
-    ]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", *_modules(site.modules)]
+    if site.interface:  # of the collectives
+        show = f"ip -oneline -4 address show dev {shlex.quote(site.interface)}"
+        lines += [f"first_node=$({show} | awk '{{print $4; exit}}')", "first_node=${first_node%/*}"]
+    else:
+        lines += [
+            'name=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            'first_node=$(scontrol --oneliner show node "$name" | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p")',
+        ]
+    lines.append('[ -n "$first_node" ] || { echo "levelfield: the first node has no address" >&2; exit 1; }')
     return "\n".join([*lines, f'{shlex.join(command)} "$first_node"', "exit $?", ""])
 
 
@@ -319,17 +313,6 @@ def _modules(names: Sequence[str]) -> Iterator[str]:
     if names:
         yield "type module >/dev/null 2>&1 || . /etc/profile"  # a job's shell is no login shell
         yield f'{shlex.join(("module", "load", *names))} || {{ echo "levelfield: module load failed" >&2; exit 1; }}'
-
-
-def _first_node(interface: str | None) -> Iterator[str]:
-    """Return lines that set `first_node`: the address on the interface of the collectives, else Slurm's own."""
-    if interface:
-        yield f"first_node=$(ip -oneline -4 address show dev {shlex.quote(interface)} | awk '{{print $4; exit}}')"
-        yield "first_node=${first_node%/*}"
-    else:
-        yield 'name=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        yield 'first_node=$(scontrol --oneliner show node "$name" | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p")'
-    yield '[ -n "$first_node" ] || { echo "levelfield: the first node has no address" >&2; exit 1; }'
 
 
 def _container(plan: Plan, paths: RunPaths) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Say, Watch
+from levelfield.contracts.execution import Cause, NodeWord, Outcome, Request, Say, Watch
 from levelfield.node.regular_files import read_last
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
 from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_for
@@ -20,6 +20,7 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     ENDED,
     FORGOTTEN,
     UNKNOWN,
+    WAITING,
     JobState,
     SlurmJob,
     accounted,
@@ -89,8 +90,15 @@ def outcome_of(
     cause, evidence = intent or _cause(request, job, state, records, lost)
     if cause in ("launch-error", "interrupted") and all(record.cause is None for record in records):
         return Outcome(cause, (), evidence)  # nothing has started
-    ends = tuple(end for record in records for end in record.ends)
-    outcome = Outcome(cause, ends, evidence, nodes=tuple(_node_end(record, cause, lost) for record in records))
+    nodes = []
+    for record in records:
+        end = record.end
+        if record.name in lost:
+            end = replace(end, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
+        elif cause in _ENGINE_WORDS and end.word in ("lost", "stopped"):
+            end = replace(end, word=_ENGINE_WORDS[cause])
+        nodes.append(end)
+    outcome = Outcome(cause, tuple(end for record in records for end in record.ends), evidence, nodes=tuple(nodes))
     if cause == "exited" and state.word in _ENGINE_CAUSES:
         warning = f"Slurm job {job.number} is {_description(state)}, although every node has ended by itself"
         return replace(outcome, warnings=(warning,))
@@ -163,15 +171,6 @@ def _description(state: JobState) -> str:
     return f"{state.word} ({state.reason})" if is_more else str(state.word)
 
 
-def _node_end(record: LastRecord, cause: Cause, lost: Mapping[str, str]) -> NodeEnd:
-    end = record.end
-    if record.name in lost:
-        return replace(end, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
-    if cause in _ENGINE_WORDS and end.word in ("lost", "stopped"):
-        return replace(end, word=_ENGINE_WORDS[cause])
-    return end
-
-
 class JobWatch:
     """The watch over a job of a run. It asks Slurm more seldom the longer it takes."""
 
@@ -198,7 +197,7 @@ class JobWatch:
                 is_given_up = time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
                 if self._state.is_ended or is_given_up:
                     break
-                if (intent := self._waits_in_vain() or self._hang()) is None:
+                if (intent := self._intent()) is None:
                     time.sleep(pause_after(time.process_time() - began))
         except KeyboardInterrupt:
             intent = INTERRUPTED
@@ -217,7 +216,7 @@ class JobWatch:
         self._answered, self._state = time.monotonic(), state
         if state.word in NODE_FAILED:
             self._lost_nodes = self._lost_nodes or _down(state)  # now: Slurm may take a node back at once
-        if state.is_waiting and state.reason not in ("", "None"):
+        if state.word in WAITING and state.reason not in ("", "None"):
             before = position(self._job)
             place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
             self._tell(f"Slurm job {self._job.number} waits{place}: {state.reason}")
@@ -227,27 +226,21 @@ class JobWatch:
             self._last_sentence = text
             self._say(text)
 
-    def _waits_in_vain(self) -> Intent | None:
-        """Return why a job that waits is to end: nothing here lets it start, or it was started before.
+    def _intent(self) -> Intent | None:
+        """Return why the job is to end; None while it may go on.
 
-        A second start would write over the first one.
+        Nothing here lets a waiting job start, or it was started before: a second start would write over the first one.
+        A running job cannot go on without a sign of a node, or without a step. Limits count from the job's start. Each
+        node watches the heartbeats of its own ranks, and ends them.
         """
         self._was_running = self._was_running or self._state.word == "RUNNING"
         reason = self._state.reason
-        if not self._state.is_waiting:
-            return None
-        if self._was_running:
-            evidence = f"Slurm job {self._job.number} was put back into the queue after it ran"
-            return "cancelled", evidence if reason in ("", "None") else f"{evidence} ({reason})"
-        if reason in _HOPELESS:
-            return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
-        return None
-
-    def _hang(self) -> Intent | None:
-        """Return why the run cannot go on: a node without a sign, or no step. Limits count from the job's start.
-
-        Each node watches the heartbeats of its own ranks, and ends them.
-        """
+        if self._state.word in WAITING:
+            if self._was_running:
+                requeued = f"Slurm job {self._job.number} was put back into the queue after it ran"
+                return "cancelled", requeued if reason in ("", "None") else f"{requeued} ({reason})"
+            if reason in _HOPELESS:
+                return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
         if self._state.word != "RUNNING":
             return None
         self._liveness = self._liveness or Liveness(self._request)

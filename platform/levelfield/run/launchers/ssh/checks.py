@@ -9,7 +9,7 @@ import secrets
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -187,8 +187,14 @@ def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
     first, word = hosts[0], secrets.token_hex(8)
     arguments = (word, *map(str, launch.site.ports), str(LISTEN_SECONDS))
     listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN, *arguments]))
+    printed, deadline = b"", time.monotonic() + launch.site.ssh.connect_seconds + ANSWER_SECONDS
     try:
-        port = _first_line(listener, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+        while True:
+            printed += listener.read() or b""
+            if b"\n" in printed or listener.is_at_end or time.monotonic() >= deadline:
+                break
+            wait_for_output([listener], 0.1)
+        port = printed.partition(b"\n")[0].decode(errors="replace").strip()
         if not port.isdecimal():
             reason = last_line(listener.complaint) or port or "it told no port"
             says = f"it does not listen for the others: {printable_text(reason, 200)}"
@@ -197,26 +203,10 @@ def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
             return list(pool.map(lambda host: _call(launch, host, first, port, word), hosts))
     finally:
         listener.close_input()
-        _wait_until(listener, listener.has_ended, CALL_SECONDS)
+        deadline = time.monotonic() + CALL_SECONDS
+        while not listener.has_ended() and time.monotonic() < deadline:
+            wait_for_output([listener], 0.1)
         listener.end()
-
-
-def _first_line(connection: Connection, seconds: float) -> str:
-    """Return the first line that a command prints; an empty one where it ends or is silent."""
-    parts: list[bytes] = []
-
-    def is_whole() -> bool:
-        parts.append(connection.read() or b"")
-        return b"\n" in parts[-1] or connection.is_at_end
-
-    _wait_until(connection, is_whole, seconds)
-    return b"".join(parts).partition(b"\n")[0].decode(errors="replace").strip()
-
-
-def _wait_until(connection: Connection, condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        wait_for_output([connection], 0.1)
 
 
 def _call(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -> SiteFinding:

@@ -13,7 +13,6 @@ import subprocess
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Protocol
 
 _PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
@@ -43,15 +42,6 @@ _OF_THE_SHELL = {
 _NOISE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
 
 
-class Source(Protocol):
-    """What can be waited for: a stream, until it is at its end."""
-
-    @property
-    def is_at_end(self) -> bool: ...
-    @property
-    def stdout(self) -> IO[bytes]: ...
-
-
 class Connection:
     """One connection. variables: in place of this process's own."""
 
@@ -59,7 +49,7 @@ class Connection:
         self.name = name
         self.complaint = ""  # the end of its error output
         self.code: int | None = None  # the exit code, once it has ended
-        self._waiting: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()  # what waits until the other side takes it
         self._closing = False
         self.is_at_end = False  # whether standard output has ended
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
@@ -72,13 +62,9 @@ class Connection:
         for stream in (self._stdin, self.stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
 
-    @property
-    def has_sent(self) -> bool:
-        return not self._waiting
-
     def send(self, content: bytes | memoryview) -> None:
         """Send after what is waiting. What the other side does not take stays waiting; nothing is copied."""
-        self._waiting.append(memoryview(content))
+        self.unsent.append(memoryview(content))
         self.flush()
 
     def flush(self) -> bool:
@@ -86,17 +72,17 @@ class Connection:
 
         Return whether anything was written.
         """
-        before = len(self._waiting), sum(map(len, self._waiting))
+        before = len(self.unsent), sum(map(len, self.unsent))
         try:
-            while self._waiting:
-                rest = self._waiting[0]
-                self._waiting[0] = rest[os.write(self._stdin.fileno(), rest[:_PART_BYTES]) :]
-                if not len(self._waiting[0]):
-                    self._waiting.popleft()
+            while self.unsent:
+                rest = self.unsent[0]
+                self.unsent[0] = rest[os.write(self._stdin.fileno(), rest[:_PART_BYTES]) :]
+                if not len(self.unsent[0]):
+                    self.unsent.popleft()
         except BlockingIOError:
-            return before != (len(self._waiting), sum(map(len, self._waiting)))
+            return before != (len(self.unsent), sum(map(len, self.unsent)))
         except (OSError, ValueError):
-            self._waiting.clear()
+            self.unsent.clear()
         if self._closing and not self._stdin.closed:
             with suppress(OSError):
                 self._stdin.close()
@@ -147,7 +133,7 @@ class Connection:
                 stream.close()
 
 
-def wait_for_output(sources: Iterable[Source], seconds: float) -> None:
+def wait_for_output(sources: Iterable[Connection], seconds: float) -> None:
     """Return when one of them has something to read, or after so many seconds."""
     with selectors.DefaultSelector() as selector:
         for output in {source.stdout for source in sources if not source.is_at_end}:

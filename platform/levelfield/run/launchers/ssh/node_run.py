@@ -79,11 +79,6 @@ class NodeRun:
         self.fault, self.is_open = None if self.stream.is_complete() else reason, False
         self.connection.end()
 
-    def stop(self) -> None:
-        """End the node's ranks by closing its input. It is then still read to its end."""
-        self.is_stopped = True
-        self.connection.close_input()
-
     def last_word(self) -> Mapping[str, Any]:
         """Return the last line of the node's record where it wrote one; an empty one before."""
         return last_fields(self._root, self.work.node_rank) or {}
@@ -102,25 +97,27 @@ class NodeRun:
     def finding(self) -> tuple[Cause, NodeEnd]:
         """Return what the end of a closed node means for the run, and its end."""
         last = self.last_word()
+        cause: Cause
+        word: NodeWord
+        detail = self.fault
         if self.fault:
-            return "node-lost", self._end("lost", self.fault)
-        if not last:
-            reason = explained(self.name, self.connection.code, self.connection.complaint)
+            cause, word = "node-lost", "lost"
+        elif not last:
+            cause, word = "node-lost", "lost"
+            detail = explained(self.name, self.connection.code, self.connection.complaint)
             if self.stream.frames == 0:
-                return "unreachable", self._end("unreachable", reason)
-            if self.is_stopped:
-                return "exited", self._end("stopped", reason)
-            return "node-lost", self._end("lost", reason)
-        cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
-        if cause == "cancelled" and self.is_stopped:
-            return "exited", self._end("stopped", None)
-        if last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
-            return cause, self._end(word, f"{self.name}: {evidence_of(failed)}{disk_remark(last)}")
-        evidence = last.get("evidence")
-        return cause, self._end(word, f"{self.name}: {printable_text(str(evidence), 500)}" if evidence else None)
-
-    def _end(self, word: NodeWord, detail: str | None) -> NodeEnd:
-        return NodeEnd(self.work.node_rank, self.name, word, detail)
+                cause, word = "unreachable", "unreachable"
+            elif self.is_stopped:
+                cause, word = "exited", "stopped"
+        else:
+            cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
+            if cause == "cancelled" and self.is_stopped:
+                cause, word = "exited", "stopped"
+            elif last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
+                detail = f"{self.name}: {evidence_of(failed)}{disk_remark(last)}"
+            elif evidence := last.get("evidence"):
+                detail = f"{self.name}: {printable_text(str(evidence), 500)}"
+        return cause, NodeEnd(self.work.node_rank, self.name, word, detail)
 
 
 class Supervision:
@@ -150,7 +147,8 @@ class Supervision:
     def stop(self) -> None:
         """End all nodes that are left: first by closing their input, then their connections."""
         for node in self._open():
-            node.stop()
+            node.is_stopped = True
+            node.connection.close_input()  # which ends its ranks; it is still read to its end
         self._until_closed(STOP_SECONDS)
         for node in self._open():
             node.lose(f"{node.name}: it did not end within {STOP_SECONDS:g} s after the platform ended it")
@@ -168,7 +166,7 @@ class Supervision:
         if is_due := time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
         for node in self._open():
-            if is_due and node.connection.has_sent:
+            if is_due and not node.connection.unsent:
                 node.connection.send(b"\n")
             node.connection.flush()
         for node in self._nodes:

@@ -61,9 +61,10 @@ class SshLauncher:
             content = node_content(moved(plan, places), places.run, node_request, node, plan.implementation.rests_on)
             content["recorded_steps"] = plan.explain_steps
             content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
-            words = [places.agent, "run", "-", "--stream"]  # the node's part, on the node or in a container of it
+            agent = str(places.code / "platform/levelfield/node/node_agent.py")
+            words = [agent, "run", "-", "--stream"]  # the node's part, on the node or in a container of it
             if plan.runtime == "docker":
-                command = container_command(plan, places, [places.python, *words])
+                command = list(container_command(plan, places, [places.python, *words]))
             else:
                 command = [places.host.python, *words]
             argv = ssh_argv(launch_of(plan), places.host, command)
@@ -91,7 +92,7 @@ class SshLauncher:
                 text = json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text
                 connection.send(text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
-            return _collected(root, request, nodes, _supervised(request, nodes, watch))
+            return _outcome(root, request, nodes, watch)
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
             return Outcome("launch-error", _ends(nodes), evidence)
@@ -100,7 +101,8 @@ class SshLauncher:
                 node.connection.end()
 
 
-def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
+def _outcome(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
+    """Watch the nodes until they have ended. Return the outcome, after what is missing was fetched."""
     silence = max(request.heartbeat_seconds, LEAST_SILENCE_SECONDS)
     supervision = Supervision(nodes, Liveness(request), silence, watch)
     try:
@@ -109,28 +111,25 @@ def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Out
         supervision.cause, supervision.evidence = "interrupted", "interrupted by the user"
         supervision.stop()
     kills = [node.memory_kills() for node in nodes]
-    return Outcome(
-        supervision.cause,
-        _ends(nodes),
-        supervision.evidence,
-        oom_kills=sum(number for number, _ in kills),
-        oom_evidence="; ".join(evidence for _, evidence in kills if evidence) or None,
-    )
-
-
-def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
-    return tuple(end for node in nodes for end in node.ends())
-
-
-def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: Outcome) -> Outcome:
-    """Return the outcome with how each node ended, after what is missing was fetched."""
+    cause, evidence = supervision.cause, supervision.evidence
     ends: list[NodeEnd] = []
     try:
         for node, sent in zip(nodes, request.submissions, strict=True):
             ends.append(_node_end(root, node, sent))
     except KeyboardInterrupt:
-        outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
-    return replace(outcome, ends=_ends(nodes), nodes=tuple(ends))
+        cause, evidence = "interrupted", "interrupted by the user while files were fetched"
+    return Outcome(
+        cause,
+        _ends(nodes),
+        evidence,
+        oom_kills=sum(number for number, _ in kills),
+        oom_evidence="; ".join(text for _, text in kills if text) or None,
+        nodes=tuple(ends),
+    )
+
+
+def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
+    return tuple(end for node in nodes for end in node.ends())
 
 
 def _node_end(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
@@ -162,7 +161,7 @@ def _node_end(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
 def fetch(connection: Connection, question: str, stream: NodeStream) -> None:
     """Receive files by a connection of its own, as far as they come. Frames without content are no sign of life."""
     connection.send(question.encode())
-    size, last = stream.size(), time.monotonic()
+    received, last = dict(stream.received), time.monotonic()
     try:
         while not stream.is_complete() and time.monotonic() - last < SILENCE_SECONDS:
             wait_for_output([connection], 0.1)
@@ -170,8 +169,8 @@ def fetch(connection: Connection, question: str, stream: NodeStream) -> None:
             if (part := connection.read()) is None:
                 break
             stream.receive(part)
-            if stream.size() > size:
-                size, last = stream.size(), time.monotonic()
+            if stream.received != received:
+                received, last = dict(stream.received), time.monotonic()
     except (BrokenStream, OSError):  # OSError: no room here; what was measured counts without what is fetched
         pass
     finally:

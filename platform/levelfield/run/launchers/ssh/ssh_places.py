@@ -47,10 +47,6 @@ class NodePlaces:
     python: str
     run: RunPaths
 
-    @property
-    def agent(self) -> str:
-        return str(self.code / "platform/levelfield/node/node_agent.py")
-
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes. Code and environment are named by their digests."""

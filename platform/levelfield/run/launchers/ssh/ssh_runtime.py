@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,24 +76,17 @@ class SshRuntime(NodeRuntime):
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         places = places_of(plan, 0)
         assigned = [f"{name}={value}" for name, value in (worker_pythonpath(places.code) | environment).items()]
-        command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
+        command, on_node = ["env", *assigned], moved(plan, places)
+        folders = {plan.environment.python: on_node.environment.python}
+        folders[plan.implementation.folder] = on_node.implementation.folder
+        for word in argv:  # each path of this machine becomes the node's
+            here = next((folder for folder in folders if f"{word}/".startswith(f"{folder}/")), "")
+            command.append(folders.get(here, "") + word[len(here) :])
         if plan.runtime == "docker":
-            command = container_command(plan, places, command)
+            command = list(container_command(plan, places, command))
         done = completed(ssh_argv(launch_of(plan), places.host, command), seconds)
         done.check_returncode()
         return done.stdout
-
-
-def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
-    """Return a word of a command with the node's path in place of this machine's."""
-    on_node = moved(plan, places)
-    for here, there in (
-        (plan.environment.python, on_node.environment.python),
-        (plan.implementation.folder, on_node.implementation.folder),
-    ):
-        if word == here or word.startswith(here + "/"):
-            return there + word[len(here) :]
-    return word
 
 
 def image_of(plan: Plan) -> str:
@@ -101,17 +94,13 @@ def image_of(plan: Plan) -> str:
     return f"{container_of(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
 
-def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list[str]:
-    """Return the words that run a command in a container on a node. Its standard input is the container's."""
-    script = _AS_THE_USER.format(client=launch_of(plan).site.ssh.container)
-    return ["sh", "-c", script, "levelfield", *_options(plan, places), image_of(plan), *command]
+def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> Iterator[str]:
+    """Yield the words that run a command in a container on a node. Its standard input is the container's.
 
-
-def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
-    """Yield what `run/runtimes/engine.py` gives to the engine's interface, as options of the client.
-
-    The network is the node's own: the ranks of other nodes must reach it.
+    The options are what `run/runtimes/engine.py` gives to the engine's interface. The network is the node's own: the
+    ranks of other nodes must reach it.
     """
+    yield from ("sh", "-c", _AS_THE_USER.format(client=launch_of(plan).site.ssh.container), "levelfield")
     container = container_of(plan)
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
@@ -135,6 +124,7 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
         yield f"--shm-size={options.shm_bytes}"
     if container.memory_bytes:
         yield from (f"--memory={container.memory_bytes}", f"--memory-swap={container.memory_bytes}")
+    yield from (image_of(plan), *command)
 
 
 class NodeEngine:
@@ -150,7 +140,24 @@ class NodeEngine:
             return
         name, image = self._host.name, client.images.get(self._image)
         say(f"{name}: bringing the image {self._image} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
-        complaint = self._load(image.save(named=self._image), lambda text: say(f"{name}: {text}"))
+        argv = ssh_argv(self._launch, self._host, [self._client, "load", "--quiet"])
+        parts, sent, pipe = image.save(named=self._image), 0, subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+            assert process.stdin is not None and process.stderr is not None
+            try:
+                for part in parts:
+                    process.stdin.write(part)
+                    if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
+                        say(f"{name}: sent {(sent + len(part)) >> 20:,} MiB")
+                    sent += len(part)
+                process.stdin.close()
+            except BrokenPipeError:
+                pass
+            except BaseException:
+                process.kill()
+                raise
+            complaint = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
+        complaint = f": {complaint or f'exit code {process.returncode}'}" if process.returncode else ""
         if (brought := self.image_id()) != image_id:
             raise self._failed(f"found image {brought}, expected {image_id} after it was brought{complaint}")
 
@@ -175,27 +182,6 @@ class NodeEngine:
         complaint = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
         answer = f"its container engine does not answer `{self._client}`: {complaint}"
         raise self._failed(f"{answer}; name its command as ssh.container")
-
-    def _load(self, parts: Iterable[bytes], say: Say) -> str:
-        """Send an archive. Return the engine's complaint, empty after success."""
-        argv, sent = ssh_argv(self._launch, self._host, [self._client, "load", "--quiet"]), 0
-        pipe = subprocess.PIPE
-        with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-            assert process.stdin is not None and process.stderr is not None
-            try:
-                for part in parts:
-                    process.stdin.write(part)
-                    if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
-                        say(f"sent {(sent + len(part)) >> 20:,} MiB")
-                    sent += len(part)
-                process.stdin.close()
-            except BrokenPipeError:
-                pass
-            except BaseException:
-                process.kill()
-                raise
-            complaint = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
-        return f": {complaint or f'exit code {process.returncode}'}" if process.returncode else ""
 
     def _failed(self, what: str) -> NodesNotReady:
         reason = f"{self._host.name}: {what}"

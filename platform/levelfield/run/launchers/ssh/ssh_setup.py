@@ -22,7 +22,7 @@ from levelfield.run.launchers.ssh.connection import (
     printable_text,
     wait_for_output,
 )
-from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import LOADER, places_of, ssh_argv
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
 
@@ -102,9 +102,24 @@ class NodeSetup:
         except OSError as error:
             reason = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
             raise self._failed(reason) from None
+        environment: dict[str, Any] = {"name": places.environment.name if places.environment else None}
+        if places.environment:
+            environment |= {
+                "digest": plan.environment.digest,
+                "requirements": list(plan.environment.requirements),
+                "builds": [step.model_dump(mode="json") for step in plan.environment.builds],
+                "index": installer.index_variables(plan.environment.index),
+            }
+        else:  # the image's interpreter is not on the node
+            environment["python"] = places.host.python if plan.runtime == "docker" else places.python
+        header = {
+            "folder": str(places.folder),
+            "code": archives["code"].description,
+            "wheels": archives["wheels"].description if "wheels" in archives else None,
+            "environment": environment,
+        }
         program = Path(node_setup.__file__).read_bytes()
-        header = json.dumps(_header(plan, places, archives)).encode()
-        self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
+        self.connection.send(b"%d\n%s%s\n" % (len(program), program, json.dumps(header).encode()))
         self.ready: Mapping[str, Any] | None = None  # its answer when it is prepared
         self._answered, self._answers = False, 0
         self._clock = WatchedTime(time.monotonic)
@@ -165,21 +180,3 @@ class NodeSetup:
 
     def failed(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
         return NodesNotReady(cause, reason, (NodeEnd(self._node_rank, self.name, word, reason),))
-
-
-def _header(plan: Plan, places: NodePlaces, archives: Mapping[str, Archive]) -> dict[str, Any]:
-    name = places.environment.name if places.environment else None
-    made = {
-        "name": name,
-        "digest": plan.environment.digest,
-        "requirements": list(plan.environment.requirements),
-        "builds": [step.model_dump(mode="json") for step in plan.environment.builds],
-        "index": installer.index_variables(plan.environment.index),
-    }
-    python = places.host.python if plan.runtime == "docker" else places.python  # the image's is not on the node
-    return {
-        "folder": str(places.folder),
-        "code": archives["code"].description,
-        "wheels": archives["wheels"].description if "wheels" in archives else None,
-        "environment": made if name else {"name": None, "python": python},
-    }
