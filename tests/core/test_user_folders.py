@@ -12,7 +12,6 @@ from levelfield import user_folders
 from levelfield.catalog.registry import private_chips
 from levelfield.corpus.facts import stored_files
 from levelfield.errors import UsageError
-from levelfield.run.measurement import peaks_folder
 from levelfield.store.address import address_of, default_url
 from levelfield.user_folders import user_name
 from plans import ROOT
@@ -35,7 +34,7 @@ def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_an_empty_home_is_none(home: Path) -> None:
-    places = [peaks_folder(), user_folders.own_cache(), stored_files(Path("/x"))[1], address_of(None).path]
+    places = [user_folders.own_cache(), stored_files(Path("/x"))[1], address_of(None).path]
     assert all(home in place.parents for place in places if place)
     assert default_url() == f"sqlite:///{home}/.local/share/levelfield/results.sqlite"
     assert user_folders.expanded("~/x") == home / "x"
@@ -59,7 +58,7 @@ def test_a_user_without_a_home_is_told_and_has_no_settings(home: Path, monkeypat
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(UsageError, match=rf"user {os.getuid()}: set HOME"):
-        peaks_folder()
+        user_folders.own_cache()
     assert private_chips(None) is None
 
 

@@ -144,7 +144,22 @@ class CodeWatch:
             files = ", ".join(names[:_MOST_NAMED]) or "a part of the platform"
             says = f"the code changed during the run: {files}{more}. What a training writes belongs outside its folder"
             outcome = replace(outcome, warnings=(*outcome.warnings, says))
-        return replace(outcome, code=code, elsewhere=self._elsewhere() if outcome.cause == "exited" else None)
+        if outcome.cause != "exited":
+            return replace(outcome, code=code, elsewhere=None)
+        # the files that ranks imported and that the digest of the code does not cover, with their digests
+        folders = [Path(self._plan.implementation.folder)]
+        with suppress(OSError):
+            folders += shared_folders(folders[0])
+        covered = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+        elsewhere: dict[str, str] = {}
+        for rank in range(self._plan.world_size):
+            try:
+                report = json.loads(read_regular(imports_file(self._paths, rank)))["files"]
+                imported = {str(file["path"]): str(file["sha256"]) for file in report}
+            except (OSError, ValueError, LookupError, TypeError):
+                imported = {f"rank {rank}": "it did not say what it imported"}
+            elsewhere |= {path: digest for path, digest in imported.items() if not path.startswith(covered)}
+        return replace(outcome, code=code, elsewhere=elsewhere)
 
     def _files(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of each file that the digest of the code covers; none of those that are going away."""
@@ -162,19 +177,3 @@ class CodeWatch:
             return code_digest(Path(self._plan.implementation.folder))
         except OSError as error:
             return f"unreadable: {error.filename}: {error.strerror}"
-
-    def _elsewhere(self) -> dict[str, str]:
-        """Return the files that ranks imported and that the digest of the code does not cover, with their digests."""
-        folders = [Path(self._plan.implementation.folder)]
-        with suppress(OSError):
-            folders += shared_folders(folders[0])
-        covered = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-        files: dict[str, str] = {}
-        for rank in range(self._plan.world_size):
-            try:
-                report = json.loads(read_regular(imports_file(self._paths, rank)))["files"]
-                digests = {str(file["path"]): str(file["sha256"]) for file in report}
-            except (OSError, ValueError, LookupError, TypeError):
-                digests = {f"rank {rank}": "it did not say what it imported"}
-            files |= {path: digest for path, digest in digests.items() if not path.startswith(covered)}
-        return files

@@ -11,8 +11,7 @@ from types import FrameType
 class _Interrupt:
     """The handler of a block's signals."""
 
-    def __init__(self) -> None:
-        self.came = False
+    came = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.came:

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -54,10 +54,6 @@ CONTROL_SECONDS = 1.0  # of each part
 CONTROL_SIZE = 768
 CONTROL_COPIED = 64 * 2**20
 _NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-
-
-def peaks_folder() -> Path:
-    return own_cache() / "peaks"
 
 
 def keep_text(path: Path, text: str) -> None:
@@ -281,9 +277,8 @@ def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
 
 def _peak_file(plan: Plan, machine: str) -> Path:
     software = (plan.implementation.framework, plan.implementation.version, plan.access.device, plan.runtime)
-    return _file(
-        peaks_folder(), _probed(plan, machine) or machine, plan.hardware.description, *software, str(usable_cores())
-    )
+    where = _probed(plan, machine) or machine
+    return _file(own_cache() / "peaks", where, plan.hardware.description, *software, str(usable_cores()))
 
 
 def known_host_rates(registry: Registry) -> HostRates | None:
@@ -330,38 +325,37 @@ def rates_from(printed: str) -> HostRates:
     """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
     try:
         answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
-        content = {
+        content: dict[str, Any] = {
             "schema": HostRates.schema_name(),
             "machine": platform.node(),
             "torch": answer["torch"],
             "cores": answer["cores"],
-            "shares": [
-                {
-                    "processes": share["processes"],
-                    "threads": share["threads"],
-                    "matmul_flops_per_second": share["matmul"],
-                    "triad_bytes_per_second": share["triad"],
-                    "copy_bytes_per_second": share["copy"],
-                    "per_operation_seconds": share["operation"],
-                    "collectives": {name: _fitted(name, times) for name, times in share["collectives"].items()},
-                }
-                for share in answer["shares"]
-            ],
+            "shares": [],
         }
+        for share in answer["shares"]:
+            rates = {
+                "processes": share["processes"],
+                "threads": share["threads"],
+                "matmul_flops_per_second": share["matmul"],
+                "triad_bytes_per_second": share["triad"],
+                "copy_bytes_per_second": share["copy"],
+                "per_operation_seconds": share["operation"],
+                "collectives": {},
+            }
+            for name, times in share["collectives"].items():
+                seconds_by_bytes = {int(size): float(seconds) for size, seconds in times.items()}
+                try:
+                    alpha, rate = fit_messages(seconds_by_bytes)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}; run again on an idle machine") from None
+                fitted = {"alpha_seconds": alpha, "bytes_per_second": rate, "seconds_by_bytes": seconds_by_bytes}
+                rates["collectives"][name] = fitted
+            content["shares"].append(rates)
         return parse(HostRates, content, "the probe of this host")
     except DocumentError as error:
         raise RunFailed(str(error)) from None
     except _NO_ANSWER as error:
         raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
-
-
-def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
-    seconds_by_bytes = {int(size): float(seconds) for size, seconds in times.items()}
-    try:
-        alpha, rate = fit_messages(seconds_by_bytes)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}; run again on an idle machine") from None
-    return {"alpha_seconds": alpha, "bytes_per_second": rate, "seconds_by_bytes": seconds_by_bytes}
 
 
 def _host_file(registry: Registry) -> Path:

@@ -103,21 +103,20 @@ def run_all(
     """
     for job in work:
         attempt = certify(with_stored_certificate(job, listener.say))
-        result = attempt.interrupted or _run(attempt.job, runs, listener, reference)
+        plan, certificate = attempt.job.plan, attempt.job.certificate
+        if attempt.interrupted:
+            result = attempt.interrupted
+        elif plan.refusal:
+            result = runner.refuse(plan, runs, plan.refusal, listener)
+        else:
+            machine = platform.node()
+            result = runner.run(plan, attempt.job.vendor, runs, listener, machine, reference(plan), certificate)
+            if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:
+                certificate_store.forget(certificate.subject)
+                listener.say("the certificate did not hold for this run; the next run makes it again")
         yield result
         if result.status.is_interrupted:
             return
-
-
-def _run(job: Job, runs: Path, listener: runner.Listener, reference: Callable[[Plan], Reference | None]) -> Result:
-    if job.plan.refusal:
-        return runner.refuse(job.plan, runs, job.plan.refusal, listener)
-    machine, certificate = platform.node(), job.certificate
-    result = runner.run(job.plan, job.vendor, runs, listener, machine, reference(job.plan), certificate)
-    if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:
-        certificate_store.forget(certificate.subject)
-        listener.say("the certificate did not hold for this run; the next run makes it again")
-    return result
 
 
 def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:

@@ -77,14 +77,12 @@ class PairProgress:
         so_far = f"; {self.words['b']} {mean} in {pairs_done}" if mean else ""
         least, most = 2 * self.fewest, 2 * self.most
         of = f"{least} to {most}" if done < least < most else f"at most {most}" if least < most else f"{most}"
-        return f"run {done} of {of}, {self.words[arm]}: {outcome}{so_far}{self._left(done)}"
-
-    def _left(self, done: int) -> str:
-        """Return how long the further runs last, each as long as those before: of the fewest and of the most pairs."""
+        # how long the further runs last, each as long as those before
         seconds = (self.clock() - (self._began or 0.0)) / self._timed
-        least, most = (max(0, 2 * pairs - done) * seconds for pairs in (self.fewest, self.most))
-        if most <= 0:
-            return ""
-        if self.fewest == self.most:
-            return f"; {duration(most)} left"
-        return f"; {duration(least)} to {duration(most)} left" if least else f"; at most {duration(most)} left"
+        soonest, latest = max(0, least - done) * seconds, max(0, most - done) * seconds
+        left = f"; {duration(soonest)} to {duration(latest)} left" if soonest else f"; at most {duration(latest)} left"
+        if latest <= 0:
+            left = ""
+        elif self.fewest == self.most:
+            left = f"; {duration(latest)} left"
+        return f"run {done} of {of}, {self.words[arm]}: {outcome}{so_far}{left}"

@@ -20,6 +20,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
 from levelfield.specs.site import Host, LaunchPlan, Site, SlurmSite
 from levelfield.specs.vendor import Peak
+from levelfield.user_folders import own_cache
 from plans import PLUGINS
 from planted_slurm import PlantedSlurm
 
@@ -106,7 +107,7 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
 )
 def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
     measure(plan)
-    (cached,) = measurement.peaks_folder().iterdir()
+    (cached,) = (own_cache() / "peaks").iterdir()
     cached.write_text(content)
     assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
     measure(plan)
@@ -288,7 +289,7 @@ def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | N
 def keep(plan: Plan, tflops: float, made: PeakMeasurement | None) -> None:
     """Store a peak as if an earlier probe had measured it."""
     measure(plan)
-    (cached,) = measurement.peaks_folder().iterdir()
+    (cached,) = (own_cache() / "peaks").iterdir()
     content = {"tflops": tflops, **({"measurement": made.model_dump()} if made else {})}
     cached.write_text(json.dumps({"fp32": content}))
 

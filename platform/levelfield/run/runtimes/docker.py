@@ -46,6 +46,7 @@ class DockerRuntime:
     """Plans containers. A request shows the name of the image until the image is ready."""
 
     name = "docker"
+    _image: str | None = None  # its id, once it is ready
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[ReadyDocker]:
@@ -76,9 +77,6 @@ class DockerRuntime:
             ends=str(paths.nodes / f"node{node_rank}.ends.json"),
         )
 
-    def _image(self, plan: Plan) -> str:
-        return container_of(plan).image.name
-
     def _work(
         self,
         plan: Plan,
@@ -98,7 +96,7 @@ class DockerRuntime:
         read += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
         return ContainerWork(
             name=f"levelfield-{plan.run_id}-{role}",
-            image=self._image(plan),
+            image=self._image or container.image.name,
             argv=(plan.environment.python, *arguments),
             user=f"{os.getuid()}:{os.getgid()}",
             environment={**HOME, **interface, **container.options.environment, **environment},
@@ -114,10 +112,7 @@ class ReadyDocker(DockerRuntime):
     """The same once the image is there: containers are made from its id."""
 
     def __init__(self, built: images.Built) -> None:
-        self._built = built
-
-    def _image(self, plan: Plan) -> str:
-        return self._built.id
+        self._built, self._image = built, built.id
 
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """Return the output of a command in its own container. Raises OSError when it fails or takes too long."""

@@ -42,8 +42,13 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
             _acquire(lock, fcntl.LOCK_EX, folder, say)
             if not is_ready(plan):
-                with _named_errors(folder):
+                try:
                     _make(plan, folder, say)
+                except OSError as error:
+                    if error.errno == errno.EROFS:  # as where no lock can be made on it
+                        where = error.filename or folder
+                        raise UsageError(f"{where} cannot be written: {error.strerror}; {_WITHOUT}") from None
+                    raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
             fcntl.flock(lock, fcntl.LOCK_UN)
         yield
 
@@ -77,20 +82,6 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
     if not environment_folder.is_taken(lock, kind, folder, say):
         say(f"waiting for another run that {'makes' if kind == fcntl.LOCK_SH else 'uses'} {folder.name}")
         fcntl.flock(lock, kind)
-
-
-@contextmanager
-def _named_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system, such as a full disk, into RunFailed with the path.
-
-    Raises UsageError for a read-only one, as where no lock can be made on it.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EROFS:
-            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}; {_WITHOUT}") from None
-        raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
 
 
 def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:

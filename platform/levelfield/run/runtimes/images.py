@@ -13,11 +13,11 @@ import shutil
 import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from levelfield import environment_folder
 from levelfield.contracts.execution import Say
@@ -78,7 +78,13 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
-    with _locked(log):  # if two runs need it, only one builds it
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        lock = environment_folder.lock_file(log.with_suffix(".lock"))
+    except OSError as error:
+        raise RunFailed(f"{log.parent}: {error.strerror}") from None
+    with lock:  # if two runs need it, only one builds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if image_id := _id(client, tag):
             return Built(tag, image_id, base_id, log, fresh=False)
         say(f"building {tag} on {reference}; its log is {log}")
@@ -102,21 +108,13 @@ def _id(client: DockerClient, reference: str) -> str | None:
         return None
 
 
-@contextmanager
-def _locked(log: Path) -> Iterator[None]:
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        lock = environment_folder.lock_file(log.with_suffix(".lock"))
-    except OSError as error:
-        raise RunFailed(f"{log.parent}: {error.strerror}") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log: Path, say: Say) -> None:
-    """Stream the context to the engine and its output to the log. An interrupt closes the stream and ends the build."""
+    """Stream the context to the engine and its output to the log. An interrupt closes the stream and ends the build.
+
+    Raises RunFailed with the last lines before an error.
+    """
     verify(wheels)
+    last: deque[str] = deque(maxlen=3)
     with context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
         stream = client.api.build(
             fileobj=tar,
@@ -127,22 +125,19 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
             forcerm=True,
             network_mode="host" if image.base.system_packages else "none",
         )
-        _follow(stream, file, say)
+        for chunk in stream:
+            text = str(chunk.get("stream") or chunk.get("error") or "")
+            file.write(text)
+            if "error" in chunk:
+                lines = " | ".join(last)
+                raise RunFailed(f"the image could not be built: {lines} ({text.strip()}). The log is {file.name}")
+            if text.startswith("Step "):
+                say(" ".join(text.split())[:100])
+            last.extend(
+                line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem")
+            )
     # The build stage with the unpacked wheels has no tag. It would need the same disk space again.
     client.images.prune(filters={"dangling": True, "label": f"{IMAGE_LABEL}={image.name.partition('/')[2]}"})
-
-
-def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
-    """Write the engine's output to the log. Raises RunFailed with the last lines before an error."""
-    last: deque[str] = deque(maxlen=3)
-    for chunk in stream:
-        text = str(chunk.get("stream") or chunk.get("error") or "")
-        log.write(text)
-        if "error" in chunk:
-            raise RunFailed(f"the image could not be built: {' | '.join(last)} ({text.strip()}). The log is {log.name}")
-        if text.startswith("Step "):
-            say(" ".join(text.split())[:100])
-        last.extend(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem"))
 
 
 @contextmanager

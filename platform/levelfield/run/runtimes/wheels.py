@@ -55,7 +55,16 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
         with _locked(folder):  # another run may have downloaded them meanwhile
-            files = _stored(folder) or _fetch(image, folder, say)
+            files = _stored(folder)
+            if not files:
+                version = image.base.python_version
+                say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
+                python = find_interpreter(f"=={version}.*").python
+                source, quiet = installer.sources(image.index), lambda line: None
+                _run(folder, python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
+                _build(folder, python, image.requirements, image.builds, quiet, source)
+                files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
+                write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
     return Wheels(folder, files)
 
 
@@ -131,18 +140,6 @@ def _build(
             _run(folder, inside, (*options, *arguments, *step.packages), say, variables)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    version = image.base.python_version
-    say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
-    interpreter = find_interpreter(f"=={version}.*")
-    source, quiet = installer.sources(image.index), lambda line: None
-    _run(folder, interpreter.python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
-    _build(folder, interpreter.python, image.requirements, image.builds, quiet, source)
-    files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
-    write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
-    return files
 
 
 def _stored(folder: Path) -> dict[str, str] | None:
