@@ -63,7 +63,7 @@ class RankedRecipe:
     @property
     def parts(self) -> list[tuple[str, float]]:
         """The parts of a step that are longer by the recipe, over the first row's step, largest first."""
-        own, best = self.own.time.parts(), self.best.time.parts()
+        own, best = self.own.time._asdict(), self.best.time._asdict()
         more = ((name, (own[name] - best[name]) / self.best.time.total) for name in own)
         return sorted(((name, share) for name, share in more if share > LEAST_PART), key=lambda part: -part[1])
 

@@ -197,10 +197,10 @@ def _lacks(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, ...]:
 
 def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
     """Yield the parts of a row's memory, and of its time where the chip's rates are known."""
-    memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in row.memory.parts().items() if size)
+    memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in row.memory._asdict().items() if size)
     yield wrapped(f"GiB: {memory}".replace("_", " "), 2)
     if not plan.assumes_rates:
-        time = ", ".join(f"{name} {seconds:.3g}" for name, seconds in row.time.parts().items() if seconds)
+        time = ", ".join(f"{name} {seconds:.3g}" for name, seconds in row.time._asdict().items() if seconds)
         yield wrapped(f"seconds of a step of {row.time.total:.3g}: {time}", 2)
     yield ""
 
@@ -275,9 +275,9 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
         "recompute_layers": tuning.recompute_layers,
         "needs_what_is_not_offered": list(_lacks(plan, row)),
         "memory_bytes": row.memory.total,
-        "memory_parts_bytes": row.memory.parts(),
+        "memory_parts_bytes": row.memory._asdict(),
         "step_seconds": None if assumes_rates else row.time.total,
-        "step_parts_seconds": None if assumes_rates else row.time.parts(),
+        "step_parts_seconds": None if assumes_rates else row.time._asdict(),
         "tokens_per_second_per_device": None if assumes_rates else row.tokens_per_second,
         "tokens_per_second_interval": plan.interval(row),
         "is_tight": is_tight(plan.question, row.memory.total),

@@ -133,7 +133,7 @@ def planned(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | 
         else:
             question = question_on_host(registry, framework, plan.work, devices, None, host)
         interval = speed_interval(plan.hardware.vendor, question.on_host, plan.work.model.experts is not None)
-        return step_planned(parts, predict(question, plan.tuning).time.parts(), interval)
+        return step_planned(parts, predict(question, plan.tuning).time._asdict(), interval)
     except (UsageError, UnknownLink) as error:
         return StepPlanned(reason=str(error))
 

@@ -91,7 +91,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=MemoryExpected(parts=memory.parts(), total_bytes=memory.total, available_bytes=available),
+        expected_memory=MemoryExpected(parts=memory._asdict(), total_bytes=memory.total, available_bytes=available),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,

@@ -51,21 +51,17 @@ def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     mask = MASK if s.model.hidden_dropout else 0
     embedding = s.tokens * s.model.hidden_size * (s.width + mask) if stage == 0 else 0
     layers = waiting_layers(s, stage) * layer.of_stage(s, stage) // s.layers_of(stage)
-    stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
-    return stored + _recomputed(s, stage, layer)
-
-
-def _recomputed(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
-    """Return the bytes of what is computed again at a time, a whole layer or the part that selective does not keep, and
-    of what a mixture's backward pass needs beside it to weigh the experts' outputs. Before the first layer of a chunk
-    its last ones, which are not computed again, have given back as much."""
+    stored = layers + passes_of_first_chunk(s, stage) * (embedding // s.sequence_split)
+    # What is computed again at a time, a whole layer or the part that selective does not keep, and what a mixture's
+    # backward pass needs beside it to weigh the experts' outputs. Before the first layer of a chunk its last ones,
+    # which are not computed again, have given back as much.
     mixtures, is_full = s.mixtures_of(stage), s.tuning.recompute == "full"
     weighing = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
     kinds = [(layer, 0)] if mixtures < s.layers_of(stage) else []
     kinds += [(layer.mixture, weighing)] if mixtures and layer.mixture else []
     is_repeated = s.repeats_whole(stage)
     most = max(beside + (kind.whole * is_repeated if is_full else kind.whole - kind.stored) for kind, beside in kinds)
-    return most * (s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1)
+    return stored + most * (s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1)
 
 
 def passes(s: TrainingSetup, stage: int) -> int:
@@ -118,16 +114,16 @@ def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     """
     if s.tuning.recompute == "none":
         return whole
-    hidden = s.tokens * s.model.hidden_size * s.width // _sequence_split(s)
+    hidden = s.tokens * s.model.hidden_size * s.width // s.sequence_split
     if s.tuning.recompute == "full":
         return hidden
     if s.memory_model.selective_keeps == "all but scores":
         return whole - _scores(s)
-    attention = _attention_width(s) - _normed_width(s.model)
+    attention = _attention_width(s, with_normed=False)  # norms of queries and keys are computed again
     products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
     outputs = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
-    scattered = _sequence_split(s) if s.memory_model.keeps_gathered_inputs else 1  # outputs of two products, before it
-    undivided = (1 + 2 * scattered) * hidden + _scores(s) + _tensor_copies(s) + _latents(s)
+    scattered = s.sequence_split if s.memory_model.keeps_gathered_inputs else 1  # outputs of two products, before it
+    undivided = (1 + 2 * scattered) * hidden + _scores(s) + _undivided(s)
     undivided += _routed(s) if mixture else 0
     return min(whole, int(outputs) // s.layout.tensor + undivided)
 
@@ -139,19 +135,29 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     Under sequence parallelism their program gathers a product's input again in the backward pass; some keep it whole.
     mixture: the layer has experts, and keeps what was sent to them and came back.
     """
-    hidden = s.tokens * s.model.hidden_size
-    inputs = _inputs(s) * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
-    split = 2 * (s.width + s.memory_model.norm_bytes + (MASK if s.model.hidden_dropout else 0))
-    outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s) + _contexts(s)
+    hidden, model = s.tokens * s.model.hidden_size, s.memory_model
+    # the inputs of attention and of the MLP, or in fp8 of each product
+    by_product = model.inputs_by_product and s.input_width == FP8
+    inputs = 2
+    if by_product:
+        inputs = 3 + (2 if s.model.is_gated else 1)  # query, key, value; gate and up, or up
+    input_bytes = inputs * hidden * s.input_width // (1 if model.keeps_gathered_inputs else s.sequence_split)
+    split = 2 * (s.width + model.norm_bytes + (MASK if s.model.hidden_dropout else 0))
+    outside = int(hidden * split) // s.sequence_split + input_bytes + _undivided(s)
+    heads = s.model.heads * s.model.head_widths[1]  # the width of their output
+    if model.keeps_contexts and s.layout.context > 1:
+        # Attention keeps the keys and values of other context ranks and, where it needs a mask, its output, which
+        # exists in the pieces of the sequence and joined.
+        is_masked = s.on_host or s.width == FP32 or s.model.attention_dropout or s.model.sliding_window is not None
+        pieces = s.width * s.tokens * (heads // s.layout.tensor) if is_masked else 0
+        outside += (s.layout.context - 1) * s.key_value_bytes + pieces
     # inside: attention, and the MLP before and after each step. The heads' output and the MLP's last tensor are inputs
     # of products.
-    heads = heads_output(s.model)
-    before = (s.memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
+    before = (model.gated_mlp_tensors if s.model.is_gated else 2) - 1
     mlp = mlp_width(s.model, mixture) * (before * s.width + s.input_width)
-    rounded = s.memory_model.inputs_by_product and s.input_width == FP8  # beside what attention's kernel keeps
-    output = s.input_width + (s.width if rounded else 0)
+    output = s.input_width + (s.width if by_product else 0)  # beside it, what attention's kernel keeps
     token = (_attention_width(s) - heads) * s.width + heads * output + mlp
-    inside = s.tokens * token // s.layout.tensor + _scores(s) + _tensor_copies(s)
+    inside = s.tokens * token // s.layout.tensor + _scores(s)
     return outside + inside + (_routed(s) if mixture else 0)
 
 
@@ -168,64 +174,33 @@ def _routed(s: TrainingSetup) -> int:
     scores, which are in float32."""
     experts = s.model.experts.count if s.model.experts else 0
     copy = s.model.hidden_size if s.width < FP32 else 0
-    router = FP32 * s.tokens * (copy + 2 * experts) // _sequence_split(s)
+    router = FP32 * s.tokens * (copy + 2 * experts) // s.sequence_split
     outputs = s.width if s.memory_model.expert_outputs else 0
     return s.routed_tokens * s.model.hidden_size * (s.input_width + outputs) + router
 
 
-def _inputs(s: TrainingSetup) -> int:
-    """Return how many hidden states a layer keeps: inputs of attention and of the MLP, or in fp8 of each product."""
-    if not s.memory_model.inputs_by_product or s.input_width != FP8:
-        return 2
-    return 3 + (2 if s.model.is_gated else 1)  # query, key, value; gate and up, or up
+def _undivided(s: TrainingSetup) -> int:
+    """Return the bytes that every tensor rank has whole: latent attention's latents before and after their norms, and
+    the copies that some programs make without sequence parallelism."""
+    latent, undivided = s.model.latent_attention, 0
+    if latent is not None:
+        normed = (latent.query_rank or 0) + latent.key_value_rank
+        undivided = s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
+    if s.layout.tensor > 1 and not s.layout.sequence_parallel:
+        undivided += s.memory_model.tensor_parallel_copies * s.tokens * s.model.hidden_size * s.width
+    return undivided
 
 
-def _latents(s: TrainingSetup) -> int:
-    """Return the bytes of the latents of latent attention before and after their norms, on every tensor rank."""
-    latent = s.model.latent_attention
-    if latent is None:
-        return 0
-    normed = (latent.query_rank or 0) + latent.key_value_rank
-    return s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
-
-
-def _contexts(s: TrainingSetup) -> int:
-    """Return the bytes of other context ranks' keys and values that attention keeps, and, where it needs a mask, of its
-    output, which exists in the pieces of the sequence and joined."""
-    if not s.memory_model.keeps_contexts or s.layout.context == 1:
-        return 0
-    is_masked = s.on_host or s.width == FP32 or s.model.attention_dropout or s.model.sliding_window is not None
-    pieces = s.width * s.tokens * (heads_output(s.model) // s.layout.tensor) if is_masked else 0
-    return (s.layout.context - 1) * s.key_value_bytes + pieces
-
-
-def _tensor_copies(s: TrainingSetup) -> int:
-    apart = s.layout.tensor > 1 and not s.layout.sequence_parallel
-    return s.memory_model.tensor_parallel_copies * s.tokens * s.model.hidden_size * s.width if apart else 0
-
-
-def _attention_width(s: TrainingSetup) -> int:
+def _attention_width(s: TrainingSetup, with_normed: bool = True) -> int:
     """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms or
-    before their rotation, where either is kept too."""
+    before their rotation, where either is kept too. with_normed: those before norms are."""
     model = s.model
     if model.latent_attention is not None:
         return 2 * model.heads * sum(model.head_widths)
-    earlier = _normed_width(model)
-    if s.memory_model.keeps_projections and model.positions == "rope" and not earlier:
-        earlier = (model.heads + model.kv_heads) * model.head_size
-    return (2 * model.heads + 2 * model.kv_heads) * model.head_size + earlier
-
-
-def _normed_width(model: Model) -> int:
-    """Return the width of queries and keys before their norms, which selective recomputation keeps in their place."""
-    normed = model.heads + model.kv_heads if model.query_key_norm and model.latent_attention is None else 0
-    return normed * model.head_size
-
-
-def heads_output(model: Model) -> int:
-    """Return the width of the heads' output."""
-    latent = model.latent_attention
-    return model.heads * (latent.value_size if latent else model.head_size)
+    keeps_earlier = s.memory_model.keeps_projections and model.positions == "rope"
+    if model.query_key_norm:
+        keeps_earlier = with_normed
+    return (2 + keeps_earlier) * (model.heads + model.kv_heads) * model.head_size
 
 
 def _scores(s: TrainingSetup) -> int:
@@ -233,8 +208,4 @@ def _scores(s: TrainingSetup) -> int:
     per_score = s.memory_model.score_bytes
     if s.on_host:
         per_score = 2 * s.width + MASK if s.model.attention_dropout else 0
-    return int(per_score * s.model.heads * s.tokens * s.sequence_length) // s.layout.tensor
-
-
-def _sequence_split(s: TrainingSetup) -> int:
-    return s.layout.tensor if s.layout.sequence_parallel else 1
+    return int(per_score * s.model.heads * s.tokens * s.training.sequence_length) // s.layout.tensor

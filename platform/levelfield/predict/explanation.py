@@ -19,7 +19,6 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
     BACKWARD,
     FUSED_ATTENTION_BACKWARD,
-    Cost,
     experts_forward,
     layer_forward,
 )
@@ -53,8 +52,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     count = stage_parameters(s, stage)
     states, shares = _shares(s, count, s.layout.sharding_stage > 0)
     gradient_ranks, gradient_shares = _shares(s, count, s.layout.sharding_stage > 1)
-    parts = row.memory.parts()
-    masters, moments = s.state_widths
+    parts = row.memory._asdict()
+    gradient, masters, moments = s.state_widths
     # moments are a multiple of masters, so that this is the share of the masters to a byte
     copies = parts["weights"] - round(masters * parts["optimizer_states"] / moments)
     buffers = "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
@@ -77,8 +76,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
         ),
         (
             "gradients",
-            f"{s.gradient_width} * {gradient_shares}",
-            f"{s.gradient_width} bytes for each parameter, over {gradient_ranks}",
+            f"{gradient} * {gradient_shares}",
+            f"{gradient} bytes for each parameter, over {gradient_ranks}",
             ZERO,
         ),
         ("optimizer_states", f"{moments} * {shares}", f"Adam's two moments, {moments // 2} bytes each", ZERO),
@@ -101,20 +100,11 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    layer, chunks = _layer(setup, pace), row.tuning.virtual_pipeline
+    context, expert = _exchanged(setup, pace)
+    chunks = row.tuning.virtual_pipeline
     roof = "Williams et al., 2009"
     rows = [
-        (
-            "compute",
-            None,
-            f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
-            f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
-            f"{layer.attention_flops:.4g} of attention {_attention(question, setup)}, and "
-            f"{traffic_bytes(layer):.4g} bytes at {machine.memory_bytes_per_second:.4g} x {pace.memory_efficiency:g} "
-            f"bytes/s, and {layer.operations:g} calls of {machine.operation_seconds + pace.launch_seconds:.3g} s; the "
-            f"backward pass is {BACKWARD:g} of it",
-            f"{roof}; Dao, 2023, section 4.1",
-        ),
+        ("compute", None, _computed(question, setup), f"{roof}; Dao, 2023, section 4.1"),
         ("imbalance", None, "what the slowest stage (the last has the logits) has beyond the average", PIPELINE),
         (
             "bubble",
@@ -128,8 +118,8 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             f"collectives of {layout.tensor} tensor rank(s) at {pace.communication_efficiency:g} of the link's rate",
             "Korthikanti et al., 2022, section 4.2; Thakur et al., 2005",
         ),
-        ("context", None, _context(setup), "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2"),
-        ("expert", None, _expert(setup, pace), "Lepikhin et al., 2020, section 3.2"),
+        ("context", None, context, "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2"),
+        ("expert", None, expert, "Lepikhin et al., 2020, section 3.2"),
         (
             "pipeline",
             None,
@@ -150,53 +140,52 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             roof,
         ),
     ]
-    parts = time.parts()
+    parts = time._asdict()
     products = {part: f"{batches} * {seconds / batches:.6g}" for part, seconds in parts.items()}
     return [
         Term(part, parts[part], arithmetic or products[part], words, source) for part, arithmetic, words, source in rows
     ]
 
 
-def _layer(setup: TrainingSetup, pace: Pace) -> Cost:
-    """Return the cost of one layer's forward pass, of the most frequent kind."""
-    part, model = slice_of(setup, pace.unfused), setup.model
-    if 2 * model.mixture_layers < model.layers:
-        return layer_forward(model, part)
-    return layer_forward(model, part, mixture=True) + experts_forward(model, part)
-
-
-def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
-    """Return how attention's core runs: in which kernel and at which rate."""
-    pace = question.constants.pace_on(question.on_host)
-    kernel = kernel_of(setup, question.machine, pace)
-    rate = None if slice_of(setup, pace.unfused).keeps_scores else question.machine.attention.get(kernel)
-    if rate is None:
-        return "as products"
-    return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
-
-
-def _context(s: TrainingSetup) -> str:
-    """Return how the context ranks of a layout exchange keys and values."""
-    ranks, size = s.layout.context, s.key_value_bytes
-    if ranks == 1:
-        return "one rank has whole sequences"
-    if s.memory_model.gathers_keys_values:
-        return f"{ranks} context ranks gather {size:,} bytes of keys and values of each, and reduce their gradients"
+def _computed(question: LayoutQuestion, setup: TrainingSetup) -> str:
+    """Return the numbers of one layer's forward pass, of the most frequent kind, and the rates that they run at."""
+    machine, pace, model = question.machine, question.constants.pace_on(question.on_host), setup.model
+    part, has_mixtures = slice_of(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
+    layer = layer_forward(model, part, mixture=has_mixtures)
+    if has_mixtures:
+        layer += experts_forward(model, part)
+    kernel = kernel_of(setup, machine, pace)
+    rate, attention = None if part.keeps_scores else machine.attention.get(kernel), "as products"
+    if rate is not None:
+        attention = f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
     return (
-        f"{ranks - 1} rounds of a ring pass {size:,} bytes of keys and values for each layer, and twice as many in the "
-        "backward pass, without what attention's computation hides"
+        f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
+        f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
+        f"{layer.attention_flops:.4g} of attention {attention}, and "
+        f"{traffic_bytes(layer):.4g} bytes at {machine.memory_bytes_per_second:.4g} x {pace.memory_efficiency:g} "
+        f"bytes/s, and {layer.operations:g} calls of {machine.operation_seconds + pace.launch_seconds:.3g} s; the "
+        f"backward pass is {BACKWARD:g} of it"
     )
 
 
-def _expert(s: TrainingSetup, pace: Pace) -> str:
-    """Return how the expert ranks of a layout exchange tokens."""
-    if s.model.experts is None:
-        return "the model has no experts"
+def _exchanged(s: TrainingSetup, pace: Pace) -> tuple[str, str]:
+    """Return how the context ranks of a layout exchange keys and values, and its expert ranks tokens."""
+    ranks, size, experts = s.layout.context, s.key_value_bytes, s.model.experts
+    context = (
+        f"{ranks - 1} rounds of a ring pass {size:,} bytes of keys and values for each layer, and twice as many in the "
+        "backward pass, without what attention's computation hides"
+    )
+    if ranks == 1:
+        context = "one rank has whole sequences"
+    elif s.memory_model.gathers_keys_values:
+        context = f"{ranks} context ranks gather {size:,} bytes of keys and values of each, and reduce their gradients"
+    if experts is None:
+        return context, "the model has no experts"
     if s.layout.expert == 1:
-        return "every rank has all experts"
-    return (
+        return context, "every rank has all experts"
+    return context, (
         f"all-to-alls of {exchanged_bytes(s):,} bytes of a rank for each mixture, two forward and two backward, over "
-        f"{s.layout.expert} ranks with {s.model.experts.count // s.layout.expert} experts each; the busiest rank has "
+        f"{s.layout.expert} ranks with {experts.count // s.layout.expert} experts each; the busiest rank has "
         f"{pace.expert_imbalance:g} of the mean's tokens, and {pace.expert_overlap:.0%} overlap"
     )
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
 from levelfield.predict.activations import LayerBytes, activations, layer_bytes, passes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
-from levelfield.specs.constants import MemoryModel
 
 # The head computes chunks of tokens (models/torch/model/head_loss.py): on the host with this many bytes of fp32 logits,
 # on an accelerator with bytes of logits in the products' precision, and of fp32 in so many tensors at a time. There
@@ -28,8 +28,7 @@ WHOLE_HEAD, PART_OF_HEAD = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
 FUSED_HEAD, TILE = 2**29, 128
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(NamedTuple):
     """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: for the exchange of sharded
     states and between context ranks; reserve: everything that is not a tensor of the training."""
 
@@ -46,25 +45,19 @@ class Footprint:
         tensors = self.weights + self.gradients + self.optimizer_states + self.activations + self.logits
         return tensors + self.buffers + self.reserve
 
-    def parts(self) -> dict[str, int]:
-        """Return the bytes of each part by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
-
-@dataclass(frozen=True)
-class StageStates:
+class StageStates(NamedTuple):
     """The bytes of a stage that do not depend on micro-batch, chunks and recomputation. buffers: for sharded states.
-    pools: of the streams that exchange them."""
+    process: with the pools of the streams that exchange them."""
 
     weights: int
     gradients: int
     optimizer_states: int
     buffers: int
-    pools: int
+    process: int
 
 
-@dataclass(frozen=True)
-class StagePassing:
+class StagePassing(NamedTuple):
     """The bytes of a stage that come and go, and do not depend on sharded states and expert ranks. buffers: between
     context ranks and stages."""
 
@@ -86,9 +79,11 @@ def stage_footprints(setup: TrainingSetup, stages: Sequence[int] | None = None) 
     """Return the footprint of each of these pipeline stages; None: of all."""
     layer, footprints = layer_bytes(setup), []
     for stage in range(setup.layout.pipeline) if stages is None else stages:
-        states, passing = _states(setup, stage), _passing(setup, stage, layer)
+        states, passing = stage_states(setup, stage), stage_passing(setup, stage, layer)
         buffers = states.buffers + passing.buffers
-        between = gaps(setup.memory_model, setup.on_host) * (passing.activations + passing.logits + buffers)
+        # gaps between tensors that come and go
+        gaps = 0.0 if setup.on_host else setup.memory_model.fragmentation
+        between = gaps * (passing.activations + passing.logits + buffers)
         footprint = Footprint(
             weights=states.weights,
             gradients=states.gradients,
@@ -96,32 +91,34 @@ def stage_footprints(setup: TrainingSetup, stages: Sequence[int] | None = None) 
             activations=passing.activations,
             logits=passing.logits,
             buffers=buffers,
-            reserve=_process_bytes(setup, states.pools) + int(between),
+            reserve=states.process + int(between),
         )
         footprints.append(footprint)
     return footprints
 
 
-def _states(s: TrainingSetup, stage: int) -> StageStates:
-    """Return the weights, gradients and optimizer states of a stage on one rank, and what their exchange takes.
+def stage_states(s: TrainingSetup, stage: int) -> StageStates:
+    """Return the weights, gradients and optimizer states of a stage on one rank, and what their exchange and the
+    process take.
 
     The allocator holds pools for the streams of gathers and reductions, and gives them to no other: the reduced
     gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the embedding or
     of a layer. From stage 2 on the reduced gradients are there all the time, and counted as gradients.
     """
     count, level = stage_parameters(s, stage), s.layout.sharding_stage
-    masters, moments = s.state_widths
+    gradient, masters, moments = s.state_widths
     streams = level or (s.layout.tensor > 1 and s.layout.data * s.layout.context > 1)
     pools = 0
     if s.memory_model.stream_pools and streams:
         reduced = FP32 * count.total // s.layout.sharding_degree if level < 2 else 0
-        pools = reduced + FP32 * max(embedding_part(s), largest_layer(s, gathered=True))
+        embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
+        pools = reduced + FP32 * max(embedding, largest_layer(s, gathered=True))
     return StageStates(
         weights=_sharded(s, masters, count, level >= 1) + _copies(s, count),
-        gradients=_sharded(s, s.gradient_width, count, level >= 2),
+        gradients=_sharded(s, gradient, count, level >= 2),
         optimizer_states=_sharded(s, moments, count, level >= 1),
         buffers=_buffers(s, count.total),
-        pools=pools,
+        process=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pools,
     )
 
 
@@ -133,7 +130,7 @@ def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> i
     return width * count.plain // s.layout.sharding_degree + routed
 
 
-def _passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
+def stage_passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
     """Return what comes and goes on a stage at its peak: the moment when most activations wait.
 
     A program that receives all micro-batches of a step in buffers has hidden states from the stage before, and
@@ -145,42 +142,15 @@ def _passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
     if s.memory_model.receives_all and not s.on_host:
         neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
         messages = passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
-        split = s.layout.tensor if s.layout.sequence_parallel else 1
-        received = messages * s.tokens * s.model.hidden_size * s.width // split
+        received = messages * s.tokens * s.model.hidden_size * s.width // s.sequence_split
     return StagePassing(activations(s, stage, layer), logits, context_buffers(s) + received)
-
-
-def _process_bytes(s: TrainingSetup, pools: int) -> int:
-    """Return the bytes of the process, and of the allocator's pools for other streams."""
-    return s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pools
-
-
-def gaps(model: MemoryModel, on_host: bool) -> float:
-    """Return the bytes between tensors that come and go, over those of the tensors."""
-    return 0.0 if on_host else model.fragmentation
 
 
 def held_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
     """Return, for each stage of which one needs most, the bytes of a footprint that micro-batch, chunks and
     recomputation do not change, and those of them that are buffers of sharded states."""
-    return tuple(
-        (n.weights + n.gradients + n.optimizer_states + n.buffers + _process_bytes(s, n.pools), n.buffers)
-        for n in (_states(s, stage) for stage in s.end_stages)
-    )
-
-
-def passing_bytes(s: TrainingSetup, layer: LayerBytes) -> tuple[int, ...]:
-    """Return, for each of the same stages, the bytes that come and go beside these buffers."""
-    stages = (_passing(s, stage, layer) for stage in s.end_stages)
-    return tuple(n.activations + n.logits + n.buffers for n in stages)
-
-
-def fullest_bytes(held: Sequence[tuple[int, int]], passing: Sequence[int], gaps: float) -> int:
-    """Return the total of the largest footprint, from `held_bytes`, `passing_bytes` and `gaps`."""
-    fullest = 0
-    for (stored, buffers), n in zip(held, passing, strict=True):
-        fullest = max(fullest, stored + n + int(gaps * (n + buffers)))
-    return fullest
+    stages = (stage_states(s, stage) for stage in s.end_stages)
+    return tuple((sum(states), states.buffers) for states in stages)
 
 
 @dataclass(frozen=True)
@@ -200,7 +170,7 @@ def stage_parameters(s: TrainingSetup, stage: int) -> HeldCount:
     divided over expert ranks, and each of them over tensor ranks."""
     ends = stage == 0, stage == s.layout.pipeline - 1
     layers = s.layers_of(stage), s.mixtures_of(stage)
-    return _stage_parameters(s.model, s.sequence_length, s.layout.tensor, s.layout.expert, ends, layers)
+    return _stage_parameters(s.model, s.training.sequence_length, s.layout.tensor, s.layout.expert, ends, layers)
 
 
 # The search has few models and tensor sizes, and thousands of layouts.
@@ -214,24 +184,18 @@ def _stage_parameters(
     is_here = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
     shapes = outer_shapes(model, sequence_length).items()
     outer = _rank_elements({name: shape for name, shape in shapes if is_here[name.split(".")[0]]}, tensor)
-    dense = (every - mixtures) * _dense_layer(model, tensor) if mixtures < every else 0
+    if mixtures < every:
+        outer += (every - mixtures) * layer_parameters(model, tensor, expert, mixture=False).total
     if not mixtures:
-        return HeldCount(outer + dense)
-    mixture = mixture_parameters(model, tensor, expert)
-    return HeldCount(outer + dense + mixtures * mixture.plain, mixtures * mixture.routed)
+        return HeldCount(outer)
+    mixture = layer_parameters(model, tensor, expert, mixture=True)
+    return HeldCount(outer + mixtures * mixture.plain, mixtures * mixture.routed)
 
 
 @lru_cache(maxsize=256)
-def _dense_layer(model: Model, tensor: int) -> int:
-    """Return the parameters of a layer with an MLP on one tensor rank."""
-    dense = next((layer for layer in range(model.layers) if not model.is_mixture(layer)), 0)
-    return _rank_elements(layer_shapes(model, dense), tensor)
-
-
-@lru_cache(maxsize=256)
-def mixture_parameters(model: Model, tensor: int, expert: int) -> HeldCount:
-    """Return the parameters of a layer with experts on one rank."""
-    shapes = layer_shapes(model, model.experts.first_layer if model.experts else 0)
+def layer_parameters(model: Model, tensor: int, expert: int, mixture: bool) -> HeldCount:
+    """Return the parameters of a layer on one rank. mixture: the layer has experts, else an MLP."""
+    shapes = layer_shapes(model, next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0))
     routed = {name: shape for name, shape in shapes.items() if name.startswith("mlp.experts.")}
     others = {name: shape for name, shape in shapes.items() if name not in routed}
     return HeldCount(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
@@ -239,12 +203,13 @@ def mixture_parameters(model: Model, tensor: int, expert: int) -> HeldCount:
 
 def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
     """Return the parameters of the largest layer on one rank; gathered: without experts that lie whole on it."""
-    if s.model.experts is None:
-        return _dense_layer(s.model, s.layout.tensor)
-    held = mixture_parameters(s.model, s.layout.tensor, s.layout.expert)
-    mixture = held.plain if gathered and s.has_whole_experts else held.total
-    has_dense = s.model.mixture_layers < s.model.layers
-    return max(mixture, _dense_layer(s.model, s.layout.tensor) if has_dense else 0)
+    sizes, part = [], (s.model, s.layout.tensor, s.layout.expert)
+    if s.model.mixture_layers < s.model.layers:
+        sizes.append(layer_parameters(*part, mixture=False).total)
+    if s.model.experts is not None:
+        mixture = layer_parameters(*part, mixture=True)
+        sizes.append(mixture.plain if gathered and s.has_whole_experts else mixture.total)
+    return max(sizes)
 
 
 # Parameters of two dimensions that every tensor rank holds whole: they write or read what is not divided.
@@ -268,7 +233,7 @@ def _copies(s: TrainingSetup, count: HeldCount) -> int:
         if s.memory_model.sharded_copy:
             return _sharded(s, s.width, count, True)
         return s.width * count.routed if s.width == FP16 and s.has_whole_experts else 0
-    fp8 = 2 * FP8 * s.layers_per_stage * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
+    fp8 = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
     return fp8 + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
@@ -282,12 +247,8 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage < 3:
         return buffers
     ends = 1 if s.model.tied_embeddings or s.layout.pipeline > 1 else s.memory_model.gathered_ends
-    return buffers + s.width * (2 * largest_layer(s, gathered=True) + ends * embedding_part(s))
-
-
-def embedding_part(s: TrainingSetup) -> int:
-    """Return the elements of the embedding, or of the head, on one tensor rank."""
-    return s.model.vocab_size * s.model.hidden_size // s.layout.tensor
+    end = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
+    return buffers + s.width * (2 * largest_layer(s, gathered=True) + ends * end)
 
 
 def context_buffers(s: TrainingSetup) -> int:

@@ -93,17 +93,21 @@ def require(
     reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
     if not reasons:
         return
+    near = [] if is_default else nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
+    offer = f"the nearest possible: {', '.join(near)}"
+    if not near:  # the nearest numbers of devices that have a possible layout
+        devices = max(1, layout.world_size // nodes)
+        others = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
+        layouts = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
+        offers = [f"{first[0]} on {nodes * n} devices" for n, first in layouts if first][:3]
+        offer = f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
     if is_default:
         model, training = work.model, work.training
         raise LayoutError(
             f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
             f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
-            f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  "
-            f"{_offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)}"
+            f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  {offer}"
         )
-    near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
-    others = "" if near else _offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)
-    offer = others or f"the nearest possible: {', '.join(near)}"
     chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     rules = "\n  ".join(reasons)
     raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {rules};\n  {offer}")
@@ -139,15 +143,6 @@ def nearest(
     return [text for _, text in sorted(candidates)[:count]]
 
 
-def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int, virtual_pipeline: int) -> str:
-    """Return a sentence with the nearest numbers of devices that have a possible layout."""
-    devices = max(1, layout.world_size // nodes)
-    others = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
-    layouts = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
-    offers = [f"{near[0]} on {nodes * n} devices" for n, near in layouts if near][:3]
-    return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
-
-
 def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
     model, experts = work.model, work.model.experts
     if model.head_dim is None and model.latent_attention is None:
@@ -155,8 +150,9 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
     for name, over in DIVIDED_OVER.items():
         if name == "ffn_hidden_size" and experts and model.mixture_layers == model.layers:
             continue  # no layer has an MLP of this size
-        holds, sentence = _divides(name, getattr(model, name), over, layout)
-        yield holds or (name == "layers" and uneven_stages and model.layers >= layout.pipeline), sentence
+        size, parts = getattr(model, name), getattr(layout, over)
+        may_differ = name == "layers" and uneven_stages and model.layers >= layout.pipeline
+        yield size % parts == 0 or may_differ, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
     if experts is None:
         yield layout.expert == 1, f"expert parallelism over {layout.expert} ranks: the model has no experts"
     else:  # that expert parallelism divides data x context is a rule of the layout itself
@@ -166,8 +162,9 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
             yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {over} {parts}"
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
-        length = work.training.sequence_length
-        yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
+        for name, over in SEQUENCE_OVER.items():
+            size, parts = work.training.sequence_length, getattr(layout, over)
+            yield size % parts == 0, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
     if layout.context > 1:
         # Each context rank takes a piece from the front and the same from the back, so that the causal mask leaves all
         # of them equal work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide its part.
@@ -177,13 +174,6 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
             length % (2 * layout.context) == 0 and length // layout.context % split == 0,
             f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}",
         )
-
-
-def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
-    """Whether the layout's dimension divides the size, and the sentence for when it does not."""
-    parts: int = getattr(layout, over)
-    holds = size % parts == 0
-    return holds, "" if holds else f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
 
 
 def _interleaving(

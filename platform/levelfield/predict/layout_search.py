@@ -7,18 +7,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice, product, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
 from levelfield.predict.activations import layer_bytes
-from levelfield.predict.footprint import Footprint, expected_memory, fullest_bytes, gaps, held_bytes, passing_bytes
+from levelfield.predict.footprint import Footprint, expected_memory, held_bytes, stage_passing
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import PredictedStep, StepPasses, WeightExchange, exchange_of, step_passes, step_time
+from levelfield.predict.timing import PredictedStep, StepPasses, exchange_of, step_passes, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused
@@ -84,11 +83,6 @@ class LayoutQuestion:
     devices: int
     capacity_bytes: int | None  # of one device; None: unknown, and every layout counts as fitting
     constraints: SearchConstraints = SearchConstraints()
-
-    @property
-    def may_be_uneven(self) -> bool:
-        """Whether stages may differ by a layer: where the framework runs them, and in a wanted layout."""
-        return self.constraints.layout is not None or "uneven" in self.offer.parallelism
 
     def fits(self, total_bytes: int) -> bool:
         return self.capacity_bytes is None or total_bytes <= self.capacity_bytes
@@ -243,16 +237,18 @@ class _LayoutFigures:
         self._passes: dict[tuple[object, ...], StepPasses]
         self._passing = search.once(("passing", *ranks, layout.sequence_parallel), dict)
         self._passes = search.once(("passes", *ranks, layout.sequence_parallel, layout.expert), dict)
-        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._setup(PLAIN)))
+        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._work(PLAIN).setup))
 
     def total_bytes(self, choices: RowChoices) -> int:
         """Return the bytes of the fullest stage."""
         passing = self._passing.get(choices)
         if passing is None:
-            setup = self._setup(choices)
+            setup = self._work(choices).setup
             layer = self._search.once(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
-            passing = self._passing[choices] = passing_bytes(setup, layer)
-        return fullest_bytes(self._held, passing, self._search.gaps)
+            passing = tuple(sum(stage_passing(setup, stage, layer)) for stage in setup.end_stages)
+            self._passing[choices] = passing
+        stages, between = zip(self._held, passing, strict=True), self._search.gaps
+        return max(stored + n + int(between * (n + buffers)) for (stored, buffers), n in stages)
 
     def tokens_per_second(self, choices: RowChoices) -> float:
         """Return the speed of one device. Raises UnknownLink."""
@@ -263,23 +259,17 @@ class _LayoutFigures:
             if choices.recompute_layers is not None:
                 plain = self._pass_seconds(self._work(choices.without_recomputation()))
             passes = self._passes[key] = step_passes(work, self._pass_seconds(work), plain)
-        step = self._exchange.added_to(passes, choices.chunks)
+        exchange = self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(PLAIN)))
+        step = exchange.added_to(passes, choices.chunks)
         return self._search.tokens_per_step / step.total / self._search.question.devices
-
-    @cached_property
-    def _exchange(self) -> WeightExchange:
-        return self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(PLAIN)))
 
     def _pass_seconds(self, work: RankWork) -> PassSeconds:
         return self._search.once(("layer seconds", *_layer_key(work.setup)), lambda: pass_seconds(work))
 
     def _work(self, choices: RowChoices) -> RankWork:
         question = self._search.question
-        return work_of(self._setup(choices), question.machine, question.constants.pace_on(question.on_host))
-
-    def _setup(self, choices: RowChoices) -> TrainingSetup:
-        question = self._search.question
-        return setup_of(question.work, choices.tuning(self.layout), question.on_host, question.constants.keeping)
+        setup = setup_of(question.work, choices.tuning(self.layout), question.on_host, question.constants.keeping)
+        return work_of(setup, question.machine, question.constants.pace_on(question.on_host))
 
 
 def _layer_key(setup: TrainingSetup) -> tuple[object, ...]:
@@ -295,7 +285,7 @@ class _Search:
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = 0
-        self.gaps = gaps(question.constants.keeping, question.on_host)
+        self.gaps = 0.0 if question.on_host else question.constants.keeping.fragmentation
         self.tokens_per_step = question.work.training.tokens_per_step
         self.overfull: list[OverfullRow] = []
         self._figures: dict[tuple[object, ...], Any] = {}
@@ -373,17 +363,13 @@ class _Search:
     def _with_least_layers(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:
         """Return the row with the least layers that leaves the margin free; None where that is none, or all."""
         longest = math.ceil(self.question.work.model.layers / (row.layout.pipeline * row.choices.chunks))
-
-        def choices(layers: int) -> RowChoices:
-            return row.choices._replace(recompute_layers=layers) if layers else row.choices.without_recomputation()
-
-        layers = bisect_left(
-            range(longest), True, key=lambda n: not is_tight(self.question, figures.total_bytes(choices(n)))
-        )
+        further = [row.choices._replace(recompute_layers=layers) for layers in range(1, longest)]
+        options = [row.choices.without_recomputation(), *further]
+        layers = bisect_left(options, True, key=lambda n: not is_tight(self.question, figures.total_bytes(n)))
         if layers in (0, longest):
             return None
         self.considered += 1
-        more = choices(layers)
+        more = options[layers]
         return RankedRow(row.layout, more, figures.total_bytes(more), figures.tokens_per_second(more))
 
     def _allowed_sizes(self, layout: Layout) -> Sizes:
@@ -396,60 +382,57 @@ class _Search:
         if not (refuses and sizes) or self.question.constraints.layout is not None:
             return sizes
 
-        def is_refused(micro_batch: int, chunks: int = 1) -> bool:
-            return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks)))
-
         every = sorted({n for _, batches in sizes for n in batches})
-        allowed = every[: bisect_left(every, True, key=is_refused)]
+        first_refused = bisect_left(
+            every, True, key=lambda n: bool(refused(refuses, work, Tuning(layout=layout, micro_batch=n)))
+        )
+        allowed = every[:first_refused]
         if not allowed:
             return []
-        interleaved = layout.pipeline == 1 or not is_refused(allowed[0], chunks=2)
+        two_chunks = Tuning(layout=layout, micro_batch=allowed[0], virtual_pipeline=2)
+        interleaved = layout.pipeline == 1 or not refused(refuses, work, two_chunks)
         return [
             (chunks, [n for n in batches if n in allowed]) for chunks, batches in sizes if interleaved or chunks == 1
         ]
 
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
-    """Yield every division of the devices that the framework supports. _valid_sizes applies the case's other rules."""
-    if question.constraints.layout is not None:
-        yield question.constraints.layout
-        return
-    has, training = question.offer.parallelism, question.work.training
-    # context ranks: 1, or so many that each has enough tokens of a sequence
-    most_contexts = max(1, training.sequence_length // LEAST_TOKENS) if "context" in has else 1
-    for tensor in divisors(question.devices) if "tensor" in has else (1,):
-        for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
-            ranks = question.devices // tensor // pipeline
-            for context in takewhile(most_contexts.__ge__, divisors(ranks)):
-                data = ranks // context
-                if (data == 1 or "data" in has) and training.global_batch % data == 0:
-                    yield from _variants(question, tensor, pipeline, context, data)
-
-
-def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
-    """Yield the layouts of these ranks: every sharding, with and without sequence parallelism, by expert ranks.
+    """Yield every division of the devices that the framework supports, with every sharding, with and without sequence
+    parallelism, by expert ranks. _valid_sizes applies the case's other rules.
 
     A ZeRO stage shards over all ranks, or with hybrid sharding over those of a node, whose links are fast. A wanted
     layout may have any other degree.
     """
-    has, experts = question.offer.parallelism, question.work.model.experts
-    ranks, inside = data * context, question.machine.devices_per_node // tensor
-    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
-    stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in has and ranks > 1]
-    shardings = [(0, 1), *product(stages, (ranks, inside) if hybrid else (ranks,))]
-    sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
-    expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in has else [1]
-    for (stage, degree), sequence_parallel, expert in product(shardings, sequences, expert_ranks):
-        yield Layout(
-            data=data,
-            context=context,
-            tensor=tensor,
-            pipeline=pipeline,
-            expert=expert,
-            sequence_parallel=sequence_parallel,
-            sharding_stage=stage,
-            sharding_degree=degree,
-        )
+    if question.constraints.layout is not None:
+        yield question.constraints.layout
+        return
+    has, training, experts = question.offer.parallelism, question.work.training, question.work.model.experts
+    # context ranks: 1, or so many that each has enough tokens of a sequence
+    most_contexts = max(1, training.sequence_length // LEAST_TOKENS) if "context" in has else 1
+    for tensor in divisors(question.devices) if "tensor" in has else (1,):
+        sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
+        inside = question.machine.devices_per_node // tensor
+        for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
+            ranks = question.devices // tensor // pipeline
+            hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
+            stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in has and ranks > 1]
+            shardings = [(0, 1), *product(stages, (ranks, inside) if hybrid else (ranks,))]
+            expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in has else [1]
+            for context in takewhile(most_contexts.__ge__, divisors(ranks)):
+                data = ranks // context
+                if (data > 1 and "data" not in has) or training.global_batch % data:
+                    continue
+                for (stage, degree), sequence_parallel, expert in product(shardings, sequences, expert_ranks):
+                    yield Layout(
+                        data=data,
+                        context=context,
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        expert=expert,
+                        sequence_parallel=sequence_parallel,
+                        sharding_stage=stage,
+                        sharding_degree=degree,
+                    )
 
 
 def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
@@ -458,7 +441,9 @@ def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
     A micro-batch that shares a factor with the context is left out: with both divided by it the rank has the same
     tokens and passes, and exchanges less.
     """
-    work, constraints, uneven = question.work, question.constraints, question.may_be_uneven
+    work, constraints = question.work, question.constraints
+    # stages may differ by a layer where the framework runs them, and in a wanted layout
+    uneven = constraints.layout is not None or "uneven" in question.offer.parallelism
     if work.training.global_batch % layout.data:
         return []
     if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=uneven):

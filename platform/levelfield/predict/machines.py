@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from levelfield.errors import UsageError
 from levelfield.specs.case import Precision
-from levelfield.specs.constants import AttentionKernel, Pace
+from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation
-from levelfield.specs.layout import Layout
 from levelfield.specs.vendor import Achieved, Chip, Interconnect, Peak, PeakDtype
 
 # A hop of a ring with large messages, from NCCL's own model (src/graph/tuning.cc, hwLatencies, Ring, Simple).
@@ -32,6 +31,10 @@ _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<
 # The datasheet of NVIDIA's A100-SXM4-80GB. Only the order of layouts is taken from them, never a speed.
 ASSUMED = "assumed: the rates of an A100-SXM4-80GB"
 ASSUMED_TFLOPS, ASSUMED_BANDWIDTH, ASSUMED_LINK = 312.0, 2039e9, 300e9
+NOT_PUBLISHED = (
+    "{chip}: found no published {what}, which the planner needs. Put `{key}`, with its source, into vendor.yaml or a "
+    "private chips file (--chips, docs/private-chips.md)"
+)
 
 
 def network_rate(text: str) -> float:
@@ -63,7 +66,8 @@ def machine_of(
     matmul = _rate(chip, dtype)
     fp8_matmul = _rate(chip, products or "fp8") if precision == "fp8" else None
     if chip.memory_bandwidth_bytes_per_second is None:
-        raise UsageError(_unknown(chip, "memory_bandwidth_bytes_per_second", "memory bandwidth"))
+        key = "memory_bandwidth_bytes_per_second"
+        raise UsageError(NOT_PUBLISHED.format(chip=chip.name, what="memory bandwidth", key=key))
     attention: dict[AttentionKernel, float] = {}  # the chip's own rates, or the usual share of its products' rate
     if precision != "fp32":
         attention = {kernel: share * matmul for kernel, share in ATTENTION_SHARES.items()}
@@ -117,7 +121,7 @@ def _rate(chip: Chip, dtype: PeakDtype) -> float:
         return measured.tflops * 1e12
     peak = chip.peaks.get(dtype)
     if peak is None:
-        raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
+        raise UsageError(NOT_PUBLISHED.format(chip=chip.name, what=f"{dtype} peak", key=f"peaks.{dtype}"))
     return peak.tflops * 1e12 * (assumed_share(chip, dtype) or 1)
 
 
@@ -135,13 +139,6 @@ def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
     mine, other = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
     same = mine is not None and other is not None and mine.tflops == other.tflops
     return chip.achievable.get(twins.get(dtype, dtype)) if same else None
-
-
-def _unknown(chip: Chip, key: str, what: str) -> str:
-    return (
-        f"{chip.name}: found no published {what}, which the planner needs. Put `{key}`, with its source, into "
-        "vendor.yaml or a private chips file (--chips, docs/private-chips.md)"
-    )
 
 
 # Ring and tree costs follow Thakur, Rabenseifner and Gropp, 2005, sections 3 and 4. The faster one counts, because
@@ -195,26 +192,6 @@ class MachineRates:
 
 class UnknownLink(ValueError):
     """The layout needs a link whose rate is unknown. The message names the link."""
-
-
-def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, stride: int) -> Link:
-    """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
-
-    Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
-    """
-    share = pace.communication_efficiency
-    inside = ranks * stride <= machine.devices_per_node
-    if machine.node is None or not (inside or machine.network):
-        raise UnknownLink(f"{layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
-    if inside or machine.network is None:
-        rate = machine.node.bytes_per_second
-        if machine.pair_bytes_per_second is not None:  # in a mesh without a switch, a small group uses only a few links
-            rate = min(rate, machine.pair_bytes_per_second * (ranks - 1))
-        return Link(machine.node.hop_seconds, share * rate)
-    through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
-    hops = max(1, machine.devices_per_node // stride)  # of a ring in each node, of which one goes over the network
-    hop_seconds = (machine.network.hop_seconds + (hops - 1) * machine.node.hop_seconds) / hops
-    return Link(hop_seconds, min(pace.network_efficiency * through, share * machine.node.bytes_per_second))
 
 
 def with_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[Chip, tuple[str, ...]]:

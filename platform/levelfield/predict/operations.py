@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from levelfield.measure.flops import attended_keys, core_width
-from levelfield.measure.parameter_counts import Shapes, layer_matrices
+from levelfield.measure.parameter_counts import layer_matrices
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Unfused
 
@@ -40,6 +40,7 @@ EXPERT_OPERATIONS = 12
 # calls of EXPERT_OPERATIONS cover that (120 kernels of a layer in both directions were rehearsed).
 UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5, "gates": 10}
 UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8, "gates": 0}
+ROUTED = "mlp.experts."  # the beginning of their matrices' names
 ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
 
@@ -69,7 +70,7 @@ class Slice:
     tokens: int  # of the micro-batch
     sequence_length: int
     tensor: int
-    sequence_parallel: bool
+    split: int  # the ranks that divide the work outside the tensor-parallel regions
     width: int  # bytes of a compute value
     keeps_scores: bool  # attention writes all scores to memory, with the masked half
     gathers_logits: bool = False  # every tensor rank computes the loss from the logits of the whole vocabulary
@@ -79,11 +80,6 @@ class Slice:
     def traffic(self, kind: Unfused) -> float:
         """Return the traffic of this work over that of a fused kernel."""
         return UNFUSED_TRAFFIC[kind] if kind in self.unfused else 1
-
-    @property
-    def split(self) -> int:
-        """The number of ranks that divide the work outside the tensor-parallel regions."""
-        return self.tensor if self.sequence_parallel else 1
 
 
 class ForwardCosts(NamedTuple):
@@ -112,7 +108,10 @@ def forward_costs(model: Model, part: Slice) -> ForwardCosts:
 def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
     router; the chosen ones are those of `experts_forward`."""
-    matrices = _plain_matrices(model, mixture)
+    # of a layer of this kind, those that every token uses, without the router's
+    layer = next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0) if model.experts else 0
+    every, routed = layer_matrices(model, layer), (ROUTED, "mlp.router")
+    matrices = {n: s for n, s in every.items() if not (model.experts and n.startswith(routed))}
     weights = sum(map(math.prod, matrices.values())) / part.tensor
     keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
     router = 1.0 * part.tokens * model.experts.count / part.split if mixture and model.experts else 0.0
@@ -122,12 +121,26 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     scores = 0.0
     if part.keeps_scores:
         scores = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
+    # two norms (read, write) and residual sums (two reads, one write), activation, rotation, and norms of queries and
+    # keys or of latents
+    hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
+    shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
+    steps = 3 * part.traffic("activation") if model.is_gated else 2
+    activation = steps * (model.ffn_hidden_size if shared is None else shared) / part.tensor
+    latent = model.latent_attention
+    if latent is not None:
+        rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
+    else:
+        passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
+        rotated = passes * (model.heads + model.kv_heads) * model.head_size
+    rotation = part.traffic("rotation") * rotated / part.tensor
+    elementwise = part.width * part.tokens * (hidden + activation + rotation)
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
         core_flops=2.0 * router * model.hidden_size,
         attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
         product_bytes=products,
-        moved_bytes=_elementwise(model, part, mixture) + scores + FP32 * ROUTER_PASSES * router,
+        moved_bytes=elementwise + scores + FP32 * ROUTER_PASSES * router,
         operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
     )
 
@@ -158,18 +171,6 @@ def experts_forward(model: Model, part: Slice) -> Cost:
     )
 
 
-ROUTED = "mlp.experts."
-
-
-@lru_cache(maxsize=64)
-def _plain_matrices(model: Model, mixture: bool) -> Shapes:
-    """Return the matrices of a layer that every token uses, without the router's."""
-    layers = range(model.layers)
-    layer = next((n for n in layers if model.is_mixture(n) == mixture), 0) if model.experts else 0
-    matrices = layer_matrices(model, layer)
-    return {n: s for n, s in matrices.items() if not (model.experts and n.startswith((ROUTED, "mlp.router")))}
-
-
 def head_forward(model: Model, part: Slice) -> Cost:
     """Return the cost of the last stage's logits and loss."""
     vocabulary = model.vocab_size / part.tensor
@@ -178,20 +179,3 @@ def head_forward(model: Model, part: Slice) -> Cost:
     operands = part.width * model.hidden_size * (part.tokens + vocabulary)
     logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
     return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
-
-
-def _elementwise(model: Model, part: Slice, mixture: bool) -> float:
-    """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation, and
-    norms of queries and keys or of latents."""
-    hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
-    shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
-    steps = 3 * part.traffic("activation") if model.is_gated else 2
-    activation = steps * (model.ffn_hidden_size if shared is None else shared) / part.tensor
-    latent = model.latent_attention
-    if latent is not None:
-        rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
-    else:
-        passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
-        rotated = passes * (model.heads + model.kv_heads) * model.head_size
-    rotation = part.traffic("rotation") * rotated / part.tensor
-    return part.width * part.tokens * (hidden + activation + rotation)

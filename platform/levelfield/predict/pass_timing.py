@@ -18,7 +18,6 @@ from levelfield.predict.machines import (
     UnknownLink,
     all_reduce_seconds,
     gather_seconds,
-    link_of,
     send_seconds,
 )
 from levelfield.predict.operations import (
@@ -51,8 +50,26 @@ class RankWork:
     part: Slice
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink."""
-        return link_of(self.setup.layout, self.machine, self.pace, ranks, stride)
+        """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink.
+
+        Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its
+        network.
+        """
+        machine, share = self.machine, self.pace.communication_efficiency
+        inside = ranks * stride <= machine.devices_per_node
+        if machine.node is None or not (inside or machine.network):
+            ends = "devices of a node" if inside else "nodes"
+            raise UnknownLink(f"{self.setup.layout}: found no rate of the link between {ends}")
+        if inside or machine.network is None:
+            rate = machine.node.bytes_per_second
+            if machine.pair_bytes_per_second is not None:
+                # in a mesh without a switch, a small group uses only a few links
+                rate = min(rate, machine.pair_bytes_per_second * (ranks - 1))
+            return Link(machine.node.hop_seconds, share * rate)
+        through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
+        hops = max(1, machine.devices_per_node // stride)  # of a ring in each node, of which one goes over the network
+        hop_seconds = (machine.network.hop_seconds + (hops - 1) * machine.node.hop_seconds) / hops
+        return Link(hop_seconds, min(self.pace.network_efficiency * through, share * machine.node.bytes_per_second))
 
 
 @dataclass(frozen=True)
@@ -100,9 +117,9 @@ def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     """Return one rank's share of a micro-batch."""
     return Slice(
         tokens=setup.tokens,
-        sequence_length=setup.sequence_length,
+        sequence_length=setup.training.sequence_length,
         tensor=setup.layout.tensor,
-        sequence_parallel=setup.layout.sequence_parallel,
+        split=setup.sequence_split,
         width=setup.width,
         keeps_scores=setup.memory_model.score_bytes > 0,
         gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
@@ -165,7 +182,7 @@ def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
     fused = _fused_attention_rate(s)
     if fused is None:
         return cost.attention_flops / product_rate
-    keys = attended_keys(s.setup.model, s.setup.sequence_length)
+    keys = attended_keys(s.setup.model, s.part.sequence_length)
     return cost.attention_flops * (1 + SCORE_BLOCK / (2 * keys)) / fused
 
 
@@ -258,7 +275,7 @@ def _token_exchange_seconds(s: RankWork) -> float:
 
 def exchanged_bytes(s: TrainingSetup) -> int:
     """Return the bytes that one rank sends in one exchange, to itself too: its tokens for each chosen expert."""
-    return s.width * s.routed_tokens * s.model.hidden_size // (s.layout.tensor if s.layout.sequence_parallel else 1)
+    return s.width * s.routed_tokens * s.model.hidden_size // s.sequence_split
 
 
 def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:

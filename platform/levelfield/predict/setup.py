@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from levelfield.specs.architecture import Model
+from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.case import Training, Work
 from levelfield.specs.constants import MemoryModel
 from levelfield.specs.layout import Layout
@@ -30,17 +29,9 @@ class TrainingSetup:
     input_width: int  # bytes of a stored input of a matrix product
     micro_batches: int  # per step of one data-parallel rank
 
-    @property
-    def sequence_length(self) -> int:
-        return self.training.sequence_length
-
-    @property
-    def layers_per_stage(self) -> int:
-        """The layers of the largest stage."""
-        return math.ceil(self.model.layers / self.layout.pipeline)
-
     def layers_of(self, stage: int) -> int:
-        """Return the layers of a stage. Where they do not divide, the last stages have one layer less."""
+        """Return the layers of a stage, of which the first is the largest: the last ones have one layer less where
+        they do not divide."""
         whole, more = divmod(self.model.layers, self.layout.pipeline)
         return whole + (1 if stage < more else 0)
 
@@ -49,7 +40,7 @@ class TrainingSetup:
         experts = self.model.experts
         if experts is None:
             return 0
-        return _compositions(self.model.layers, self.layout.pipeline, experts.first_layer, experts.every)[stage][1]
+        return _compositions(self.model.layers, self.layout.pipeline, experts)[stage][1]
 
     @property
     def repeated_in_all(self) -> tuple[int, int]:
@@ -61,10 +52,9 @@ class TrainingSetup:
     def repeated(self) -> tuple[tuple[int, int], ...]:
         """The layers of each stage that recomputation repeats, and the mixtures among them: all, where it is not of the
         first ones alone. Model chunks are counted as parts of one run of layers."""
-        experts, model, tuning = self.model.experts, self.model, self.tuning
-        first_mixture, every = (experts.first_layer, experts.every) if experts else (model.layers, 1)
+        model, tuning = self.model, self.tuning
         first = model.layers if tuning.recompute_layers is None else tuning.recompute_layers
-        return _repetitions(model.layers, self.layout.pipeline, tuning.virtual_pipeline, first, first_mixture, every)
+        return _repetitions(model.layers, self.layout.pipeline, tuning.virtual_pipeline, first, model.experts)
 
     def repeats_whole(self, stage: int) -> bool:
         """Return whether a model chunk of the stage has no layer beside the repeated ones."""
@@ -80,7 +70,10 @@ class TrainingSetup:
         if experts is None or self.model.mixture_layers == self.model.layers:
             second = {1} if self.memory_model.receives_all and stages > 2 else set()
             return tuple(sorted({0, stages - 1} | second))
-        return _stages_of_each_kind(self.model.layers, stages, experts.first_layer, experts.every)
+        # the later ones of the same composition hold fewer micro-batches
+        compositions = _compositions(self.model.layers, stages, experts)
+        kinds = {compositions[stage]: stage for stage in reversed(range(1, stages - 1))}
+        return tuple(sorted({0, *kinds.values(), stages - 1}))
 
     @property
     def routed_tokens(self) -> int:
@@ -110,56 +103,44 @@ class TrainingSetup:
         return self.width * self.tokens * (width // self.layout.tensor)
 
     @property
-    def gradient_width(self) -> int:
-        """Bytes of one gradient."""
-        return FP32 if self.width == FP32 else self.memory_model.gradient_bytes
+    def sequence_split(self) -> int:
+        """The number of ranks that divide what lies outside the tensor-parallel regions."""
+        return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
-    def state_widths(self) -> tuple[int, int]:
-        """Bytes of one master weight, and of Adam's two moments of it."""
+    def state_widths(self) -> tuple[int, int, int]:
+        """Bytes of one gradient, of its master weight, and of Adam's two moments of it."""
         model = self.memory_model
-        return (FP32, 2 * FP32) if self.width == FP32 else (model.master_bytes, model.state_bytes)
+        if self.width == FP32:
+            return FP32, FP32, 2 * FP32
+        return model.gradient_bytes, model.master_bytes, model.state_bytes
 
 
 @lru_cache(maxsize=1024)
-def _compositions(layers: int, stages: int, first_mixture: int, every: int) -> tuple[tuple[int, int], ...]:
+def _compositions(layers: int, stages: int, experts: Experts | None) -> tuple[tuple[int, int], ...]:
     """Return the layers of each stage, and the mixtures among them."""
     whole, more = divmod(layers, stages)
     begins = [whole * stage + min(stage, more) for stage in range(stages + 1)]
-    mixtures = [mixtures_below(layer, first_mixture, every) for layer in begins]
+    mixtures = [experts.mixtures_below(layer) if experts else 0 for layer in begins]
     return tuple((begins[n + 1] - begins[n], mixtures[n + 1] - mixtures[n]) for n in range(stages))
 
 
 @lru_cache(maxsize=1024)
 def _repetitions(
-    layers: int, stages: int, chunks: int, first: int, first_mixture: int, every: int
+    layers: int, stages: int, chunks: int, first: int, experts: Experts | None
 ) -> tuple[tuple[int, int], ...]:
     """Return the first layers of each stage's chunks, and the mixtures among them."""
     repetitions, begin = [], 0
-    for size, _ in _compositions(layers, stages, first_mixture, every):
+    for size, _ in _compositions(layers, stages, experts):
         count = mixtures = 0
         for chunk in range(chunks):
             start = begin + size * chunk // chunks
             end = min(start + first, begin + size * (chunk + 1) // chunks)
             count += end - start
-            mixtures += mixtures_below(end, first_mixture, every) - mixtures_below(start, first_mixture, every)
+            mixtures += experts.mixtures_below(end) - experts.mixtures_below(start) if experts else 0
         repetitions.append((count, mixtures))
         begin += size
     return tuple(repetitions)
-
-
-def mixtures_below(layer: int, first_mixture: int, every: int) -> int:
-    """Return how many layers before this one are mixtures of experts."""
-    return max(0, -(-(layer - first_mixture) // every))
-
-
-@lru_cache(maxsize=1024)
-def _stages_of_each_kind(layers: int, stages: int, first_mixture: int, every: int) -> tuple[int, ...]:
-    """Return the first stage, the last, and the first between them of each composition. The later ones of the same hold
-    fewer micro-batches."""
-    compositions = _compositions(layers, stages, first_mixture, every)
-    kinds = {compositions[stage]: stage for stage in reversed(range(1, stages - 1))}
-    return tuple(sorted({0, *kinds.values(), stages - 1}))
 
 
 def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:

@@ -7,13 +7,12 @@ The framework's stated overlap hides a part of the communication between stages 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
-from levelfield.predict.footprint import mixture_parameters
+from levelfield.predict.footprint import layer_parameters
 from levelfield.predict.machines import MachineRates, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
@@ -41,9 +40,6 @@ class PredictedStep(NamedTuple):
     def total(self) -> float:
         computing = self.compute + self.imbalance + self.bubble + self.optimizer
         return computing + self.tensor + self.context + self.pipeline + self.data + self.expert
-
-    def parts(self) -> dict[str, float]:
-        return self._asdict()
 
 
 def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
@@ -74,15 +70,21 @@ class StepPasses(NamedTuple):
 def step_passes(s: RankWork, parts: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
     """Return the passes of a step, whatever its chunks where all layers are alike. parts: those of a micro-batch.
     plain: the parts of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
-    setup, batches = s.setup, s.setup.micro_batches
+    setup, batches, model = s.setup, s.setup.micro_batches, s.setup.model
     stages = setup.layout.pipeline
     whole, slowest = _whole_and_slowest(setup, parts, plain)
     average, pipeline = whole / stages, 0.0
     if stages > 1:  # the output of a micro-batch forward to the next stage, its gradient back
-        size = s.part.width * s.part.tokens * setup.model.hidden_size / s.part.split
+        size = s.part.width * s.part.tokens * model.hidden_size / s.part.split
         link = s.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
         pipeline = 2 * send_seconds(size, link) * (1 - s.pace.overlap)
-    tensor, context, expert = (seconds / stages for seconds in _messages_in_layers(setup, parts, plain))
+    # the messages of an average stage; without `plain` every layer has those of `parts`
+    again, mixtures_again = setup.repeated_in_all if plain else (model.layers, model.mixture_layers)
+    others, other_mixtures = model.layers - again, model.mixture_layers - mixtures_again
+    plain = plain or parts
+    tensor = (parts.tensor * again + plain.tensor * others) / stages
+    context = (parts.context * again + plain.context * others) / stages
+    expert = (parts.expert * mixtures_again + plain.expert * other_mixtures) / stages
     return StepPasses(
         compute=batches * average,
         imbalance=batches * (slowest - average),
@@ -96,46 +98,27 @@ def step_passes(s: RankWork, parts: PassSeconds, plain: PassSeconds | None = Non
     )
 
 
-def _messages_in_layers(
-    setup: TrainingSetup, parts: PassSeconds, plain: PassSeconds | None
-) -> tuple[float, float, float]:
-    """Return the seconds of the messages of one micro-batch in all layers: tensor, context and expert."""
-    layers, mixtures = setup.model.layers, setup.model.mixture_layers if parts.expert else 0
-    if plain is None:
-        return parts.tensor * layers, parts.context * layers, parts.expert * mixtures
-    again, mixtures_again = setup.repeated_in_all
-    others, other_mixtures = layers - again, mixtures - mixtures_again
-    return (
-        parts.tensor * again + plain.tensor * others,
-        parts.context * again + plain.context * others,
-        parts.expert * mixtures_again + plain.expert * other_mixtures,
-    )
-
-
 def _whole_and_slowest(setup: TrainingSetup, parts: PassSeconds, plain: PassSeconds | None) -> tuple[float, float]:
     """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
 
     The first stage has the embedding and the most layers, the last has the head. None between takes longer, unless
     only some layers are mixtures of experts.
     """
-    mixtures = setup.model.mixture_layers if setup.model.experts else 0
-
-    def seconds(count: int, mixtures: int, repeated: tuple[int, int]) -> float:
-        if plain is None:
-            return parts.layers_seconds(count, mixtures)
-        again, mixtures_again = repeated
-        repeated_seconds = parts.layers_seconds(again, mixtures_again)
-        return repeated_seconds + plain.layers_seconds(count - again, mixtures - mixtures_again)
-
-    repeats = setup.repeated if plain else ((0, 0),) * setup.layout.pipeline
-    in_all = setup.repeated_in_all if plain else (0, 0)
-    whole = seconds(setup.model.layers, mixtures, in_all) + parts.embedding + parts.head
-    last = setup.layout.pipeline - 1
+    stages, last = setup.end_stages, setup.layout.pipeline - 1
+    # layers and mixtures among them, of all stages and of each; and those of them that are computed again
+    sizes = [(setup.model.layers, setup.model.mixture_layers)]
+    sizes += [(setup.layers_of(n), setup.mixtures_of(n)) for n in stages]
+    repeats = [setup.repeated_in_all, *(setup.repeated[n] for n in stages)] if plain else sizes
+    plain = plain or parts
+    whole, *of_stages = (
+        parts.layers_seconds(again, mixtures_again) + plain.layers_seconds(count - again, mixtures - mixtures_again)
+        for (count, mixtures), (again, mixtures_again) in zip(sizes, repeats, strict=True)
+    )
+    whole = whole + parts.embedding + parts.head
     if last == 0:
         return whole, whole
     ends = {0: parts.embedding, last: parts.head}
-    stages = (seconds(setup.layers_of(n), setup.mixtures_of(n), repeats[n]) + ends.get(n, 0) for n in setup.end_stages)
-    return whole, max(stages)
+    return whole, max(seconds + ends.get(n, 0) for n, seconds in zip(stages, of_stages, strict=True))
 
 
 @dataclass(frozen=True)
@@ -205,34 +188,26 @@ def _messages(s: RankWork, count: float, alike: int, shards: int, stride: int) -
     """Return the seconds of a gather of `count` parameters that `alike` ranks have in common, of a reduction of their
     gradients, and of what follows once a step.
     shards: the ranks over which their states are sharded; stride: the devices between two of them."""
-    stage = s.setup.layout.sharding_stage
-    gradients, weights = s.setup.gradient_width * count, s.part.width * count
+    stage, width = s.setup.layout.sharding_stage, s.setup.state_widths[0]
+    gradients, weights = width * count, s.part.width * count
+    messages = s.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
     if stage == 0 or shards == 1:
-        return 0.0, _reduced_seconds(s, gradients, alike, stride), 0.0
+        return 0.0, _reduced_seconds(s, gradients, messages, alike, stride), 0.0
     link = s.link(shards, stride)
-    gather = _message_seconds(s, weights, lambda size: gather_seconds(size, shards, s.machine.gather or link))
+    gather = messages * gather_seconds(weights / messages, shards, s.machine.gather or link)
     if s.pace.reduces_whole and stage < 3:
-        return gather, _reduced_seconds(s, gradients, alike, stride), 0.0
-    reduce = _message_seconds(s, gradients, lambda size: gather_seconds(size, shards, s.machine.scatter or link))
-    return gather, reduce, _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
+        return gather, _reduced_seconds(s, gradients, messages, alike, stride), 0.0
+    reduce = messages * gather_seconds(gradients / messages, shards, s.machine.scatter or link)
+    return gather, reduce, _reduced_seconds(s, gradients / shards, messages, alike // shards, stride * shards)
 
 
-def _reduced_seconds(s: RankWork, size: float, ranks: int, stride: int) -> float:
-    """Return the all-reduce of gradients over ranks that hold the same part of them."""
-    if ranks == 1:
-        return 0.0
-    link = s.link(ranks, stride)
-    return _message_seconds(s, size, lambda part: all_reduce_seconds(part, ranks, link))
-
-
-def _message_seconds(s: RankWork, size: float, seconds: Callable[[float], float]) -> float:
-    """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of all in one."""
-    count = s.setup.layers_per_stage if s.setup.layout.sharding_stage == 3 else 1
-    return count * seconds(size / count)
+def _reduced_seconds(s: RankWork, size: float, messages: int, ranks: int, stride: int) -> float:
+    """Return the all-reduce of gradients over ranks that hold the same part of them, in so many messages."""
+    return messages * all_reduce_seconds(size / messages, ranks, s.link(ranks, stride)) if ranks > 1 else 0.0
 
 
 @lru_cache(maxsize=256)
 def _counted(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
     """Return all parameters, and those of the routed experts."""
-    routed = model.mixture_layers * mixture_parameters(model, 1, 1).routed if model.experts else 0
+    routed = model.mixture_layers * layer_parameters(model, 1, 1, mixture=True).routed if model.experts else 0
     return parameters(model, sequence_length), routed

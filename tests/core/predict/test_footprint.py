@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from levelfield.measure.parameter_counts import parameters
-from levelfield.predict.activations import _inputs
+from levelfield.predict.activations import layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
 from levelfield.predict.setup import setup_of
 from levelfield.specs.base import load
@@ -43,7 +42,7 @@ def test_states_of_one_device_are_eighteen_bytes_a_parameter() -> None:
     memory, n = footprint("gpt3_6.7B"), count("gpt3_6.7B")
     assert (memory.weights, memory.gradients, memory.optimizer_states) == (6 * n, 4 * n, 8 * n)
     assert footprint("gpt3_6.7B", precision="fp32").weights == 4 * n
-    assert sum(memory.parts().values()) == memory.total
+    assert sum(memory._asdict().values()) == memory.total
 
 
 def test_zero_shards_what_its_stage_says() -> None:
@@ -232,18 +231,18 @@ def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
     assert sixteen.activations - eight.activations == 32 * 8192 * (2 * 4096 + 4096 + 14336)
 
 
-@pytest.mark.parametrize(("is_gated", "expected"), [(True, 5), (False, 4)])
-def test_torch_keeps_each_products_input_in_8_bits(is_gated: bool, expected: int) -> None:
-    """Also where several products have the same input."""
+@pytest.mark.parametrize(("case", "expected"), [("llama3_8b", 5), ("gpt3_6.7B", 4)])
+def test_torch_keeps_each_products_input_in_8_bits(case: str, expected: int) -> None:
+    """Also where several products have the same input, in place of two inputs; and attention's output in 16 bits."""
 
-    def inputs(width: int, by_product: bool) -> int:
-        memory_model = SimpleNamespace(inputs_by_product=by_product)
-        model = SimpleNamespace(is_gated=is_gated)
-        setup: Any = SimpleNamespace(input_width=width, model=model, memory_model=memory_model)
-        return _inputs(setup)
+    def layer(precision: str, by_product: bool) -> int:
+        model = MemoryModel(inputs_by_product=by_product)
+        return layer_bytes(setup_of(in_precision(case, precision), Tuning(layout=Layout()), False, model)).whole
 
-    assert inputs(1, True) == expected
-    assert inputs(2, True) == inputs(1, False) == 2
+    work = in_precision(case, "fp8")
+    state = work.training.sequence_length * work.model.hidden_size
+    assert layer("fp8", True) - layer("fp8", False) == (expected - 2 + 2) * state
+    assert layer("bf16", True) == layer("bf16", False)
 
 
 def test_logits_are_made_in_chunks() -> None:

@@ -299,8 +299,8 @@ def test_time_grows_with_the_layers_that_are_computed_again(layout: str) -> None
     for layers in (1, parts - 1, parts):
         some = predict(query, tuning(layout, recompute="full", recompute_layers=layers)).time
         for part in ("compute", "tensor", "context", "bubble"):
-            less, more = none.parts()[part], full.parts()[part]
-            assert some.parts()[part] == pytest.approx(less + (more - less) * layers / parts), (part, layers)
+            less, more = none._asdict()[part], full._asdict()[part]
+            assert some._asdict()[part] == pytest.approx(less + (more - less) * layers / parts), (part, layers)
         assert (some.data, some.optimizer, some.pipeline) == (full.data, full.optimizer, full.pipeline)
 
 
@@ -419,8 +419,8 @@ def test_the_arithmetic_gives_each_part(
     query = question(constants=constants, capacity_gib=None)
     row = predict(query, tuning(layout, **fields))
     memory, time = memory_terms(query, row), time_terms(query, row)
-    assert {t.part: t.value for t in memory} == row.memory.parts()
-    assert {t.part: t.value for t in time} == row.time.parts()
+    assert {t.part: t.value for t in memory} == row.memory._asdict()
+    assert {t.part: t.value for t in time} == row.time._asdict()
     for term in [*memory, *time]:
         result = eval(term.arithmetic, {"__builtins__": {}})
         assert result == pytest.approx(term.value, rel=1e-4, abs=1e-6), term

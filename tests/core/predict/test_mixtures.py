@@ -12,7 +12,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.footprint import expected_memory, mixture_parameters, stage_footprints, stage_parameters
+from levelfield.predict.footprint import expected_memory, layer_parameters, stage_footprints, stage_parameters
 from levelfield.predict.layout_rules import broken, interleaves, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
@@ -81,11 +81,17 @@ def test_the_stages_hold_every_parameter_once(work: Work, stages: int) -> None:
 
 
 def test_experts_are_divided_over_expert_and_tensor_ranks() -> None:
-    assert mixture_parameters(MIXTRAL.model, 1, 1).routed == 8 * EXPERT
-    assert mixture_parameters(MIXTRAL.model, 2, 4).routed == EXPERT
-    assert mixture_parameters(MIXTRAL.model, 2, 1).plain == mixture_parameters(MIXTRAL.model, 2, 4).plain
+    assert layer_parameters(MIXTRAL.model, 1, 1, mixture=True).routed == 8 * EXPERT
+    assert layer_parameters(MIXTRAL.model, 2, 4, mixture=True).routed == EXPERT
+    assert (
+        layer_parameters(MIXTRAL.model, 2, 1, mixture=True).plain
+        == layer_parameters(MIXTRAL.model, 2, 4, mixture=True).plain
+    )
     router = 8 * 4096  # which every tensor rank holds whole
-    halved = mixture_parameters(MIXTRAL.model, 1, 1).plain - mixture_parameters(MIXTRAL.model, 2, 1).plain
+    halved = (
+        layer_parameters(MIXTRAL.model, 1, 1, mixture=True).plain
+        - layer_parameters(MIXTRAL.model, 2, 1, mixture=True).plain
+    )
     assert halved == (2 * 4096 * 4096 + 2 * 4096 * 1024) / 2 and router < halved
 
 
@@ -174,7 +180,7 @@ def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
 
 def test_the_streams_hold_the_gradients_of_a_layer_larger_than_the_embedding() -> None:
     for layout, largest in (
-        ("DP8SH3", mixture_parameters(QWEN.model, 1, 1).total),
+        ("DP8SH3", layer_parameters(QWEN.model, 1, 1, mixture=True).total),
         ("DP8EP8SH3", QWEN.model.vocab_size * QWEN.model.hidden_size),  # the experts lie whole on their ranks
     ):
         plain, pools = (
@@ -328,8 +334,8 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
     query = question(work)
     row = predict(query, tuning(layout, **fields))
     memory, time = memory_terms(query, row), time_terms(query, row)
-    assert {t.part: t.value for t in memory} == row.memory.parts()
-    assert {t.part: t.value for t in time} == row.time.parts()
+    assert {t.part: t.value for t in memory} == row.memory._asdict()
+    assert {t.part: t.value for t in time} == row.time._asdict()
     for term in [*memory, *time]:
         assert eval(term.arithmetic, {"__builtins__": {}}) == pytest.approx(term.value, rel=1e-4, abs=1e-6), term
     assert any("all-to-alls of" in term.words for term in time)

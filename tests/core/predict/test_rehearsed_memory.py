@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
@@ -68,6 +66,6 @@ def test_a_planner_that_forgets_a_part_is_not_near(left_out: str) -> None:
     for row in FAULTS:  # also rows of former code: which rows count must not decide whether a fault is seen
         layout = question(row)
         memory = planned(row, layout)
-        less = replace(memory, **{left_out: getattr(memory, left_out) // 2})
+        less = memory._replace(**{left_out: getattr(memory, left_out) // 2})
         distances.append(abs(distance(row, less, layout.constants.keeping.reserve_bytes)[0]))
     assert max(distances) > LESS  # of the row in which that part is largest
