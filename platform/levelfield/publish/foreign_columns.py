@@ -25,12 +25,11 @@ from levelfield.publish.foreign_tables import (
     number,
     or_oom,
     share_of_peak,
-    table,
-    used_bytes,
     without_zeros,
 )
 from levelfield.report import escapes
 from levelfield.report.escapes import markdown
+from levelfield.report.result_words import headline_memory
 from levelfield.report.words import GIB
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.layout import Layout
@@ -65,8 +64,10 @@ def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
         remarks.insert(0, f"Percentage of theoretical peak FLOP/s: {formula}")
     elif form == "osdi":
         remarks += pair_lines(runs)
-    parts = [table(part, columns) for columns, part in tables]
-    return "\n".join([*head, *parts, *(f"{markdown(remark)}\n" for remark in remarks)])
+    for columns, part in tables:
+        rows = ([write(run) for write in columns.values()] for run in part)
+        head.append("\n".join(escapes.table(columns, rows, " --- ")) + "\n")
+    return "\n".join([*head, *(f"{markdown(remark)}\n" for remark in remarks)])
 
 
 # -- FlagPerf
@@ -74,7 +75,8 @@ def _machines(run: ReportedRun, with_memory: bool = False) -> str:
     """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）` and `A100单机8卡（1x8*80G）`."""
     capacity = run.result.memory.capacity_bytes
     memory = f"*{capacity / GIB:.0f}G" if with_memory and capacity else ""
-    nodes, local, chip = run.result.nodes, run.devices_per_node, run.result.chip
+    nodes, chip = run.result.nodes, run.result.chip
+    local = run.result.devices // nodes
     counts = {1: f"单机{local}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counts.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{local}{memory}）"
 
@@ -87,7 +89,7 @@ def _config(run: ReportedRun) -> str:
         return NONE
     sharding = f"SH{max(1, layout.sharding_stage)}SP{layout.sharding_degree}"
     chip = f"{r.chip.partition('-')[0]}{capacity / GIB:.0f}G"
-    return f"config_TP{layout.tensor}PP{layout.pipeline}{sharding}{chip}x{r.nodes}x{run.devices_per_node}"
+    return f"config_TP{layout.tensor}PP{layout.pipeline}{sharding}{chip}x{r.nodes}x{r.devices // r.nodes}"
 
 
 def _precision_with_level(run: ReportedRun) -> str:
@@ -134,16 +136,17 @@ def _strategy(run: ReportedRun) -> str:
 
 def _tokens_with_arithmetic(run: ReportedRun) -> str:
     """Return `17.23 * 2048 / 8 = 4410 tokens/s`, truncated as in FlagPerf's report."""
-    if run.samples_per_second is None:
+    speed = run.samples_per_second(run.result)
+    if speed is None:
         return NONE
-    samples, length = f"{run.samples_per_second:.2f}", run.plan.work.training.sequence_length
+    samples, length = f"{speed:.2f}", run.plan.work.training.sequence_length
     return f"{samples} * {length} / {run.result.devices} = {int(float(samples) * length / run.result.devices)} tokens/s"
 
 
 @or_oom
 def _memory_of_all(run: ReportedRun) -> str:
     """Return `66.27 * 8 GB`: the peak of the fullest device of each stage, for each device of it."""
-    used, stages = used_bytes(run.result), run.result.layout.pipeline
+    used, stages = headline_memory(run.result).value, run.result.layout.pipeline
     peaks = (run.result.memory.stage_peaks or ()) if stages > 1 else filter(None, (used,))
     terms = [f"{peak / GIB:.2f} * {run.result.devices // stages}" for peak in peaks]
     return f"{' + '.join(terms)} GB" if terms else NONE
@@ -190,7 +193,7 @@ def _latency(run: ReportedRun) -> str:
 
 @or_oom
 def _mebibytes(run: ReportedRun) -> str:
-    used = used_bytes(run.result)
+    used = headline_memory(run.result).value
     return NONE if used is None else f"{used / MIB:.0f} (MiB)"
 
 
@@ -204,7 +207,7 @@ ONEFLOW: Columns = {
     "case": _case,
     "lantency": _latency,
     "memory": _mebibytes,
-    "throuthput(sample/sec)": lambda run: without_zeros(run.samples_per_second),
+    "throuthput(sample/sec)": lambda run: without_zeros(run.samples_per_second(run.result)),
     "Achieved teraFLOP/s per GPU": lambda run: without_zeros(achieved_tflops(run)),
     "Percentage of theoretical peak FLOP/s": share_of_peak,
     "Achieved aggregate petaFLOP/s": _petaflops,
@@ -244,14 +247,14 @@ def _nodes_and_batch(run: ReportedRun) -> str:
     if layout.world_size > layout.data * layout.tensor or layout.expert > 1:
         return NONE
     ways = "dp" if layout.tensor == 1 else f"{layout.data}dp_{layout.tensor}mp"
-    text = f"{nodes}n_{run.devices_per_node}g_{ways}_{run.result.micro_batch}bs"
+    text = f"{nodes}n_{run.result.devices // nodes}g_{ways}_{run.result.micro_batch}bs"
     return f"{text}+seq" if layout.sequence_parallel else text
 
 
 @or_oom
 def _memory_change(run: ReportedRun) -> str:
-    used = used_bytes(run.result)
-    before = used_bytes(run.baseline) if run.baseline else None
+    used = headline_memory(run.result).value
+    before = headline_memory(run.baseline).value if run.baseline else None
     return changed(used and used / MIB, before and before / MIB, with_difference=True)
 
 
@@ -269,14 +272,16 @@ OSDI: Columns = {
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
     "gpu_mem(mB)": _memory_change,
     "gpu_util(%)": _load,
-    "throuthput(sample/sec)": lambda run: changed(run.samples_per_second, run.samples_per_second_before),
+    "throuthput(sample/sec)": lambda run: changed(
+        run.samples_per_second(run.result), run.samples_per_second(run.baseline)
+    ),
 }
 
 
 def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
     """Yield a line for each figure of each pair: the median of on over off and its interval over the repeats."""
     figures: dict[str, Callable[[Result], float | None]] = {
-        "gpu_mem": used_bytes,
+        "gpu_mem": lambda result: headline_memory(result).value,
         "throughput": lambda result: result.throughput.tokens_per_second if result.throughput else None,
     }
     pairs: dict[str, list[tuple[Result, Result]]] = {}

@@ -96,24 +96,20 @@ def _value_points(content: Any, tag: str | None) -> Points:
     for index, value in enumerate(content):
         if isinstance(value, dict):
             yield from _row_point(value, tag)
-        elif isinstance(value, list):
-            yield int(value[-2]), _number(value[-1])
         else:
-            yield index + 1, _number(value)
+            step, loss = (value[-2], value[-1]) if isinstance(value, list) else (index + 1, value)
+            yield int(step), None if _is_empty(loss) else float(loss)
 
 
 def _row_point(row: Mapping[Any, Any], tag: str | None) -> Points:
     """Yield the point of a row, if it has a step. Names are compared without case; cells beyond the names have none."""
-    fields = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
-    step = next((fields[name] for name in STEP_NAMES if not _is_empty(fields.get(name))), None)
+    named = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
+    fields = {name: value for name, value in named.items() if not _is_empty(value)}
+    step = next((fields[name] for name in STEP_NAMES if name in fields), None)
     losses = (tag.lower(),) if tag else LOSS_NAMES
-    loss = next((fields[name] for name in losses if not _is_empty(fields.get(name))), None)
+    loss = next((float(fields[name]) for name in losses if name in fields), None)
     if step is not None:
-        yield int(float(step)), _number(loss)
-
-
-def _number(value: Any) -> float | None:
-    return None if _is_empty(value) else float(value)
+        yield int(float(step)), loss
 
 
 def _is_empty(value: Any) -> bool:

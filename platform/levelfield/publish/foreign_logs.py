@@ -83,17 +83,11 @@ class LogReading:
         self.steps[name][new.step] = replace(before, figures=figures, clock=before.clock or new.clock)
 
 
-def read_log(lines: Iterable[str]) -> ForeignLog:
-    """Return the log of these lines. Raises ValueError where they are of no format, or of two."""
-    if (log := find_log(lines)) is None:
-        raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
-    return log
-
-
 def find_log(lines: Iterable[str]) -> ForeignLog | None:
     """Return the log of these lines, each with its end; None where no line is of a step.
 
-    A last line without an end is left out: its last number may have been cut. Raises ValueError as read_log.
+    A last line without an end is left out: its last number may have been cut. Raises ValueError where lines are of two
+    tools or of two runs.
     """
     reading, readers = LogReading(), [make() for make in READERS]
     for line in lines:
@@ -244,16 +238,16 @@ def _flagperf(line: str, reading: LogReading) -> bool:
     return True
 
 
+@dataclass
 class _MlperfLines:
     """MLPerf's log. Between two evaluations it trains a block: its samples over its time are the rate by the clock.
 
     A step is the number of samples over the global batch.
     """
 
-    def __init__(self) -> None:
-        self._begun: tuple[float, float] | None = None  # milliseconds and samples at the block's start
-        self._rate: Figures = {}
-        self._step = 0
+    _begun: tuple[float, float] | None = None  # milliseconds and samples at the block's start
+    _rate: Figures = field(default_factory=dict)
+    _step: int = 0
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG not in line:
@@ -311,12 +305,12 @@ _TABLE = {"throughput": "samples_per_second", "latency": "step_seconds", "loss":
 _MEMORY = re.compile(r"\s{0,9}\d{1,3} %, (\d{1,9}) MiB")
 
 
+@dataclass
 class _OneflowTable:
     """OneFlow's table of intervals. A line is the mean over `log_interval` steps; memory is printed before it."""
 
-    def __init__(self) -> None:
-        self._columns: list[str] = []
-        self._memory: list[float] = []
+    _columns: list[str] = field(default_factory=list)
+    _memory: list[float] = field(default_factory=list)
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if memory := _MEMORY.fullmatch(line):

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
-from levelfield.report import escapes
 from levelfield.report.result_words import headline_memory, status, utilisation
 from levelfield.report.words import GIB
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.layout import Layout
 from levelfield.specs.plan import MemoryExpected, Plan
-from levelfield.specs.result import Result, Utilisation
+from levelfield.specs.result import Result
 
 NONE = "/"
 MIB = 2**20
@@ -39,20 +38,8 @@ class ReportedRun:
         speed = self.result.throughput
         return speed.tokens_per_second_per_device if speed else None
 
-    @property
-    def samples_per_second(self) -> float | None:
-        return self._samples(self.result)
-
-    @property
-    def samples_per_second_before(self) -> float | None:
-        """The samples per second of the baseline."""
-        return self._samples(self.baseline)
-
-    @property
-    def devices_per_node(self) -> int:
-        return self.result.devices // self.result.nodes
-
-    def _samples(self, result: Result | None) -> float | None:
+    def samples_per_second(self, result: Result | None) -> float | None:
+        """Return the samples per second of the run or of its baseline; None without a speed."""
         speed = result.throughput if result else None
         return speed.tokens_per_second / self.plan.work.training.sequence_length if speed else None
 
@@ -77,12 +64,6 @@ def constants_of(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
     return {name: value for figure in cells for name, value in figure.constants.items()}
 
 
-def table(runs: Sequence[ReportedRun], columns: Columns) -> str:
-    """Return a Markdown table in the columns of a report."""
-    rows = ([write(run) for write in columns.values()] for run in runs)
-    return "\n".join(escapes.table(columns, rows, " --- ")) + "\n"
-
-
 def number(value: float | None, digits: int) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
@@ -91,11 +72,6 @@ def without_zeros(value: float | None, digits: int = 2) -> str:
     """Return a number without trailing zeros: 41 for 41.00."""
     text = number(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def used_bytes(result: Result) -> float | None:
-    """Return the used memory of the fullest device; on a cpu that of the largest process, as the host is shared."""
-    return headline_memory(result).value
 
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
@@ -116,7 +92,7 @@ def or_oom(memory: Callable[[ReportedRun], str]) -> Callable[[ReportedRun], str]
 @or_oom
 def memory_over_capacity(run: ReportedRun) -> str:
     """Return used memory / capacity in GiB, such as `76/80`."""
-    used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
+    used, capacity = headline_memory(run.result).value, run.result.memory.capacity_bytes
     return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
 
 
@@ -145,7 +121,8 @@ def aligned(run: ReportedRun) -> str:
 
 def achieved_tflops(run: ReportedRun) -> float | None:
     """Return TFLOP/s of a device by `megatron-2021`, only for runs with full recomputation, which it counts."""
-    if _hardware_utilisation(run) is None or run.tokens_per_second_per_device is None:
+    figure = utilisation(run.result, "megatron-2021", "HFU")
+    if figure is None or not figure.flops_per_token or run.tokens_per_second_per_device is None:
         return None
     model, length = run.plan.work.model, run.plan.work.training.sequence_length
     model = model.model_copy(update={"vocab_size": int(run.constants.get("vocab_size", model.vocab_size))})
@@ -153,14 +130,8 @@ def achieved_tflops(run: ReportedRun) -> float | None:
     return flops * run.tokens_per_second_per_device / 1e12
 
 
-def _hardware_utilisation(run: ReportedRun) -> Utilisation | None:
-    """Return the run's own figure by `megatron-2021`, or None when the formula does not apply."""
-    figure = utilisation(run.result, "megatron-2021", "HFU")
-    return figure if figure and figure.flops_per_token else None
-
-
 def share_of_peak(run: ReportedRun) -> str:
-    figure, achieved = _hardware_utilisation(run), achieved_tflops(run)
+    figure, achieved = utilisation(run.result, "megatron-2021", "HFU"), achieved_tflops(run)
     if figure is None or achieved is None or figure.peak_tflops is None:
         return NONE
     return f"{100 * achieved / figure.peak_tflops:.0f}%"

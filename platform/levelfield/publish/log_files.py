@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.node.regular_files import MOST_BYTES, open_regular
-from levelfield.publish.foreign_logs import LONGEST, ForeignLog, read_log
+from levelfield.publish.foreign_logs import LONGEST, TOOLS, ForeignLog, find_log
 from levelfield.specs.case import Precision
 
 _MOST_UNPACKED = 2**34  # bytes of an archive, with what is skipped
@@ -68,7 +68,8 @@ def read_log_file(path: Path) -> list[LogFile]:
 
 def _read(name: str, file: IO[bytes]) -> LogFile:
     digest = hashlib.sha256()
-    log = read_log(_lines(file, digest.update))
+    if (log := find_log(_lines(file, digest.update))) is None:
+        raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
     return LogFile(name, digest.hexdigest(), log)
 
 

@@ -105,7 +105,7 @@ def _figures(
     yield "memory_bytes", _printed((max(memory) if is_sound else float("nan")) if memory else None)
     losses = [step.figures["loss"] for step in log.steps if "loss" in step.figures]
     yield "first_loss", _printed(losses[0] if losses else None)
-    since = _no_loss_since(log)
+    _, since = _lost(log)
     last = _printed(losses[-1] if losses else None)
     yield "last_loss", last if since is None else _absent(f"the log prints no loss from step {since} on")
 
@@ -206,21 +206,21 @@ def _loss_notes(log: ForeignLog) -> Iterator[str]:
     bad = [step.step for step in log.steps if not abs(step.figures.get("loss", 0.0)) < float("inf")]
     if bad:
         yield f"the loss is no number from step {bad[0]} on" if len(bad) > 1 else f"no number as loss of step {bad[0]}"
-    if (since := _no_loss_since(log)) is not None:
+    lost, since = _lost(log)
+    if since is not None:
         yield f"no loss from step {since} on: the training diverged, or does not print it"
-    elif lost := _lost(log):
+    elif lost:
         yield f"no loss at {len(lost)} step(s), first at step {lost[0]}"
 
 
-def _no_loss_since(log: ForeignLog) -> int | None:
-    """Return the step from which on no line has a loss; None where the last lines have theirs."""
-    last = max((step.step for step in log.steps if "loss" in step.figures), default=-1)
-    return min((step for step in _lost(log) if step > last), default=None)
+def _lost(log: ForeignLog) -> tuple[list[int], int | None]:
+    """Return the steps whose lines lack their loss, and the step from which on no line has one.
 
-
-def _lost(log: ForeignLog) -> list[int]:
-    """Return the steps whose lines lack their loss. MLPerf's rules ask for none."""
+    MLPerf's rules ask for no losses. The second is None where the last lines have theirs.
+    """
     printed = {step.step for step in log.steps if "loss" in step.figures}
+    lost = sorted(step for step, loss in log.losses.items() if loss is not None and step not in printed)
     if not printed:
-        return [] if log.format == "MLPerf" else [step.step for step in log.steps]
-    return sorted(step for step, loss in log.losses.items() if loss is not None and step not in printed)
+        lost = [] if log.format == "MLPerf" else [step.step for step in log.steps]
+    last = max(printed, default=-1)
+    return lost, min((step for step in lost if step > last), default=None)
