@@ -34,7 +34,15 @@ def packed_numbers(values: Numbers) -> bytes:
     present = [value for value in values if value is not None]
     if not all(map(math.isfinite, present)):
         raise ValueError("found a number that is not finite")
-    form, numbers = _smallest(values, present)
+    # The smallest form that gives exactly these values back. NaN stands for null, which whole nanoseconds do not have.
+    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS < _MOST_NS
+    whole = [round(value * _NS) for value in present] if is_whole else []
+    numbers: array[Any]
+    if is_whole and [number / _NS for number in whole] == present:
+        form, numbers = b"n", array("q", whole)
+    else:
+        letter = "f" if array("f", present).tolist() == present else "d"
+        form, numbers = letter.encode(), array(letter, [math.nan if value is None else value for value in values])
     if sys.byteorder == "big":
         numbers.byteswap()
     content, (_, size) = numbers.tobytes(), _FORMS[form]
@@ -73,19 +81,6 @@ def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
 
 def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
     return from_json(inflated(data, dictionary))
-
-
-def _smallest(values: Numbers, present: list[float]) -> tuple[bytes, array[Any]]:
-    """Return the letter and the numbers of the smallest form that gives exactly these values back.
-
-    NaN stands for null, which whole nanoseconds do not have. present: the values without null.
-    """
-    if len(present) == len(values) and max(map(abs, present)) * _NS < _MOST_NS:
-        whole = [round(value * _NS) for value in present]
-        if [number / _NS for number in whole] == present:
-            return b"n", array("q", whole)
-    letter = "f" if array("f", present).tolist() == present else "d"
-    return letter.encode(), array(letter, [math.nan if value is None else value for value in values])
 
 
 def _deflated(data: bytes, dictionary: bytes = b"") -> bytes:

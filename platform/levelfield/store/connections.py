@@ -119,7 +119,16 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
         if not read_only:
             cursor.execute(f"PRAGMA page_size={PAGE_BYTES}")
             cursor.execute("PRAGMA synchronous=NORMAL")
-            _write_ahead(cursor)
+            # SQLite does not wait for another process that turns the write-ahead log on at the same time.
+            deadline = time.monotonic() + BUSY_SECONDS
+            while True:
+                try:
+                    cursor.execute("PRAGMA journal_mode=WAL")
+                    break
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
         cursor.close()
 
     def begun(connection: Connection) -> None:
@@ -158,19 +167,6 @@ def _mode(path: Path, read_only: bool) -> str:
         return "mode=rwc"
     is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     return "mode=ro&immutable=1" if is_still else "mode=ro"
-
-
-def _write_ahead(cursor: Any) -> None:
-    """Turn the write-ahead log on. SQLite does not wait for another process that does so at the same time."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
 
 
 @contextmanager

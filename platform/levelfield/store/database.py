@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -26,13 +26,14 @@ from levelfield.specs.record import (
     StoreEvent,
     Subject,
     first_future_date,
+    nights_in_order,
 )
 from levelfield.specs.short_names import refuse_any
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of
 from levelfield.store.connections import engine_of, explained, reading, writing
-from levelfield.store.rows import DOCUMENTS, HERE, Added, RecordReader, RunInsertion, point_from
-from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT, make_tables
+from levelfield.store.rows import DOCUMENTS, HERE, Added, RecordReader, RunInsertion
+from levelfield.store.schema import CONDITION, EXPECTATION, NODE, RUN, SERIES, SUBJECT, make_tables
 
 _SHOWN = 3  # damaged rows in a message
 BATCH = 200  # records of one transaction: others wait for a fifth of a second; an export holds no more in memory
@@ -55,7 +56,7 @@ class StoredSeries:
     last: str  # when its latest run began
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """An open store. Use it in a `with` block."""
 
     def __init__(self, engine: Engine, address: StoreAddress) -> None:
@@ -81,9 +82,6 @@ class Store:
     def close(self) -> None:
         self.engine.dispose()
 
-    def __enter__(self) -> Store:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, Exception) and not isinstance(error, (LevelfieldError, OSError)):
@@ -105,7 +103,7 @@ class Store:
                     with writing(self.engine, self.address) as connection:
                         added = self._insertion.add(connection, batch)
                 except BaseException:
-                    self._insertion.forget()
+                    self._insertion = RunInsertion()  # its rows were taken back
                     raise
                 new, existing = new + added.new, existing + added.existing
                 conflicts |= dict.fromkeys(added.conflicts)
@@ -118,7 +116,7 @@ class Store:
         columns = (SERIES.c.digest, SERIES.c.document, counted.c.runs, counted.c.first, counted.c.last)
         query = select(*columns).join(counted, counted.c.series_id == SERIES.c.id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
-        with self._reading() as connection:
+        with reading(self.engine, self.address) as connection:
             rows = connection.execute(query.order_by(SERIES.c.label, SERIES.c.digest))
             return [StoredSeries(digest, Series.model_validate_json(text), *rest) for digest, text, *rest in rows]
 
@@ -136,7 +134,8 @@ class Store:
         query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
         query = query if since is None else query.where(RUN.c.began >= since)
         points: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
-        with self._reading() as connection:
+        names = {*Point.model_fields}
+        with reading(self.engine, self.address) as connection:
             # by series with more than MOST_POINTS runs: when the first of those began that are read
             long = select(RUN.c.series_id).where(HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
             began = select(RUN.c.began).where(HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
@@ -148,7 +147,9 @@ class Store:
                 newest = (and_(RUN.c.series_id == number, RUN.c.began >= cut) for number, cut in cuts.items())
                 query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
             for digest, *values in connection.execute(query):
-                points.setdefault(digest, []).append(point_from(values))
+                # not validated again: a history has a hundred thousand of them, from columns of the same types
+                fields = dict(zip(Point.model_fields, values, strict=True))
+                points.setdefault(digest, []).append(Point.model_construct(names, **fields))
         return points
 
     def run_ids(self, case: str | None = None, since: str | None = None, is_trend_only: bool = False) -> list[str]:
@@ -157,7 +158,7 @@ class Store:
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if since is None else query.where(RUN.c.began >= since)
         query = query.where(RUN.c.purpose.in_(OF_TREND)) if is_trend_only else query
-        with self._reading() as connection:
+        with reading(self.engine, self.address) as connection:
             return list(connection.execute(query).scalars())
 
     def record(self, run_id: str) -> RunRecord:
@@ -182,7 +183,7 @@ class Store:
         newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
         trend = newest.where(RUN.c.purpose.in_(OF_TREND))
         parts = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
-        with self._reading() as connection:
+        with reading(self.engine, self.address) as connection:
             if name == "latest" and (latest := connection.execute(trend.limit(1)).scalar()):
                 return str(latest)
             if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
@@ -204,7 +205,7 @@ class Store:
     def _document(self, cls: type[V], digest: str) -> V:
         """Return conditions or a subject. Raises UnknownName."""
         table = DOCUMENTS[cls]
-        with self._reading() as connection:
+        with reading(self.engine, self.address) as connection:
             text = connection.execute(select(table.c.document).where(table.c.digest == digest)).scalar()
         if text is None:
             raise UnknownName(cls.__name__.lower(), digest, [])
@@ -224,10 +225,17 @@ class Store:
 
     def expected(self, night: str) -> dict[str, str | None]:
         """Return the series by `suite/entry`, which is how a record names its entry."""
-        return self.read(lambda connection: statements.expected(connection, night))
+        columns = (EXPECTATION.c.suite, EXPECTATION.c.entry, EXPECTATION.c.series)
+        query = select(*columns).where(EXPECTATION.c.night == night).order_by(*columns[:2])
+        with reading(self.engine, self.address) as connection:
+            return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
 
     def nights(self) -> list[str]:
-        return self.read(statements.nights)
+        """Return the nights of runs and of expectations, in the order of `nights_in_order`."""
+        ran = select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()
+        with reading(self.engine, self.address) as connection:
+            expected = connection.execute(select(EXPECTATION.c.night).distinct()).scalars()
+            return nights_in_order({*connection.execute(ran).scalars(), *expected})
 
     def add_finding(self, night: str, finding: Mapping[str, Any]) -> None:
         self.written(lambda connection: statements.add_finding(connection, night, finding))
@@ -236,19 +244,10 @@ class Store:
         """Return the findings in the order in which they were added."""
         return [finding for _, finding in self.read(lambda connection: statements.findings(connection, night))]
 
-    def give_space_back(self) -> None:
-        """Make the file smaller after rows were removed. PostgreSQL does so by itself."""
-        if self.address.kind == "sqlite":
-            with explained(self.address), closing(self.engine.raw_connection()) as connection:
-                connection.cursor().execute("VACUUM")  # in no transaction
-
     def read(self, question: Callable[[Connection], T]) -> T:
         """Return the answer of a question, which sees one state of the store."""
-        with self._reading() as connection:
+        with reading(self.engine, self.address) as connection:
             return question(connection)
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return reading(self.engine, self.address)
 
     def written(self, change: Callable[[Connection], T]) -> T:
         """Make a change in a transaction of its own and return what it returns."""

@@ -89,22 +89,17 @@ def document_of(line: bytes, origin: str) -> Line:
     around = _surroundings(content) if "result" in content else {}
     document: Line = parse(kind, {**content, **around}, origin)  # type: ignore[assignment]
     if isinstance(document, RunRecord):
-        _check_result(document, content, origin)
+        try:
+            document.stored_result.document  # noqa: B018
+        except DocumentError as error:
+            raise DocumentError(f"{origin}: {error}") from None
+        for column in STORED:
+            value, figure = content.get(column), getattr(document, column)
+            if value is not None and not value == figure:
+                raise DocumentError(f"{origin}: key '{column}': found {value!r}, expected {figure} as in its result")
         return (storable if b"\\u" in line else with_storable_numbers)(document, origin)
     check_texts(document, origin)
     return document
-
-
-def _check_result(record: RunRecord, content: Mapping[str, Any], origin: str) -> None:
-    """Raises DocumentError where the result is none, or where a figure of the record is another one in it."""
-    try:
-        record.stored_result.document  # noqa: B018
-    except DocumentError as error:
-        raise DocumentError(f"{origin}: {error}") from None
-    for column in STORED:
-        value, figure = content.get(column), getattr(record, column)
-        if value is not None and not value == figure:
-            raise DocumentError(f"{origin}: key '{column}': found {value!r}, expected {figure} as in its result")
 
 
 def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
 
 from levelfield.specs.base import Value
-from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.specs.record import Conditions, RunRecord, Series, Subject
 from levelfield.specs.run_figures import STORED
 from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
@@ -32,8 +32,6 @@ _PLAIN = (
     *("word", "failure", "reason", "verdict", *STORED),
 )
 _NUMBERS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
-_NAMES = tuple(Point.model_fields)
-_FIELDS = {*_NAMES}
 _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
     *("nodes", "devices", "micro_batch", "accumulation", "recompute"),
@@ -69,14 +67,6 @@ def documents_of(record: RunRecord) -> list[Any]:
     return [record.stored_result.content, record.telemetry, *traces]
 
 
-def point_from(values: Iterable[Any]) -> Point:
-    """Return the point of values in the order of its fields, from columns of the same types.
-
-    They are not validated again: a history has a hundred thousand of them.
-    """
-    return Point.model_construct(_FIELDS, **dict(zip(_NAMES, values, strict=True)))
-
-
 class Digests:
     """Digests of values that come again with most runs: each is computed once."""
 
@@ -106,11 +96,6 @@ class RunInsertion:
         self._ids: dict[tuple[str, str], int] = {}
         self._samples: dict[int, bytes] = {}
         self._digests = Digests()
-
-    def forget(self) -> None:
-        """Forget what the store has: a transaction that failed took its rows back."""
-        self._ids.clear()
-        self._samples.clear()
 
     def add(self, connection: Connection, records: Sequence[RunRecord]) -> Added:
         """Add the records in the connection's transaction."""

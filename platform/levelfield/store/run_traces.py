@@ -29,7 +29,7 @@ from levelfield.specs.record import (
     StepTrace,
 )
 from levelfield.specs.short_names import short_kernel
-from levelfield.specs.step_parts import StepAlone, StepParts
+from levelfield.specs.step_parts import StepParts
 
 _MEBIBYTE = 2**20
 _LONGEST = 40  # of a device's name
@@ -70,6 +70,9 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
         return None
+    # The slowest ranks and the fastest one are drawn. One rank alone is the record's step_seconds already.
+    slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
+    lines = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
     drawn = _apart(devices)
     most = min(MOST_POINTS, MOST_READINGS // max(1, len(drawn)))
     parts = min(most, max((len(device.readings) for device in drawn), default=0))
@@ -79,17 +82,10 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
         devices=len(devices),
         ranks=len(ranks),
         device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in drawn),
-        rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in _chosen(times)),
+        rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in sorted(lines) if len(lines) > 1),
         rank_peaks=peaks,
         step=step,
     )
-
-
-def _chosen(times: dict[int, tuple[int, ...]]) -> list[int]:
-    """Return the slowest ranks and the fastest one. One rank alone is the record's step_seconds already."""
-    slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
-    chosen = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
-    return sorted(chosen) if len(chosen) > 1 else []
 
 
 def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
@@ -144,13 +140,10 @@ def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
         for name in _PEAKS:
             if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
                 largest[name] = round(max(sizes) / _MEBIBYTE)
-        peaks.append(RankPeaks(rank=rank, **largest))
-    present = [entry for entry in peaks if _largest(entry) > 0]
-    return tuple(sorted(sorted(present, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
-
-
-def _largest(peaks: RankPeaks) -> int:
-    return max(value or 0 for value in (peaks.process, peaks.allocated, peaks.reserved))
+        if any(largest.values()):
+            peaks.append((-max(largest.values()), rank, RankPeaks(rank=rank, **largest)))
+    most = sorted(peaks, key=lambda entry: entry[:2])[:MOST_PEAKS]
+    return tuple(sorted((entry for *_, entry in most), key=lambda entry: entry.rank))
 
 
 def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
@@ -168,6 +161,11 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
         most = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
         times = {"ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited)}
         ranks.append({"rank": rank.rank, **times, "waited_for": most})
+    texts, lists, alone = {}, {}, parts.alone
+    if alone:
+        texts = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
+        sentences = {"findings": alone.findings, "missing": alone.missing[:_MOST_MISSING]}
+        lists = {name: [public(text) for text in values] for name, values in sentences.items()}
     return StepTrace.model_validate(
         _rounded(
             {
@@ -182,21 +180,11 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
                     for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MOST_KERNELS]
                 ],
                 "warnings": [public(entry) for entry in parts.warnings],
-                "alone": parts.alone and _public_alone(parts.alone, public),
+                "alone": alone and alone.model_dump() | {**texts, **lists},
                 "missing": [public(entry) for entry in parts.missing[:_MOST_MISSING]],
             }
         )
     )
-
-
-def _public_alone(alone: StepAlone, public: Callable[[str], str]) -> dict[str, object]:
-    texts = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
-    lists = {"findings": alone.findings, "missing": alone.missing[:_MOST_MISSING]}
-    return {
-        **alone.model_dump(),
-        **texts,
-        **{name: [public(text) for text in values] for name, values in lists.items()},
-    }
 
 
 def _rounded(value: Any) -> Any:
@@ -229,15 +217,13 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
         )
         if values := [float(value) for value in readings if value is not None and math.isfinite(value)]:
             summary[f"{name}_mean"], summary[f"{name}_max"] = sum(values) / len(values), max(values)
-    if busy := [cores for part, window in measured for cores in _busy(part, *window)]:
+    busy = []
+    for part, (begin, end) in measured:
+        inside = [reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end]
+        if len(inside) > 1 and inside[-1].time_ns > inside[0].time_ns:
+            seconds = (inside[-1].time_ns - inside[0].time_ns) / NANOSECONDS
+            cores = (inside[-1].busy_seconds - inside[0].busy_seconds) / seconds
+            busy += [cores] if math.isfinite(cores) else []
+    if busy:
         summary["host_busy_cores_mean"] = sum(busy) / len(busy)
     return summary
-
-
-def _busy(part: NodePart, begin: int, end: int) -> Iterator[float]:
-    inside = [reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end]
-    if len(inside) > 1 and inside[-1].time_ns > inside[0].time_ns:
-        seconds = (inside[-1].time_ns - inside[0].time_ns) / NANOSECONDS
-        busy = (inside[-1].busy_seconds - inside[0].busy_seconds) / seconds
-        if math.isfinite(busy):
-            yield busy

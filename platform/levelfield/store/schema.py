@@ -191,7 +191,14 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
         missing = _missing_figures(connection) if version == VERSION else []
     if version is None and not read_only:
         with writing(engine, address) as connection:
-            version = _version(connection) or _made(connection)  # another process may have been first
+            version = _version(connection)  # another process may have been first
+            if version is None:  # all in one transaction; a table of another program with such a name fails
+                STORE_VERSION.create(connection)
+                METADATA.create_all(connection, checkfirst=False)
+                _make_result_view(connection)
+                connection.execute(text(_SERIES_VIEW))
+                connection.execute(insert(STORE_VERSION).values(version=VERSION))
+                version = VERSION
     if version is None:
         raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
     if version != VERSION:
@@ -228,13 +235,3 @@ def _version(connection: Connection) -> str | None:
     if has_table(connection, STORE_VERSION.name):
         return connection.execute(select(STORE_VERSION)).scalar() or "unknown"
     return "0.1.0" if has_table(connection, "alembic_version") and has_table(connection, RAW.name) else None
-
-
-def _made(connection: Connection) -> str:
-    """Make all tables and views in the connection's transaction. A table of another program with such a name fails."""
-    STORE_VERSION.create(connection)
-    METADATA.create_all(connection, checkfirst=False)
-    _make_result_view(connection)
-    connection.execute(text(_SERIES_VIEW))
-    connection.execute(insert(STORE_VERSION).values(version=VERSION))
-    return VERSION

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Document
-from levelfield.specs.record import StoreEvent, nights_in_order
-from levelfield.store.schema import EVENT, EXPECTATION, FINDING, RUN
+from levelfield.specs.record import StoreEvent
+from levelfield.store.schema import EVENT, EXPECTATION, FINDING
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store
@@ -53,25 +53,6 @@ def expect(connection: Connection, night: str, suite: str, entries: Mapping[str,
     for entry in stored & {entry for entry, series in entries.items() if series is not None}:
         change = update(EXPECTATION).where(condition, EXPECTATION.c.entry == entry).values(series=entries[entry])
         connection.execute(change)
-
-
-def expected(connection: Connection, night: str) -> dict[str, str | None]:
-    """Return the series by `suite/entry`, which is how a record names its entry."""
-    columns = (EXPECTATION.c.suite, EXPECTATION.c.entry, EXPECTATION.c.series)
-    query = select(*columns).where(EXPECTATION.c.night == night).order_by(*columns[:2])
-    return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
-
-
-def expectations(connection: Connection) -> list[tuple[str, str, str, str | None]]:
-    """Return night, suite, entry and series of every expectation."""
-    query = select(EXPECTATION).order_by(EXPECTATION.c.night, EXPECTATION.c.suite, EXPECTATION.c.entry)
-    return [(row.night, row.suite, row.entry, row.series) for row in connection.execute(query)]
-
-
-def nights(connection: Connection) -> list[str]:
-    """Return the nights of runs and of expectations, in the order of `nights_in_order`."""
-    ran = connection.execute(select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()).scalars()
-    return nights_in_order({*ran, *connection.execute(select(EXPECTATION.c.night).distinct()).scalars()})
 
 
 def add_finding(connection: Connection, night: str, finding: Mapping[str, Any]) -> None:
@@ -112,8 +93,9 @@ Statement = StoreEvent | StatedExpectation | StatedFinding
 def statements_of(store: Store) -> Iterator[Statement]:
     """Yield every statement of a store."""
     yield from store.events()
-    for night, suite, entry, series in store.read(expectations):
-        yield StatedExpectation(night=night, suite=suite, entry=entry, series=series)
+    query = select(EXPECTATION).order_by(EXPECTATION.c.night, EXPECTATION.c.suite, EXPECTATION.c.entry)
+    for row in store.read(lambda connection: connection.execute(query).all()):
+        yield StatedExpectation(night=row.night, suite=row.suite, entry=row.entry, series=row.series)
     for night, finding in store.read(lambda connection: findings(connection, None)):
         yield StatedFinding(night=night, finding=finding)
 
