@@ -17,7 +17,7 @@ from levelfield.report.words import GIB, NONE, parameters_in_words
 from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import Chip, VendorFile
-from levelfield.studies.chip_planner import ChipPlan, ChipPlanner, PlanRequest, RatioBase
+from levelfield.studies.chip_planner import ChipPlan, ChipPlanner, PlanRequest, RatioBase, chip_plan, ratio_base
 
 _SILENT_SECONDS = 2.0  # after which each further chip is named
 
@@ -36,12 +36,10 @@ def print_chips(
         except UsageError as error:
             refused[chip.name] = error
         else:
-            plans.append(ChipPlan(plan, next(iter(plan.ranking.rows.with_margin_first()), None)))
+            plans.append(chip_plan(plan))
     if not plans:
         raise next(iter(refused.values()))
-    first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
-    reason = first.not_calibrated
-    base = RatioBase(first, f"{first.name}, the first chip, is of {reason}" if reason else None)
+    base = ratio_base(plans)
     plans.sort(key=lambda plan: plan.speed or 0, reverse=True)
     if as_json:
         print(json_text(_content(request, plans, refused, base)))
@@ -52,7 +50,7 @@ def print_chips(
 def _content(
     request: PlanRequest, plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
 ) -> dict[str, object]:
-    ratios = ({"speed_over_base": base.ratio(plan), "no_ratio": base.missing(plan)} for plan in plans)
+    ratios = (dict(zip(("speed_over_base", "no_ratio"), base.ratio(plan), strict=True)) for plan in plans)
     rows = (plan_content(plan.plan, [plan.row] if plan.row else []) for plan in plans)
     return {
         "schema": "levelfield.planned_chips/1",
@@ -86,7 +84,7 @@ def _sheets(
 
 
 def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
-    row, ratio = plan.row, base.ratio(plan)
+    row, (ratio, _) = plan.row, base.ratio(plan)
     if row is None:
         return ("none fits", *[NONE] * 5)
     return (
@@ -108,7 +106,7 @@ def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: R
         "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device"
         + (f"; ratio: over {base.name}" if base.name else "")
     )
-    missing = ((plan.name, base.missing(plan)) for plan in plans)
+    missing = ((plan.name, base.ratio(plan)[1]) for plan in plans)
     yield from _grouped([(name, f"no ratio: {reason}") for name, reason in missing if reason], names)
     if base.name and len(rated) > 1 and plans[0].plan.question.work.model.experts is None:
         middle, most = CHIP_RATIO_OFF

@@ -239,7 +239,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.predict.layout_search import search_layouts
     from levelfield.run import scheduler
     from levelfield.specs.selector import parse_selector
-    from levelfield.studies.variations import PredictedRun, distinct, entries_of, question_here
+    from levelfield.studies.variations import distinct, entries_of, predicted_run, question_here
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
@@ -257,12 +257,12 @@ def _sweep(options: argparse.Namespace) -> int:
     rows = distinct(search_layouts(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
-    pairs = [PredictedRun(row) for row in rows]
+    pairs = [predicted_run(row) for row in rows]
     if not options.dry_run:
         work = entries_of(rows, selector, selection.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs_of(options), terminal, registry)
-        pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
+        pairs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}
         print(json_text(content))

@@ -145,44 +145,40 @@ class ChipPlan:
 
     plan: AnsweredPlan
     row: LayoutEstimate | None
+    name: str  # of the chip
+    speed: float | None  # tokens/s of a device; None where no layout fits, and where the chip's rates are not known
+    not_calibrated: str | None  # why the speed is in no ratio; None where published runs on chips of this vendor set it
 
-    @property
-    def name(self) -> str:
-        return self.plan.chip.name
 
-    @property
-    def speed(self) -> float | None:
-        """Tokens/s of a device; None where no layout fits, and where the chip's rates are not known."""
-        return None if self.row is None or self.plan.assumes_rates else self.row.tokens_per_second
-
-    @property
-    def not_calibrated(self) -> str | None:
-        """Why the speed is in no ratio; None where published runs on chips of this vendor set the rates."""
-        vendor = self.plan.vendor
-        return None if vendor in SPEED_VENDORS else f"{vendor}: not calibrated; error unknown"
+def chip_plan(plan: AnsweredPlan) -> ChipPlan:
+    """Return the plan with the row that stands for it."""
+    row = next(iter(plan.ranking.rows.with_margin_first()), None)
+    speed = None if row is None or plan.assumes_rates else row.tokens_per_second
+    reason = None if plan.vendor in SPEED_VENDORS else f"{plan.vendor}: not calibrated; error unknown"
+    return ChipPlan(plan, row, plan.chip.name, speed, reason)
 
 
 @dataclass(frozen=True)
 class RatioBase:
-    """What the speeds are divided by: the first chip."""
+    """What the speeds are divided by: the first chip's."""
 
-    chip: ChipPlan
+    speed: float | None
+    name: str | None  # of the chip; None where nothing is divided by its speed
     reason: str | None  # of a missing base: no published run shows its error
 
-    @property
-    def name(self) -> str | None:
-        """The first chip's name; None where nothing is divided by its speed."""
-        return None if self.reason or not self.chip.speed else self.chip.name
+    def ratio(self, plan: ChipPlan) -> tuple[float | None, str | None]:
+        """Return the speed of a chip over that of the first, and why there is none. A chip without a speed has
+        neither."""
+        missing = (plan.not_calibrated or self.reason) if plan.speed else None
+        return None if missing or not (plan.speed and self.speed) else plan.speed / self.speed, missing
 
-    def ratio(self, plan: ChipPlan) -> float | None:
-        """Return the speed of a chip over that of the first; None with the reason of `missing`."""
-        return None if self.missing(plan) or not (plan.speed and self.chip.speed) else plan.speed / self.chip.speed
 
-    def missing(self, plan: ChipPlan) -> str | None:
-        """Return why a speed has no ratio; None where it has one, and where there is no speed."""
-        if not plan.speed:
-            return None
-        return plan.not_calibrated or self.reason
+def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
+    """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
+    first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
+    if first.not_calibrated:
+        return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}")
+    return RatioBase(first.speed, first.name if first.speed else None, None)
 
 
 def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
@@ -316,8 +312,15 @@ class ChipPlanner:
                 f"--recompute {constraints.recompute}: framework {question.constants.framework} offers "
                 f"{', '.join(offer.recompute)}"
             )
-        if constraints.recompute_layers:
-            self._require_first_layers(question, constraints.recompute_layers)
+        if count := constraints.recompute_layers:  # of full recomputation alone
+            option, recompute, layers = f"--recompute-layers {count}", constraints.recompute, question.work.model.layers
+            if recompute != "full":
+                raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
+            if count > layers:
+                raise UsageError(f"{option}: {request.case} has {layers} layers; expected 1 to {layers}")
+            if not question.offer.repeats_some:
+                framework = question.constants.framework
+                raise UsageError(f"{option}: framework {framework} computes all layers again or none; leave it out")
         if constraints.layout is not None:
             batch, chunks = constraints.micro_batch or 1, constraints.virtual_pipeline or 1
             nodes, per_node, _ = self.devices
@@ -326,20 +329,6 @@ class ChipPlanner:
         return replace(
             question, constraints=constraints, offer=offer, constants=_constants(question.constants, request)
         )
-
-    def _require_first_layers(self, question: LayoutQuestion, count: int) -> None:
-        """Raises UsageError for recomputation of some layers beside another kind than full, of more layers than the
-        model has, or where the framework refuses it."""
-        recompute, layers = self.request.constraints.recompute, question.work.model.layers
-        option = f"--recompute-layers {count}"
-        if recompute != "full":
-            raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
-        if count > layers:
-            raise UsageError(f"{option}: {self.request.case} has {layers} layers; expected 1 to {layers}")
-        if not question.offer.repeats_some:
-            raise UsageError(
-                f"{option}: framework {question.constants.framework} computes all layers again or none; leave it out"
-            )
 
     def _calibrated(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:
         """Return the question with the rate that a run set, and what changed. Raises UsageError for a run of other

@@ -8,9 +8,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
@@ -32,7 +33,7 @@ from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import Point, RunRecord, Series, first_future_date
+from levelfield.specs.record import RunRecord, Series, first_future_date
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
@@ -45,9 +46,11 @@ _STAMP = len("20261122T030405Z")  # the beginning of a run id
 _Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
 _BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
 _ALL = "*"
+_WILDCARDS = re.compile(r"[*?\[]")
 MOST = 30  # runs of one build that a series label stands for
 
 
+@dataclass(frozen=True)
 class FolderRuns:
     """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none.
 
@@ -55,14 +58,15 @@ class FolderRuns:
     a series' trend, the newest first, each read when it is taken; dates in the future come last.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._registry = folder, Registry()
+    folder: Path
+    registry: Registry = field(default_factory=Registry)
 
     def find(self, name: str) -> str:
-        return str(finished_run(self._folder, name).root)
+        return str(finished_run(self.folder, name).root)
 
     def matching(self, pattern: str) -> list[str]:
-        roots = [root for root in self._roots() if fnmatch.fnmatchcase(root.name, pattern)]
+        roots = [path.parent for path in sorted(self.folder.glob("*/plan.json"))]
+        roots = [root for root in roots if fnmatch.fnmatchcase(root.name, pattern)]
         path = Path(pattern)  # with a folder it is a path
         paths = sorted(p.parent for p in path.parent.glob(f"{path.name}/plan.json")) if "/" in pattern else []
         return [str(root) for root in (*roots, *paths)]
@@ -70,7 +74,7 @@ class FolderRuns:
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        record = record_of_files(paths, self._registry)
+        record = record_of_files(paths, self.registry)
         # the repeats of a command have the time of its start in their ids
         numbers, digest = set[int](), read_plan(paths).repeats_digest
         for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
@@ -89,9 +93,6 @@ class FolderRuns:
         for _, _, root in sorted(placed, key=lambda place: (place[0] < ahead, *place), reverse=True):
             yield self.record(str(root))
 
-    def _roots(self) -> list[Path]:
-        return sorted(path.parent for path in self._folder.glob("*/plan.json"))
-
     @cached_property
     def _placed_runs(self) -> dict[str, tuple[Series, list[_Placed]]]:
         """Return the run directories by the digest of their series. One that goes on or is damaged is left out.
@@ -99,7 +100,7 @@ class FolderRuns:
         All repeats of a command have the time of its start in their ids, so their numbers give their order.
         """
         places: dict[str, tuple[Series, list[_Placed]]] = {}
-        for root in self._roots():
+        for root in (path.parent for path in sorted(self.folder.glob("*/plan.json"))):
             try:
                 refuse_running(RunPaths(root))
                 plan = read_plan(RunPaths(root))
@@ -110,34 +111,30 @@ class FolderRuns:
         return places
 
 
+@dataclass(frozen=True)
 class KeptRuns:
     """The runs of an open store, by the same names."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    store: Store
 
     def find(self, name: str) -> str:
-        return self._store.find(name)
+        return self.store.find(name)
 
     def matching(self, pattern: str) -> list[str]:
-        return [run_id for run_id in self._store.run_ids() if fnmatch.fnmatchcase(run_id, pattern)]
+        return [run_id for run_id in self.store.run_ids() if fnmatch.fnmatchcase(run_id, pattern)]
 
     def record(self, key: str) -> RunRecord:
-        return self._store.record(key)
+        return self.store.record(key)
 
     def series(self) -> list[Series]:
-        return [stored.series for stored in self._store.series()]
+        return [stored.series for stored in self.store.series()]
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
-        points = [point for point in self._store.points([digest]).get(digest, []) if point.is_of_trend]
+        points = [point for point in self.store.points([digest]).get(digest, []) if point.is_of_trend]
         ahead = first_future_date().isoformat()
         for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
-            yield self._store.record(point.run_id)
-
-    def histories(self, digests: list[str]) -> dict[str, list[Point]]:
-        """Return the runs of each series in the order of time."""
-        return self._store.points(digests)
+            yield self.store.record(point.run_id)
 
 
 def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
@@ -230,7 +227,7 @@ def bundle_and_run(text: str) -> tuple[Path, str] | None:
     if not Path(match[1]).is_file():
         raise UsageError(f"{match[1]}: no such file, expected a bundle")
     name = _ALL if match[2] is None else match[2]
-    if not _is_pattern(name):
+    if not _WILDCARDS.search(name):
         refuse_any("run", name)
     return Path(match[1]), name
 
@@ -242,13 +239,13 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
     """
     records: dict[str, RunRecord] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        if _is_pattern(name):
+        if _WILDCARDS.search(name):
             keys = source.matching(name)
             if not keys:
                 raise UnknownName("run", name, source.matching("*")[-20:])
             runs = [source.record(key) for key in keys]
         elif ":" in name:
-            runs = list(_newest_build_runs(source, _series_of_label(source.series(), name)))
+            runs = list(_labelled_runs(source, name))
         else:
             record = source.record(source.find(name))
             runs = repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
@@ -284,10 +281,6 @@ def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
                 first = record
 
 
-def _is_pattern(name: str) -> bool:
-    return bool(re.search(r"[*?\[]", name))
-
-
 def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
     """Yield the runs of the record's series, the newest first, until the first repeat of its command.
 
@@ -303,26 +296,41 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
             ended = run.began
 
 
-def _series_of_label(series: Iterable[Series], label: str) -> Series:
-    """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its label."""
-    candidates = list(series)
-    fits = [candidate for candidate in candidates if _fits(candidate, label)]
-    if len(fits) > 1:
-        labels = "\n  ".join(candidate.label for candidate in fits[:8])
-        raise UsageError(f"series '{label}': found {len(fits)} series; add words of one of these labels:\n  {labels}")
-    if not fits:
-        raise UnknownName("series", label, [candidate.label for candidate in candidates])
-    return fits[0]
+def _labelled_runs(source: RunSource, label: str) -> Iterator[RunRecord]:
+    """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
 
-
-def _fits(series: Series, label: str) -> bool:
+    label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of the series' label. One that does not count
+    says nothing of a build: it may have ended before its software was known.
+    """
+    candidates, matching = source.series(), list[Series]()
     target, *words = label.split()
     parts = target.split(":")
-    columns = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
-               {str(series.devices // series.nodes)}]  # fmt: skip
-    if len(parts) > len(columns) or not set(words) <= set(series.label.split()[1:]):
-        return False
-    return all(part in names for part, names in zip(parts, columns, strict=False))
+    for series in candidates:
+        columns = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
+                   {str(series.devices // series.nodes)}]  # fmt: skip
+        has_words = len(parts) <= len(columns) and set(words) <= set(series.label.split()[1:])
+        if has_words and all(part in names for part, names in zip(parts, columns, strict=False)):
+            matching.append(series)
+    if len(matching) > 1:
+        labels = "\n  ".join(series.label for series in matching[:8])
+        raise UsageError(
+            f"series '{label}': found {len(matching)} series; add words of one of these labels:\n  {labels}"
+        )
+    if not matching:
+        raise UnknownName("series", label, [series.label for series in candidates])
+    first: RunRecord | None = None
+    beside: list[RunRecord] = []
+    for record in itertools.islice(source.newest(matching[0]), MOST):
+        if exclusion(record) is not None:
+            beside.append(record)
+            continue
+        first = first or record
+        if (record.subject, record.conditions) != (first.subject, first.conditions):
+            break
+        yield from (*beside, record)
+        beside.clear()
+    if first is None:
+        yield from beside
 
 
 def _with_chip_name(registry: Registry, label: str) -> str:
@@ -336,41 +344,17 @@ def _with_chip_name(registry: Registry, label: str) -> str:
     return " ".join((":".join(parts), *words))
 
 
-def _newest_build_runs(source: RunSource, series: Series) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
-
-    One that does not count says nothing of a build: it may have ended before its software was known.
-    """
-    first: RunRecord | None = None
-    beside: list[RunRecord] = []
-    for record in itertools.islice(source.newest(series), MOST):
-        if exclusion(record) is not None:
-            beside.append(record)
-            continue
-        first = first or record
-        if (record.subject, record.conditions) != (first.subject, first.conditions):
-            break
-        yield from (*beside, record)
-        beside.clear()
-    if first is None:
-        yield from beside
-
-
-class RunPlaces:
-    """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block.
+class RunPlaces(ExitStack):
+    """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block: at its end an
+    open store looks for damaged rows.
 
     url: of the only place to look in; None for the folder and the default store. registry: has the chips' aliases.
     """
 
     def __init__(self, folder: Path, url: str | None, registry: Registry) -> None:
-        self._folder, self._url, self._open, self._registry = FolderRuns(folder), url, ExitStack(), registry
+        super().__init__()
+        self._folder, self._url, self._registry = FolderRuns(folder), url, registry
         self._bundles: dict[Path, BundleRuns] = {}
-
-    def __enter__(self) -> RunPlaces:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._open.__exit__(*raised)  # an open store then looks for damaged rows
 
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
@@ -406,7 +390,7 @@ class RunPlaces:
     def histories(self, records: Iterable[RunRecord]) -> Histories:
         """Return the stored runs of the series of these records; empty where there is no store."""
         digests = sorted({record.series.fingerprint() for record in records})
-        return self._store.histories(digests) if self._store else {}
+        return self._store.store.points(digests) if self._store else {}
 
     @cached_property
     def _store(self) -> KeptRuns | None:
@@ -415,4 +399,4 @@ class RunPlaces:
             return None
         from levelfield.store.database import Store
 
-        return KeptRuns(self._open.enter_context(Store.open(self._url, read_only=True)))
+        return KeptRuns(self.enter_context(Store.open(self._url, read_only=True)))

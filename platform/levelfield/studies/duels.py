@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -144,47 +144,42 @@ def conclusion(outcome: DuelOutcome) -> str:
     return f"inconclusive: {b} (B) has {numbers}; A is {a}"
 
 
-def _advice(outcome: DuelOutcome) -> Iterator[str]:
-    """Yield what to know about the conclusion, and what to do next."""
-    if outcome.stopped:
-        yield f"stopped: {outcome.stopped}. The runs so far are kept"
-    runs = [run for pair in outcome.pairs for run in pair]
-    if runs[0].series.scale == "smoke":
-        yield "at smoke scale: this says nothing about the full case"
-    if unsteady := _unsteady(runs):
-        yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
-    n = outcome.ruling.pairs
-    if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
-        needed = n + (outcome.ruling.more_pairs or 0)
-        lasting = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
-        if needed > MOST_REPEATS:
-            yield f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might"
-        else:
-            yield f"about {needed} pairs ({lasting}) would decide: the same command with --repeat {needed}"
-    yield "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
-
-
-def _unsteady(runs: Sequence[RunRecord]) -> int:
-    steady, checked = steady_runs(runs)
-    return checked - steady
-
-
 def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
-    """Return the comparison of both sides, then the pairs in their order below the conclusion."""
+    """Return the comparison of both sides, then the pairs in their order below the conclusion.
+
+    Below the pairs stands what to know about the conclusion, and what to do next.
+    """
     rows, show = [], RATE.column.text
     for number, (a, b) in enumerate(outcome.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""
         rows.append((str(number + 1), "B A" if number % 2 else "A B", show(first), show(second), ratio))
+    notes = [f"stopped: {outcome.stopped}. The runs so far are kept"] if outcome.stopped else []
+    runs = [run for pair in outcome.pairs for run in pair]
+    if runs[0].series.scale == "smoke":
+        notes.append("at smoke scale: this says nothing about the full case")
+    steady, checked = steady_runs(runs)
+    if unsteady := checked - steady:
+        notes.append(f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady")
+    n = outcome.ruling.pairs
+    if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
+        needed = n + (outcome.ruling.more_pairs or 0)
+        lasting = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
+        if needed > MOST_REPEATS:
+            notes.append(f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might")
+        else:
+            notes.append(f"about {needed} pairs ({lasting}) would decide: the same command with --repeat {needed}")
+    notes.append(
+        "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
+    )
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
-    return [
-        *sheets(comparison_of(outcome, prices)),
-        Sheet(conclusion(outcome), header, tuple(rows), tuple(_advice(outcome))),
-    ]
+    pairs = Sheet(conclusion(outcome), header, tuple(rows), tuple(notes))
+    return [*sheets(comparison_of(outcome, prices)), pairs]
 
 
 def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
     """Return the duel as a JSON object: that of the comparison, with what the pairs show."""
+    steady, checked = steady_runs([run for pair in outcome.pairs for run in pair])
     return {
         **as_values(comparison_of(outcome, prices)),
         "duel": {
@@ -194,7 +189,7 @@ def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str,
             "pairs": [[a.run_id, b.run_id] for a, b in outcome.pairs],
             "least": math.expm1(outcome.looks.least_change),
             "more_pairs": outcome.ruling.more_pairs,
-            "unsteady_runs": _unsteady([run for pair in outcome.pairs for run in pair]),
+            "unsteady_runs": checked - steady,
             "stopped": outcome.stopped,
         },
     }

@@ -26,27 +26,21 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """A row of the plan and the result of its run."""
+    """A row of the plan and the result of its run; None without a run, or where it measured nothing."""
 
     row: LayoutEstimate
-    result: Result | None = None  # None without a run
+    result: Result | None
+    measured_rate: float | None  # tokens/s per device
+    rate_difference: float | None  # how far the prediction is off, as a share of the measurement
+    measured_memory: float | None  # of the fullest device, in bytes
 
-    @property
-    def measured_rate(self) -> float | None:
-        """Return tokens/s per device."""
-        throughput = self.result.throughput if self.result else None
-        return throughput.tokens_per_second_per_device if throughput else None
 
-    @property
-    def rate_difference(self) -> float | None:
-        """Return how far the prediction is off, as a share of the measurement."""
-        rate = self.measured_rate
-        return self.row.tokens_per_second / rate - 1 if rate else None
-
-    @property
-    def measured_memory(self) -> float | None:
-        """Return the memory of the fullest device, in bytes."""
-        return worst_memory(self.result)[1] if self.result else None
+def predicted_run(row: LayoutEstimate, result: Result | None = None) -> PredictedRun:
+    """Return the row with what its run measured."""
+    throughput = result.throughput if result else None
+    rate = throughput.tokens_per_second_per_device if throughput else None
+    difference = row.tokens_per_second / rate - 1 if rate else None
+    return PredictedRun(row, result, rate, difference, worst_memory(result)[1] if result else None)
 
 
 def entries_of(

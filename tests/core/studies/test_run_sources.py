@@ -63,7 +63,6 @@ def test_folder_and_store_give_the_same_records(folder: Path, stored: str) -> No
         newest = [record.run_id for record in files.newest(series)]
         assert newest == IDS[::-1] == [record.run_id for record in rows.newest(series)]
         assert [Path(key).name for key in files.matching("*00000a")] == rows.matching("*00000a") == IDS[:1]
-        assert list(rows.histories([series.fingerprint()])) == [series.fingerprint()]
 
 
 def test_a_pattern_with_a_folder_is_a_path(folder: Path, tmp_path: Path) -> None:
