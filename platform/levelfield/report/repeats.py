@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
@@ -15,7 +15,7 @@ from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, at
 from levelfield.specs.variables import known_to_matter
 from levelfield.specs.vendor import HOST_SHARE
 
-SCHEMA = "levelfield.repeats/1"
+SCHEMA = "levelfield.repeats/1"  # of the summary of a group in JSON
 # What differs in the results of two repeats. Their plans have what a result lacks, such as threads and variables.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
@@ -145,17 +145,3 @@ def as_lines(
             lines += [padded((f"  {name}", median, f" {ends}"), (17, -12), " ") for name, median, ends in rows]
             lines += [f"  {note}" for note in notes]
     return lines
-
-
-def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[dict[str, object]]:
-    """Return JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
-    return [
-        {
-            "schema": SCHEMA,
-            "title": repeats.title,
-            "runs": [result.run_id for result in repeats.results],
-            "valid": repeats.valid,
-            "figures": {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in repeats.figures},
-        }
-        for repeats in repeats_of(results, plans, columns)
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeVar
 
 from levelfield.errors import UnknownName
@@ -60,8 +61,13 @@ def as_json(
 
     plans: as `repeats_of` takes them. more: objects behind them, each with its schema. figures: those of the summaries.
     """
-    rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json_text([*rows, *repeats.as_values(results, plans, figures), *more]) + "\n"
+    rows: list[Mapping[str, object]] = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
+    for group in repeats.repeats_of(results, plans, figures):
+        summary = {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in group.figures}
+        runs = [result.run_id for result in group.results]
+        about = {"schema": repeats.SCHEMA, "title": group.title, "runs": runs, "valid": group.valid}
+        rows.append({**about, "figures": summary})
+    return json_text([*rows, *more]) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
