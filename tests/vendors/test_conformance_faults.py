@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
+from levelfield.catalog.lookup import Selection
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.errors import UsageError
+from levelfield.specs.case import Scale
+from levelfield.specs.selector import Selector
 from levelfield.testing import plan_checks, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, run_one_check
 from levelfield.testing.findings import CheckFinding
@@ -264,9 +267,12 @@ def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:
 
 def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_acme(tmp_path)
-    monkeypatch.setattr(
-        plan_checks, "_refusal", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
-    )
+
+    def refuse_one(selection: Selection, selector: Selector, scale: Scale) -> None:
+        if selector.case == "gpt2_small":
+            raise UsageError("precisely " * 20)
+
+    monkeypatch.setattr(plan_checks, "planned", refuse_one)
     reason = finding_of(tmp_path, "cases").says
     assert f": gpt2_small: {'precisely ' * 15}..." in reason and reason.count("precisely") == 15
 

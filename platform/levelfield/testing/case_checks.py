@@ -79,37 +79,35 @@ def _smoke(case: Case) -> str:
 
 def _values(subject: CaseSubject) -> str:
     """Check what the schema leaves open: the values of `tuning`, of `evidence` and of the corpus's split."""
-    wrong = [problem for scale in SCALES for problem in _wrong_values(subject, scale)]
+    wrong: list[str] = []  # for each the file, the key, what was found and what was expected
+    for scale in SCALES:
+        work, choice = subject.case.work(scale), subject.case.tuning.get(scale, TuningChoice())
+        split, recorded = work.data.split, work.evidence.gradient_steps
+        if not (split[0] > 0 and min(split) >= 0):
+            expected = "three parts from 0 on, the first of them, for training, above 0"
+            wrong.append(f"{_place(subject, scale, 'data', 'split')}: found {list(split)}, expected {expected}")
+        if list(recorded) != sorted(set(recorded)):
+            key = _place(subject, scale, "evidence", "gradient_steps")
+            wrong.append(f"{key}: found {list(recorded)}, expected {sorted(set(recorded))}: each step once, in order")
+        data = 1
+        if choice.layout is not None:
+            key = _place(subject, scale, "tuning", "layout")
+            if fault := _unreadable(choice.layout):
+                wrong.append(f"{key}: {fault}")
+            else:
+                layout = parse_layout(choice.layout).layout
+                data = layout.data
+                if rules := broken(work, layout, 1, 1, layout.world_size, uneven_stages=True):
+                    expected = f"a layout that the work allows: {', '.join(rules)}"
+                    wrong.append(f"{key}: found {choice.layout}, expected {expected}")
+        batch, size = work.training.global_batch, choice.micro_batch
+        if size is not None and batch % data == 0 and batch // data % size:
+            shared = f"global_batch {batch}" if data == 1 else f"global_batch {batch} / {data} data-parallel ranks"
+            expected = f"a divisor of {shared}; a run takes the nearest one in its place"
+            wrong.append(f"{_place(subject, scale, 'tuning', 'micro_batch')}: found {size}, expected {expected}")
     if wrong:
         raise Fails("; ".join(dict.fromkeys(wrong)), "correct the named keys")
     return "tuning divides the global batch; evidence and split can be used"
-
-
-def _wrong_values(subject: CaseSubject, scale: Scale) -> Iterator[str]:
-    """Yield for each wrong value of a scale the file, the key, what was found and what was expected."""
-    work, choice = subject.case.work(scale), subject.case.tuning.get(scale, TuningChoice())
-    split, recorded = work.data.split, work.evidence.gradient_steps
-    if not (split[0] > 0 and min(split) >= 0):
-        key = _place(subject, scale, "data", "split")
-        yield f"{key}: found {list(split)}, expected three parts from 0 on, the first of them, for training, above 0"
-    if list(recorded) != sorted(set(recorded)):
-        key = _place(subject, scale, "evidence", "gradient_steps")
-        yield f"{key}: found {list(recorded)}, expected {sorted(set(recorded))}: each step once, in order"
-    data = 1
-    if choice.layout is not None:
-        key = _place(subject, scale, "tuning", "layout")
-        if fault := _unreadable(choice.layout):
-            yield f"{key}: {fault}"
-        else:
-            layout = parse_layout(choice.layout).layout
-            data = layout.data
-            if rules := broken(work, layout, 1, 1, layout.world_size, uneven_stages=True):
-                yield f"{key}: found {choice.layout}, expected a layout that the work allows: {', '.join(rules)}"
-    batch, size = work.training.global_batch, choice.micro_batch
-    if size is not None and batch % data == 0 and batch // data % size:
-        shared = f"global_batch {batch}" if data == 1 else f"global_batch {batch} / {data} data-parallel ranks"
-        key = _place(subject, scale, "tuning", "micro_batch")
-        yield f"{key}: found {size}, expected a divisor of {shared}; a run takes the nearest one in its place"
 
 
 def _unreadable(layout: str | None) -> str | None:
@@ -156,20 +154,17 @@ def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> 
     on_hardware = Selector(case=subject.case.name, framework=framework, target=chip, nodes=nodes, devices=devices)
     try:
         full = planned(elsewhere(subject.registry, on_hardware), on_hardware, "full")
-        return f"{line}; full on {subject.hardware}: {_described(full)}"
     except UsageError as error:
         return f"{line}; full on {subject.hardware}: no plan: {' '.join(str(error).split())}"
-
-
-def _described(plan: Plan) -> str:
-    memory, capacity = plan.expected_memory.total_bytes, plan.hardware.memory_bytes_per_device
+    line += f"; full on {subject.hardware}: "
+    memory, capacity = full.expected_memory.total_bytes, full.hardware.memory_bytes_per_device
     size = f"{memory / GIB:,.0f} of {capacity / GIB:,.0f} GiB" if capacity else f"{memory / GIB:,.0f} GiB"
     if capacity and memory > capacity:
-        return f"does not fit; the least is {size} with {plan.tuning.layout}"
-    speed = plan.predicted[0].tokens_per_second if plan.predicted else None
+        return f"{line}does not fit; the least is {size} with {full.tuning.layout}"
+    speed = full.predicted[0].tokens_per_second if full.predicted else None
     rate = "" if speed is None else f", {speed:,.0f} tokens/s/device predicted"
-    chosen = f"{plan.tuning.layout}, micro-batch {plan.tuning.micro_batch}, recompute {plan.tuning.recomputation}"
-    return f"{chosen}, {size}{rate}"
+    chosen = f"{full.tuning.layout}, micro-batch {full.tuning.micro_batch}, recompute {full.tuning.recomputation}"
+    return f"{line}{chosen}, {size}{rate}"
 
 
 def _together(subject: CaseSubject, plans: dict[str, Plan]) -> str:

@@ -134,25 +134,14 @@ def _small(model: Model) -> dict[str, Any]:
     small |= (
         {"rope_scaling": {"original_length": 64}} if model.rope_scaling and model.rope_scaling.original_length else {}
     )
-    if model.hidden_size <= _SMOKE_WIDTH or model.heads < _SMOKE_HEADS:
-        return small | _few_experts(model)
-    ffn = 704 if model.is_gated else 1024
-    small |= {"hidden_size": _SMOKE_WIDTH, "ffn_hidden_size": ffn, "heads": _SMOKE_HEADS, "kv_heads": _keys(model)}
-    small |= {"head_dim": 48} if model.head_dim else {}
-    small |= {"embedding_scale": 16} if model.embedding_scale else {}
-    return small | _few_experts(model)
-
-
-def _keys(model: Model) -> int:
-    if model.kv_heads in (1, model.heads):
-        return _SMOKE_HEADS if model.kv_heads == model.heads else 1
-    return _SMOKE_HEADS // 2
-
-
-def _few_experts(model: Model) -> dict[str, Any]:
-    experts = model.experts
-    if experts is None:
-        return {}
-    few = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
-    few |= {"first_layer": 1} if experts.first_layer else {}
-    return {"experts": few}
+    if model.hidden_size > _SMOKE_WIDTH and model.heads >= _SMOKE_HEADS:
+        # the same kind of keys: of one head, of every head, or of a group of heads
+        keys = {1: 1, model.heads: _SMOKE_HEADS}.get(model.kv_heads, _SMOKE_HEADS // 2)
+        ffn = 704 if model.is_gated else 1024
+        small |= {"hidden_size": _SMOKE_WIDTH, "ffn_hidden_size": ffn, "heads": _SMOKE_HEADS, "kv_heads": keys}
+        small |= {"head_dim": 48} if model.head_dim else {}
+        small |= {"embedding_scale": 16} if model.embedding_scale else {}
+    if experts := model.experts:
+        few = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
+        small["experts"] = few | ({"first_layer": 1} if experts.first_layer else {})
+    return small

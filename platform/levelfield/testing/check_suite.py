@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from levelfield.testing import (
     container_checks,
+    damage,
     file_checks,
     plan_checks,
     rehearsal,
@@ -27,11 +29,11 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
     Check("devices", sample_checks.devices),
     Check("values", value_checks.values, rows=value_checks.rows),
     Check("claims", file_checks.claims),
-    Check("truncated", sample_checks.truncated),
-    Check("reordered", sample_checks.reordered),
-    Check("repeated", sample_checks.repeated),
-    Check("decimal-comma", sample_checks.with_comma),
-    Check("not-available", sample_checks.unavailable),
+    Check("truncated", partial(sample_checks.never_wrong, damaged=damage.truncated, what="truncated")),
+    Check("reordered", partial(sample_checks.never_wrong, damaged=damage.reordered, what="reordered")),
+    Check("repeated", partial(sample_checks.never_wrong, damaged=damage.repeated, what="with lines twice or lost")),
+    Check("decimal-comma", partial(sample_checks.must_be_null, damaged=damage.with_comma, what="with a decimal comma")),
+    Check("not-available", partial(sample_checks.must_be_null, damaged=damage.unavailable, what="with NA")),
     Check("other-units", sample_checks.other_units),
     Check("extra-devices", sample_checks.extra_devices),
     Check("no-text", sample_checks.no_text),
@@ -53,14 +55,9 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
 )
 
 
-def selected_checks(fast: bool) -> tuple[Check[VendorSubject], ...]:
-    """Return the checks. fast: without those that train or wait."""
-    return tuple(check for check in CHECKS if not (fast and check.slow))
-
-
 def check(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
-    """Return the findings one by one. A wrong vendor.yaml is the last."""
-    for check in selected_checks(fast):
+    """Return the findings one by one. A wrong vendor.yaml is the last. fast: without what trains or waits."""
+    for check in (check for check in CHECKS if check.is_selected(fast)):
         yield (finding := run_one_check(subject, check))
         if check.name == "schema" and finding.status == "fails":
             return
@@ -70,11 +67,11 @@ def run_one_check(subject: VendorSubject, check: Check[VendorSubject]) -> CheckF
     """Return the finding of one check, with its rows if it has any."""
 
     def run() -> str:
-        with subject.surroundings():
+        with subject.stage.entered(subject.spec.visible_devices_variable):
             return check.run(subject)
 
     finding = run_check(check.name, run)
     if check.rows is not None:
-        with suppress(Exception), subject.surroundings():  # the finding already reports the cause
+        with suppress(Exception), subject.stage.entered(subject.spec.visible_devices_variable):
             return replace(finding, rows=check.rows(subject))
-    return finding
+    return finding  # it already reports the cause of rows that are missing

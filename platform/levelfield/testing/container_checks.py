@@ -30,27 +30,28 @@ def options(subject: VendorSubject) -> str:
             raise Fails(f"container.environment.{name}: '{text}'", "only '{index}' may be in braces")
     if subject.spec.is_host:
         return "one machine, divided into devices; containers see all of it"
-    for device in devices:
-        _check_one_device(subject, device, devices)
+    for device in devices:  # its options are part of the options of all, without those of other devices
+        single, everything = subject.adapter().container([device]), subject.adapter().container(devices)
+        others = subject.adapter().container([other for other in devices if other != device])
+        if not set(single.device_nodes) <= set(everything.device_nodes):
+            what = f"device {device.index} alone has nodes that all together lack"
+            raise Fails(what, "use one rule for every choice")
+        for field in ("device_nodes", "device_request"):
+            alone, rest, both = (set(getattr(o, field)) for o in (single, others, everything))
+            if both - rest and not both - rest <= alone:
+                raise Fails(f"{field} of device {device.index}: {sorted(alone)}, expected {sorted(both - rest)} too")
+        if single.request_driver and len(single.device_request) != 1:
+            what = f"found device_request {single.device_request} for one device"
+            raise Fails(what, "give one identity for each device")
     return _restriction(subject, devices)
 
 
-def _check_one_device(subject: VendorSubject, device: Device, devices: Sequence[Device]) -> None:
-    """Check that the options of one device are part of the options of all, without those of other devices."""
-    single, everything = subject.adapter().container([device]), subject.adapter().container(devices)
-    others = subject.adapter().container([other for other in devices if other != device])
-    if not set(single.device_nodes) <= set(everything.device_nodes):
-        raise Fails(f"device {device.index} alone has nodes that all together lack", "use one rule for every choice")
-    for field in ("device_nodes", "device_request"):
-        alone, rest, whole = (set(getattr(o, field)) for o in (single, others, everything))
-        if whole - rest and not whole - rest <= alone:
-            raise Fails(f"{field} of device {device.index}: {sorted(alone)}, expected {sorted(whole - rest)} too", "")
-    if single.request_driver and len(single.device_request) != 1:
-        raise Fails(f"found device_request {single.device_request} for one device", "give one identity for each device")
-
-
 def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
-    """Return how the container restricts the devices. Raises Fails when it does not restrict them."""
+    """Return how the container restricts the devices.
+
+    Raises Fails when it does not restrict them, and when one device has its own node and another has none. Raises
+    Missing when no device is shown.
+    """
     spec, variable = subject.spec, subject.spec.visible_devices_variable
     first = devices[0]
     second = replace(first, index=first.index + 1, identity=f"{first.identity}-other", visible_as=None)
@@ -61,17 +62,12 @@ def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
     declared = [*spec.container.device_nodes, *spec.container.environment.values()]
     if any("{index}" in text for text in declared) or spec.container.device_request:
         raise Fails("vendor.yaml has options for each device, but container() ignores them", "show the given devices")
-    if variable and not spec.container.renumbered:
-        _check_all_shown(subject, devices)
-        return f"the container sees all devices; only {variable} restricts the processes"
-    raise Fails(
-        "the container options are the same for every choice of devices",
-        "use {index} in device_nodes or environment, or device_request; or leave renumbered out and name the variable",
-    )
-
-
-def _check_all_shown(subject: VendorSubject, devices: Sequence[Device]) -> None:
-    """Raise Missing when no device is shown, and Fails when one device has its own node and another has none."""
+    if not variable or spec.container.renumbered:
+        raise Fails(
+            "the container options are the same for every choice of devices",
+            "use {index} in device_nodes or environment, or device_request; or leave renumbered out and name the "
+            "variable",
+        )
     options = subject.adapter().container(devices)
     if not (options.device_nodes or options.device_request or options.engine_runtime or options.environment):
         raise Missing("container: no option shows a device", "add device_nodes, device_request or engine_runtime")
@@ -83,6 +79,7 @@ def _check_all_shown(subject: VendorSubject, devices: Sequence[Device]) -> None:
                 f"device {hidden[0]} has no node: {node[0]} belongs to one device, but every container gets it",
                 f"write {node[1]}{{index}} in device_nodes",
             )
+    return f"the container sees all devices; only {variable} restricts the processes"
 
 
 def privileges(subject: VendorSubject) -> str:

@@ -29,10 +29,12 @@ class NumberPlace(NamedTuple):
     start: int
     end: int
     unit: tuple[int, int] | None
+    field: str = ""  # of the sample or the device whose value depends on it; empty before that is known
 
 
-def truncated(text: str) -> Iterator[str]:
+def truncated(recording: Recording) -> Iterator[str]:
     """Return copies that end early: at evenly spaced places, and at each of the last characters."""
+    text = recording.text
     stride = max(1, len(text) // MOST_COPIES)
     places = {*range(0, len(text), stride), *range(max(0, len(text) - 20), len(text))}
     return (text[:place] for place in sorted(places))
@@ -40,32 +42,31 @@ def truncated(text: str) -> Iterator[str]:
 
 def reordered(recording: Recording) -> Iterator[str]:
     """Return copies with whole records, or other parts without a fixed order, in another order."""
-    text = recording.text
-    if recording.is_json:
-        yield from _json_reordered(text, recording.tool.records if recording.tool else ())
-    elif recording.line_is_record:
+    text, tool = recording.text, recording.tool
+    if tool is None or tool.format == "csv":
+        is_lines = tool is not None or recording.path.suffix == ".csv"
+    else:
+        is_lines = len(tool.patterns) == 1 and "\\n" not in tool.patterns[0]  # each line belongs to one device
+    if tool.format == "json" if tool else recording.path.suffix == ".json":
+        try:
+            document = inner = json.loads(text)
+            yield json.dumps(_turned(document))
+            for key in tool.records if tool else ():
+                inner = inner[key]
+        except (ValueError, LookupError, TypeError):
+            return
+        if isinstance(inner, list):
+            inner.reverse()
+            yield json.dumps(document)
+    elif is_lines:
         lines = text.splitlines(keepends=True)
         yield "".join(reversed(lines))
         yield from ("".join([*lines[:at], *reversed(lines[at : at + 2]), *lines[at + 2 :]]) for at in range(len(lines)))
-    elif recording.tool:
-        starts = [match.start() for match in re.finditer(recording.tool.patterns[0], text, re.MULTILINE)]
+    elif tool:
+        starts = [match.start() for match in re.finditer(tool.patterns[0], text, re.MULTILINE)]
         if starts:  # the check `devices` reports a recording without a record
             blocks = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
             yield text[: starts[0]] + "".join(reversed(blocks))
-
-
-def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:
-    """Return copies with keys in reverse order, and with a list of records in reverse order."""
-    try:
-        document = inner = json.loads(text)
-        yield json.dumps(_turned(document))
-        for key in records:
-            inner = inner[key]
-    except (ValueError, LookupError, TypeError):
-        return
-    if isinstance(inner, list):
-        inner.reverse()
-        yield json.dumps(document)
 
 
 def _turned(value: Any) -> Any:
@@ -75,8 +76,9 @@ def _turned(value: Any) -> Any:
     return [_turned(item) for item in value] if isinstance(value, list) else value
 
 
-def repeated(text: str) -> Iterator[str]:
+def repeated(recording: Recording) -> Iterator[str]:
     """Return copies with the whole output twice, with each line twice, and without each line."""
+    text = recording.text
     yield text + text
     lines = text.splitlines(keepends=True)
     stride = max(1, len(lines) // MOST_COPIES)
@@ -114,11 +116,11 @@ def unavailable(text: str, number: NumberPlace) -> str:
     return text[: number.start] + _as_json("NA", text, number) + text[end:]
 
 
-def other_unit(text: str, number: NumberPlace, field: str) -> str:
+def other_unit(text: str, number: NumberPlace) -> str:
     """Return the text with an impossible unit, instead of the printed unit or after a number without one."""
     if number.unit:
-        return text[: number.unit[0]] + FOREIGN[field] + text[number.unit[1] :]
-    quantity = f"{text[number.start : number.end]} {FOREIGN[field]}"
+        return text[: number.unit[0]] + FOREIGN[number.field] + text[number.unit[1] :]
+    quantity = f"{text[number.start : number.end]} {FOREIGN[number.field]}"
     return text[: number.start] + _as_json(quantity, text, number) + text[number.end :]
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from levelfield.catalog.chip_names import chip_clash
 from levelfield.contracts.readings import is_named
-from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.chips import SOURCES, SPARSE, out_of_range
-from levelfield.specs.vendor import Chip, PeakDtype
+from levelfield.specs.vendor import PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.recordings import ORIGINS, Recording
+from levelfield.testing.recordings import ORIGINS
 from levelfield.testing.subject import VendorSubject
 
 BLANK = "FILL IN"
@@ -61,7 +60,17 @@ def chips(subject: VendorSubject) -> str:
     if not entries:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
     for chip in entries:
-        _check_sources(chip)
+        for number, source in SOURCES.items():
+            if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
+                raise Missing(f"chip {chip.name}: {number} has no {source}", "name the document of the number")
+        link = chip.interconnect
+        if link is not None and link.bytes_per_second is not None and link.each_way_bytes_per_second is None:
+            raise Missing(
+                f"chip {chip.name}: interconnect.bytes_per_second does not say whether it counts both ways",
+                "give each_way_bytes_per_second, and source_counts: each way, or both ways",
+            )
+        if any(not end.strip() for end in chip.match):
+            raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
     for at, chip in enumerate(entries):
         for other in entries[:at]:
             if name := next((end for end in chip.match if is_named(end, other.match)), None):
@@ -73,39 +82,23 @@ def chips(subject: VendorSubject) -> str:
     return f"{len(entries)} chip(s){note}"
 
 
-def _check_sources(chip: Chip) -> None:
-    for number, source in SOURCES.items():
-        if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
-            raise Missing(f"chip {chip.name}: {number} has no {source}", "name the document of the number")
-    link = chip.interconnect
-    if link is not None and link.bytes_per_second is not None and link.each_way_bytes_per_second is None:
-        raise Missing(
-            f"chip {chip.name}: interconnect.bytes_per_second does not say whether it counts both ways",
-            "give each_way_bytes_per_second, and source_counts: each way, or both ways",
-        )
-    if any(not end.strip() for end in chip.match):
-        raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
-
-
 def origins(subject: VendorSubject) -> str:
     """Check that recorded/README.md names every recording."""
     subject.needs_recordings()
     path = subject.folder / "recorded" / ORIGINS
-    if not path.is_file():
-        names = ", ".join(r.path.name for r in subject.recordings)
-        raise Missing(f"found no recorded/README.md, expected one that names {names}", _hint(subject.recordings[0]))
-    _check_blanks(path)
-    text = path.read_text(encoding="utf-8", errors="replace")
-    unnamed = [r for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
+    unnamed, found = subject.recordings, "found no recorded/README.md, expected one that names"
+    if path.is_file():
+        _check_blanks(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        unnamed = tuple(r for r in unnamed if not re.search(rf"\b{re.escape(r.path.name)}", text))
+        found = "recorded/README.md does not name"
     if unnamed:
-        names = ", ".join(r.path.name for r in unnamed)
-        raise Missing(f"recorded/README.md does not name {names}", _hint(unnamed[0]))
+        first, command = unnamed[0].path.name, " ".join(unnamed[0].argv)
+        raise Missing(
+            f"{found} {', '.join(r.path.name for r in unnamed)}",
+            f"add a line for each: - `{first}`: `{command}`, date, machine, chips, driver, owner",
+        )
     return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"
-
-
-def _hint(recording: Recording) -> str:
-    command = " ".join(recording.argv)
-    return f"add a line for each: - `{recording.path.name}`: `{command}`, date, machine, chips, driver, owner"
 
 
 def plausible(subject: VendorSubject) -> str:
@@ -122,27 +115,22 @@ def plausible(subject: VendorSubject) -> str:
                 f"{bandwidth / 1e9:g} GB/s",
                 "check whether the source counts bits, all devices together, or both ways",
             )
-    if doubt := next(_high_peaks(subject), None):
-        raise Warns(*doubt)
-    return f"{len(entries)} chip(s): numbers are within their ranges and fit together"
-
-
-def _high_peaks(subject: VendorSubject) -> Iterator[tuple[str, str]]:
-    """Return each peak that may be one with sparsity: what was found, what to do."""
     others = [subject.registry.vendor_file(name) for name in subject.registry.vendors if name != subject.name]
-    for chip in subject.spec.chips:
+    for chip in entries:  # a peak that may be one with sparsity
         peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
         if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
-            yield f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?", SPARSE
+            message = f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?"
+            raise Warns(message, SPARSE)
         for dtype in HELD:
             rates = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
             most, name = max(rates, default=(0.0, ""))
             if rates and dtype in peaks and not peaks[dtype] <= ABOVE * most:
-                yield (
+                raise Warns(
                     f"chip {chip.name}: the {dtype} peak is {peaks[dtype]:g} TFLOP/s, and the highest of another "
                     f"vendor's is {most:g} ({name}): is it with sparsity, of several chips, or of a smaller type?",
                     "compare its source; if it is dense and of one device, leave it",
                 )
+    return f"{len(entries)} chip(s): numbers are within their ranges and fit together"
 
 
 def claims(subject: VendorSubject) -> str:
@@ -151,22 +139,17 @@ def claims(subject: VendorSubject) -> str:
         raise NotApplicable("the host's processors are no vendor's alone")
     mine = subject.devices()
     others = [name for name in subject.registry.vendors if name != subject.name]
-    for name in (other for other in others if not subject.registry.vendor_file(other).is_host):
-        same = next((d for d in subject.over(subject.outputs, name).devices() if _is_one_of(d, mine)), None)
-        if same:
-            raise Fails(
-                f"vendor {name} claims device {same.index} ({same.description}) as well, by the same tool or node",
-                "give the two vendors different tools, or make the patterns of one so strict that only its own "
-                "devices fit; without a named vendor the first by name would be taken",
-            )
+    accelerators = [name for name in others if not subject.registry.vendor_file(name).is_host]
+    for name in accelerators:
+        for device, other in itertools.product(subject.over(subject.outputs, name).devices(), mine):
+            by_node = device.chip is None and device.identity is None  # a device of a node has its index only
+            has_identity = device.identity is not None and device.identity == other.identity
+            has_place = device.index == other.index and (by_node or device.description == other.description)
+            if has_identity or has_place:
+                raise Fails(
+                    f"vendor {name} claims device {device.index} ({device.description}) as well, by the same tool or "
+                    "node",
+                    "give the two vendors different tools, or make the patterns of one so strict that only its own "
+                    "devices fit; without a named vendor the first by name would be taken",
+                )
     return f"none of {len(others)} other vendor(s) claims these devices"
-
-
-def _is_one_of(device: Device, mine: Sequence[Device]) -> bool:
-    """Return whether a device has the identity, or index and name, of one of mine; one of a node has its index only."""
-    by_node = device.chip is None and device.identity is None
-    return any(
-        (device.identity is not None and device.identity == other.identity)
-        or (device.index == other.index and (by_node or device.description == other.description))
-        for other in mine
-    )

@@ -43,7 +43,12 @@ class Check(Generic[Subject]):
     name: str
     run: Callable[[Subject], str]  # returns a sentence when all is good, or raises NotOk
     slow: bool = False  # it trains, waits or plans every case
+    only_fast: bool = False  # a slow check does its work too
     rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None  # returns the values to show beside the sentence
+
+    def is_selected(self, fast: bool) -> bool:
+        """Return whether the suite has this check. fast: without the slow ones."""
+        return not (self.slow if fast else self.only_fast)
 
 
 class NotOk(Exception):

@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.execution import FIRST_NODE, ProcessWork, Request
+from levelfield.contracts.execution import FIRST_NODE, Request
 from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import runner, scheduler
@@ -52,11 +52,14 @@ class LaunchedRun:
     result: Result
     paths: RunPaths
     outcome: dict[str, Any]  # the content of outcome.json
+    nodes: list[dict[str, Any]]  # those of the outcome
+    reason: str  # why it ended so
     left: tuple[str, ...]  # processes that still run
 
-    @property
-    def nodes(self) -> list[dict[str, Any]]:
-        return list(self.outcome.get("nodes", ()))
+
+def processes_here(mark: str) -> Sequence[str]:
+    """Return the processes of this machine with a mark."""
+    return [f"process {p.pid} ({p.info['name']})" for p in marked_processes(MARK, mark)]
 
 
 @dataclass
@@ -68,7 +71,7 @@ class LauncherSubject:
     plugins: tuple[Path, ...] = ()
     nodes: int = 2  # or more
     # returns the processes on the nodes whose variable DRILL_MARK has a value
-    left: Callable[[str], Sequence[str]] = field(default=lambda mark: processes_here(mark))
+    left: Callable[[str], Sequence[str]] = processes_here
     temporary: object = None  # what exists as long as the subject, such as a temporary folder
     shared: dict[str, LaunchedRun] = field(default_factory=dict)
 
@@ -113,13 +116,9 @@ class LauncherSubject:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := self.left(mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        self.shared[fault] = LaunchedRun(result, paths, outcome, tuple(left))
+        reason = str(outcome.get("evidence") or result.status.evidence)
+        self.shared[fault] = LaunchedRun(result, paths, outcome, list(outcome.get("nodes", ())), reason, tuple(left))
         return self.shared[fault]
-
-
-def processes_here(mark: str) -> Sequence[str]:
-    """Return the processes of this machine with a mark."""
-    return [f"process {p.pid} ({p.info['name']})" for p in marked_processes(MARK, mark)]
 
 
 class LauncherConformance:
@@ -142,12 +141,6 @@ class LauncherConformance:
         """Return the processes on the nodes whose variable DRILL_MARK has this value; by default this machine's."""
         return processes_here(mark)
 
-    @classmethod
-    def launch_plan(cls) -> LaunchPlan:
-        site = load(Site, cls.site) if cls.site else Site()
-        hosts = load(HostsFile, cls.hosts).hosts[: cls.nodes] if cls.hosts else ()
-        return LaunchPlan(launcher=cls.launcher, code=launcher_code(cls.launcher, cls.plugins), site=site, hosts=hosts)
-
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "launcher_check" in metafunc.fixturenames:
             metafunc.parametrize("launcher_check", REQUEST_CHECKS if self.requests_only else LAUNCHER_CHECKS)
@@ -164,8 +157,12 @@ class LauncherConformance:
         if cls not in _SUBJECTS:
             temporary = None if cls.runs else tempfile.TemporaryDirectory(prefix="levelfield-launcher-")
             runs = cls.runs or Path(str(temporary and temporary.name))
+            site = load(Site, cls.site) if cls.site else Site()
+            hosts = load(HostsFile, cls.hosts).hosts[: cls.nodes] if cls.hosts else ()
+            code = launcher_code(cls.launcher, cls.plugins)
+            launch = LaunchPlan(launcher=cls.launcher, code=code, site=site, hosts=hosts)
             plugins = tuple(path.absolute() for path in cls.plugins)
-            _SUBJECTS[cls] = LauncherSubject(cls.launch_plan(), runs, plugins, cls.nodes, cls.left, temporary)
+            _SUBJECTS[cls] = LauncherSubject(launch, runs, plugins, cls.nodes, cls.left, temporary)
         return _SUBJECTS[cls]
 
 
@@ -196,10 +193,11 @@ def pure(subject: LauncherSubject) -> str:
 def ranks(subject: LauncherSubject) -> str:
     """Check that every rank of every node is in the request once, in order, with its place."""
     request, world = subject.request(), subject.nodes
-    numbers = [process.rank for node in request.nodes for process in node.processes]
+    processes = [process for node in request.nodes for process in node.processes]
+    numbers = [process.rank for process in processes]
     if numbers != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
         raise Fails(f"ranks {numbers}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
-    for process in _processes(request):
+    for process in processes:
         expected = {"RANK": str(process.rank), "WORLD_SIZE": str(world), "NODE_RANK": str(process.rank)}
         wrong = {name for name, value in expected.items() if process.environment.get(name) != value}
         if wrong:
@@ -209,8 +207,20 @@ def ranks(subject: LauncherSubject) -> str:
 
 def submitted(subject: LauncherSubject) -> str:
     """Check that what is sent has the work of every rank once. A dry run prints it."""
-    works = _works(subject.request())
-    numbers = sorted(process["rank"] for work in works for process in work.get("processes", ()))
+    numbers: list[int] = []
+    decoder = json.JSONDecoder()
+    for sent in subject.request().submissions:
+        for text in (*sent.files.values(), sent.stdin or ""):  # the JSON of a node is one of them, or a part of one
+            at = text.find(_BEGIN)
+            while at >= 0:
+                try:
+                    content, end = decoder.raw_decode(text, text.rfind("{", 0, at))
+                except ValueError:
+                    content, end = None, at + 1
+                if isinstance(content, dict):
+                    numbers += [process["rank"] for process in content.get("processes", ())]
+                at = text.find(_BEGIN, max(end, at + 1))
+    numbers.sort()
     if numbers != list(range(subject.nodes)):
         expected = f"expected {list(range(subject.nodes))} once each"
         raise Fails(f"the submissions have ranks {numbers}, {expected}", "put node_content of every node into them")
@@ -220,15 +230,21 @@ def submitted(subject: LauncherSubject) -> str:
 def rendezvous(subject: LauncherSubject) -> str:
     """Check that all ranks have one fixed address and port, which other machines can reach."""
     request, (first, last) = subject.request(), subject.launch.site.ports
-    places = {(p.environment.get("MASTER_ADDR"), p.environment.get("MASTER_PORT")) for p in _processes(request)}
+    processes = [process for node in request.nodes for process in node.processes]
+    places = {(p.environment.get("MASTER_ADDR"), p.environment.get("MASTER_PORT")) for p in processes}
     if len(places) != 1:
         raise Fails(f"{len(places)} rendezvous places, expected one", "give every rank the first node's address")
     address, port = places.pop()
     if not str(port).isdecimal() or not first <= int(str(port)) <= last:
         raise Fails(f"MASTER_PORT {port}, expected a number from {first} to {last}", "use request_for_nodes")
-    if address != FIRST_NODE and _is_here(str(address)):
+    try:
+        ip = ipaddress.ip_address(str(address))
+        is_here = ip.is_loopback or ip.is_unspecified
+    except ValueError:
+        is_here = str(address).lower() in _NAMES_OF_HERE or not address
+    if address != FIRST_NODE and is_here:
         raise Fails(f"MASTER_ADDR {address} is each node itself", f"give the first node's address, or {FIRST_NODE}")
-    words = [word for p in _processes(request) for word in p.argv if word.startswith(_DYNAMIC)]
+    words = [word for p in processes for word in p.argv if word.startswith(_DYNAMIC)]
     if words:
         raise Fails(f"argv has {words[0]}", "start ranks as the request has them, without a dynamic rendezvous")
     return f"{address}, port {port}"
@@ -249,7 +265,7 @@ def runs(subject: LauncherSubject) -> str:
     """Check a whole run: it is valid, and all evidence of every node is there."""
     run = subject.run("none")
     if run.outcome["cause"] != "exited" or run.result.status.word != "valid":
-        raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {_reason(run)}", "see logs/ of the run")
+        raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {run.reason}", "see logs/ of the run")
     if bad := [node["name"] for node in run.nodes if node["word"] != "ended" or node["missing"]]:
         raise Fails(f"nodes {', '.join(bad)}: {run.nodes}", "bring the files of every node into the run directory")
     _check_ends(run, subject.nodes)
@@ -274,9 +290,7 @@ def failure(subject: LauncherSubject) -> str:
     """Check that a killed rank is the cause, with its node's name, and that the finished steps are kept."""
     run = subject.run("killed")
     if run.outcome["cause"] != "rank-failed":
-        raise Fails(
-            f"cause {run.outcome['cause']}: {_reason(run)}", "the first cause decides, not what follows from it"
-        )
+        raise Fails(f"cause {run.outcome['cause']}: {run.reason}", "the first cause decides, not what follows from it")
     last = subject.nodes - 1
     ends = _check_ends(run, subject.nodes)
     if ends[last]["signal"] != 9:
@@ -293,7 +307,7 @@ def interrupted(subject: LauncherSubject) -> str:
     """Check that a user's interrupt ends every rank on every node, and keeps the finished steps."""
     run = subject.run("waits", interrupted_at=2)
     if run.outcome["cause"] != "interrupted":
-        raise Fails(f"cause {run.outcome['cause']}: {_reason(run)}", "return `interrupted` for KeyboardInterrupt")
+        raise Fails(f"cause {run.outcome['cause']}: {run.reason}", "return `interrupted` for KeyboardInterrupt")
     _check_ends(run, subject.nodes)
     if _steps(run, 0)[:2] != _STEPS_BEFORE_FAULT:
         raise Fails(f"steps {_steps(run, 0)} of rank 0", "bring the events also after an interrupt")
@@ -317,36 +331,6 @@ LAUNCHER_CHECKS: Mapping[str, Check] = {
 }  # fmt: skip
 
 
-def _processes(request: Request) -> Iterator[ProcessWork]:
-    return (process for node in request.nodes for process in node.processes)
-
-
-def _works(request: Request) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON of each node wherever a submission has it: a file, standard input, or a part of either."""
-    decoder = json.JSONDecoder()
-    for sent in request.submissions:
-        for text in (*sent.files.values(), sent.stdin or ""):
-            at = text.find(_BEGIN)
-            while at >= 0:
-                start = text.rfind("{", 0, at)
-                try:
-                    content, end = decoder.raw_decode(text, start)
-                except ValueError:
-                    content, end = None, at + 1
-                if isinstance(content, dict):
-                    yield content
-                at = text.find(_BEGIN, max(end, at + 1))
-
-
-def _is_here(address: str) -> bool:
-    """Return whether an address means each machine itself."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address.lower() in _NAMES_OF_HERE or not address
-    return ip.is_loopback or ip.is_unspecified
-
-
 def _check_ends(run: LaunchedRun, world: int) -> list[dict[str, Any]]:
     """Return the ends of all ranks. Raises Fails where a rank or a node has none."""
     ends: list[dict[str, Any]] = run.outcome["ends"]
@@ -361,7 +345,3 @@ def _steps(run: LaunchedRun, rank: int) -> list[int]:
     path = run.paths.events / f"rank{rank}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [event["step"] for event in map(json.loads, lines) if event.get("event") == "step"]
-
-
-def _reason(run: LaunchedRun) -> str:
-    return str(run.outcome.get("evidence") or run.result.status.evidence)

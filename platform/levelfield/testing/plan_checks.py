@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
@@ -23,7 +23,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
-from levelfield.specs.vendor import HOST_KIND, Chip
+from levelfield.specs.vendor import HOST_KIND
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
@@ -56,33 +56,29 @@ def launch(subject: VendorSubject) -> str:
         raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
     subject.stage.replay(subject.outputs)
     for framework in frameworks:
-        _check_framework(subject, framework)
+        plan = _first_plan(subject, framework)
+        access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
+        strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
+        if strange:
+            raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
+        if not plan.hardware.is_host and access.device.lower() == HOST_KIND:
+            raise Fails(
+                f"frameworks.{framework}: device {access.device}, so every figure would be of the processors and carry "
+                f"the name of {plan.hardware.chip.name}",
+                "name the device that the framework has for this accelerator; only `device_kind: cpu` has device cpu",
+            )
+        job = job_of(plan, paths)
+        if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
+            raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
+        for process in LocalLauncher().request(plan, paths, ProcessRuntime()).nodes[0].processes:
+            if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
+                raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
+            expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
+            for name, value in {**plan.hardware.environment, **expected}.items():
+                if (actual := process.environment.get(name)) != value:
+                    do = f"remove {name} from `environment` of vendor.yaml"
+                    raise Fails(f"{framework}: {name} is {actual}, expected {value}", do)
     return f"argv, variables, device and backend of {', '.join(frameworks)}"
-
-
-def _check_framework(subject: VendorSubject, framework: str) -> None:
-    plan = _first_plan(subject, framework)
-    access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
-    strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
-    if strange:
-        raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
-    if not plan.hardware.is_host and access.device.lower() == HOST_KIND:
-        raise Fails(
-            f"frameworks.{framework}: device {access.device}, so every figure would be of the processors and carry the "
-            f"name of {plan.hardware.chip.name}",
-            "name the device that the framework has for this accelerator; only `device_kind: cpu` has device cpu",
-        )
-    job = job_of(plan, paths)
-    if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
-        raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
-    for process in LocalLauncher().request(plan, paths, ProcessRuntime()).nodes[0].processes:
-        if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
-            raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
-        expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
-        for name, value in {**plan.hardware.environment, **expected}.items():
-            if (actual := process.environment.get(name)) != value:
-                do = f"remove {name} from `environment` of vendor.yaml"
-                raise Fails(f"{framework}: {name} is {actual}, expected {value}", do)
 
 
 def _first_plan(subject: VendorSubject, framework: str) -> Plan:
@@ -130,8 +126,11 @@ def tuning(subject: VendorSubject) -> str:
 def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:
     """Return the number of plans. Raises Fails for a row that makes a plan impossible, that does not fit where a plan
     without it fits or where it names devices and nodes, or that applies nowhere."""
-    plans = 0
-    for selector in _selectors(subject, case, row):
+    plans, devices = 0, row.devices or DEVICES
+    frameworks = [row.framework] if row.framework else subject.registry.reaching(subject.spec)
+    chips = [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]
+    for framework, chip, nodes in itertools.product(frameworks, chips, [row.nodes] if row.nodes else NODES):
+        selector = Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
         try:
             selection = replace(lookup.find(subject.registry, selector), devices=())
         except NotHere:
@@ -139,24 +138,14 @@ def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -
         is_possible, error = _plan_fault(selection, selector, row.scale)
         is_of_row = is_possible and row.devices and row.nodes
         if error and (is_of_row or not _plan_fault(replace(selection, tuning_rows=()), selector, row.scale)[1]):
-            where = f"{selector.framework} on {selector.nodes} x {selector.devices} {selector.target}"
             raise Fails(
-                f"tuning/{case}.yaml: key 'rows.{number}': {where}: {error}",
+                f"tuning/{case}.yaml: key 'rows.{number}': {framework} on {nodes} x {devices} {chip}: {error}",
                 "correct the row, or add the condition `nodes`, `devices` or `framework` to it",
             )
         plans += is_possible
     if plans == 0:
         raise Fails(f"tuning/{case}.yaml: key 'rows.{number}': it applies nowhere", "correct its conditions")
     return plans
-
-
-def _selectors(subject: VendorSubject, case: str, row: TuningRow) -> Iterator[Selector]:
-    """Return every framework, chip and number of nodes on which the row applies."""
-    for framework in [row.framework] if row.framework else subject.registry.reaching(subject.spec):
-        for chip in [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]:
-            for nodes in [row.nodes] if row.nodes else NODES:
-                devices = row.devices or DEVICES
-                yield Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
 
 
 def _plan_fault(selection: Selection, selector: Selector, scale: Scale) -> tuple[bool, str | None]:
@@ -185,7 +174,18 @@ def cases(subject: VendorSubject) -> str:
     if not frameworks or not subject.spec.chips:
         raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
     names, chip = sorted(subject.registry.cases), subject.spec.chips[0]
-    without = {name: reason for name in names if (reason := _refusal(subject, name, frameworks, chip))}
+    without: dict[str, str] = {}  # of a case that no framework has a plan for: why the first one has none
+    for name in names:
+        reasons = []
+        for framework in frameworks:
+            selector = Selector(case=name, framework=framework, target=chip.name, devices=DEVICES)
+            try:
+                planned(elsewhere(subject.registry, selector), selector, "full")
+                break
+            except UsageError as error:
+                reasons.append(" ".join(str(error).split()))
+        else:
+            without[name] = reasons[0]
     if len(without) == len(names):
         name, reason = next(iter(without.items()))
         raise Fails(
@@ -193,31 +193,12 @@ def cases(subject: VendorSubject) -> str:
         )
     summary = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
     none = "; ".join(f"{name}: {shorten(reason, SHOWN, placeholder=' ...')}" for name, reason in without.items())
-    return f"{summary}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
-
-
-def _refusal(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
-    """Return why no framework has a plan for the case, by the first one; None where one has."""
-    reasons = []
-    for framework in frameworks:
-        selector = Selector(case=case, framework=framework, target=chip.name, devices=DEVICES)
-        try:
-            planned(elsewhere(subject.registry, selector), selector, "full")
-        except UsageError as error:
-            reasons.append(" ".join(str(error).split()))
-        else:
-            return None
-    return reasons[0]
-
-
-def _peaks(subject: VendorSubject, names: Sequence[str]) -> str:
-    """Return a sentence about each precision of the cases whose peak a chip lacks: their runs have no MFU there."""
+    summary += f"; none: {none}" if none else ""
     uses: dict[Precision, list[str]] = {}
     for name in names:
         uses.setdefault(subject.registry.case(name).training.precision, []).append(name)
-    sentences = ""
     for precision, used in sorted(uses.items()):
         if lacking := [chip.name for chip in subject.spec.chips if precision not in chip.peaks]:
             others = f" and {len(used) - 1} other case{'s' if len(used) > 2 else ''}" if len(used) > 1 else ""
-            sentences += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"
-    return sentences
+            summary += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"
+    return summary

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class ConfigKeys:
             without = "missing; transformers' own default has changed between releases, or there is none"
             if key in self.ignored:
                 without = "the model needs it; it cannot be left out: give no --ignore for it"
-            self.needed(key, without)
+            self.problem(key, without, is_needed=True)
             return None
         value = self.content[key]
         types = kind if isinstance(kind, tuple) else (kind,)
@@ -110,7 +111,7 @@ class ConfigKeys:
         if (is_truth and bool in types) or (not is_truth and isinstance(value, types)):
             return value
         names = " or ".join("null" if member is type(None) else member.__name__ for member in types)
-        self.needed(key, f"found {_as_json(value)}, expected {names}")
+        self.problem(key, f"found {_as_json(value)}, expected {names}", is_needed=True)
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
@@ -120,13 +121,9 @@ class ConfigKeys:
         if not any(type(value) is type(option) and value == option for option in allowed):
             self.problem(key, f"{'found' if key in self.content else 'by default'} {_as_json(value)}: {reason}")
 
-    def problem(self, key: str, says: str) -> None:
-        """Add a problem of a key that the user may leave out."""
-        self.may_ignore = True
-        self.needed(key, says)
-
-    def needed(self, key: str, says: str) -> None:
-        """Add a problem of a key that no model is without: it cannot be left out."""
+    def problem(self, key: str, says: str, is_needed: bool = False) -> None:
+        """Add a problem of a key. is_needed: no model is without it, so the user cannot leave it out."""
+        self.may_ignore |= not is_needed
         self.problems.append(f"key '{self._above}{key}': {says}")
 
     def written_as(self, field: str) -> str | None:
@@ -163,7 +160,11 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         raise DocumentError(f"{path}: found no mapping of keys to values, expected Hugging Face's config.json")
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
-        raise UsageError(f"{path}: key 'model_type': {_unknown(kind)}")
+        reason = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
+        value = "missing" if kind is None else f"found {str(kind)[:40]!r}{reason}"
+        expected = f"expected one of {', '.join(sorted(_READERS))}"
+        by_hand = "For another one write the case by hand: docs/writing-a-case.md"
+        raise UsageError(f"{path}: key 'model_type': {value}; {expected}. {by_hand}")
     if absent := sorted(ignored - set(content)):
         raise UsageError(f"--ignore {absent[0]}: {path} has no such key; leave the option out")
     read, defaults = _READERS[kind]
@@ -177,9 +178,11 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
     if length is not None and not 2 <= length <= MOST_SIZE:
-        keys.needed(positions, f"found {length}, expected 2 to {MOST_SIZE:,}")
+        keys.problem(positions, f"found {length}, expected 2 to {MOST_SIZE:,}", is_needed=True)
     if fields["vocab_size"] in range(1, LEAST_VOCABULARY):
-        keys.needed("vocab_size", f"found {fields['vocab_size']}, expected at least {LEAST_VOCABULARY}")
+        keys.problem(
+            "vocab_size", f"found {fields['vocab_size']}, expected at least {LEAST_VOCABULARY}", is_needed=True
+        )
     keys.finish()
     if keys.problems:
         lines = "".join(f"\n  {problem}" for problem in keys.problems)
@@ -191,13 +194,6 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         )
     left_out = tuple(sorted(set(keys.content) - keys.read))
     return PublishedModel(kind, _model(path, kind, fields, keys), length, left_out, keys.assumed, tuple(keys.remarks))
-
-
-def _unknown(kind: object) -> str:
-    reason = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
-    value = "missing" if kind is None else f"found {str(kind)[:40]!r}{reason}"
-    kinds = ", ".join(sorted(_READERS))
-    return f"{value}; expected one of {kinds}. For another one write the case by hand: docs/writing-a-case.md"
 
 
 def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
@@ -252,7 +248,20 @@ def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     """Return what all decoders with rotary positions have. The activation is that of an MLP with a gate."""
     heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
     width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
-    base, scaling = _rope(keys)
+    # the base and its scaling, by the older keys (rope_theta, rope_scaling) or by the newer rope_parameters
+    keys.must("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
+    older = keys.take("rope_scaling", (dict, type(None)))
+    newer = keys.take("rope_parameters", (dict, type(None)))
+    if older and newer and older != newer:
+        keys.problem("rope_scaling", "found other values than in rope_parameters")
+    name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
+    base = content.pop("rope_theta", None)
+    if base is None or "rope_theta" in keys.content:
+        theta = keys.take("rope_theta", NUMBER)
+        if base is not None and theta != base:
+            keys.problem("rope_theta", f"found {theta}, and {base} in {name}")
+        base = theta
+    scaling = _scaling(keys, name, content)
     return {
         "layers": keys.take("num_hidden_layers", int),
         "hidden_size": hidden,
@@ -283,18 +292,49 @@ def _llama(keys: ConfigKeys) -> Fields:
     return {**_rotary(keys), "bias": bool(bias), "activation": _one_of(keys, "hidden_act", _GATED)}
 
 
-def _without_bias(keys: ConfigKeys, window: int | None = None) -> Fields:
+def _without_bias(keys: ConfigKeys, has_window: bool = False) -> Fields:
+    window = keys.take("sliding_window", (int, type(None))) if has_window else None
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
     return {**_rotary(keys, window), "activation": _one_of(keys, "hidden_act", _GATED)}
 
 
 def _switched(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
+    """Return the fields with the sliding window of all layers. Adds a problem where only some layers have one."""
     fields = _without_bias(keys)
-    return {**fields, "sliding_window": _switched_window(keys, fields["layers"], is_mixture)}
-
-
-def _mistral(keys: ConfigKeys) -> Fields:
-    return _without_bias(keys, keys.take("sliding_window", (int, type(None))))
+    layers = fields["layers"]
+    keys.read.update(_WINDOW_KEYS)
+    if ignored := [key for key in _WINDOW_KEYS if key in keys.ignored]:
+        for key in ignored:
+            keys.problem(
+                key,
+                "it says which layers have a window; it cannot be left out: give no --ignore for it",
+                is_needed=True,
+            )
+        return {**fields, "sliding_window": None}
+    window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
+    # layer_types says which layers have it; without it those from max_window_layers on
+    types, entry = keys.take("layer_types", (list, type(None))), None
+    if types is not None:
+        key, kinds = "layer_types", set(map(str, types))
+        entry = ", ".join(sorted(kinds)) or "no entry"
+        if layers is not None and len(types) != layers:
+            keys.problem(key, f"found {len(types)} entries, expected one for each of {layers} layers", is_needed=True)
+    else:
+        key, kinds = "max_window_layers", {_FULL if window is None else _SLIDING}
+        entry = None if window is None else keys.take(key, int)
+        if entry is not None and layers is not None:
+            kinds = ({_FULL} if entry > 0 else set()) | ({_SLIDING} if entry < layers else set())
+    if kinds not in ({_FULL}, {_SLIDING}):
+        keys.problem(key, f"found {entry}: of a case, all layers have a sliding window or none", is_needed=True)
+    elif kinds == {_SLIDING} and window is None:
+        keys.problem(key, f"found {entry}, and use_sliding_window and sliding_window give no window", is_needed=True)
+    elif kinds == {_FULL} and window is not None and is_mixture:
+        keys.problem(
+            key,
+            f"found {entry}: by it no layer has a window, and in transformers' qwen3_moe all have it",
+            is_needed=True,
+        )
+    return {**fields, "sliding_window": window if kinds == {_SLIDING} else None}
 
 
 def _gemma(keys: ConfigKeys) -> Fields:
@@ -312,7 +352,7 @@ def _gemma(keys: ConfigKeys) -> Fields:
 
 def _mixtral(keys: ConfigKeys) -> Fields:
     keys.must("router_jitter_noise", (0.0, 0), "a case's router has no noise")
-    fields, chosen = _mistral(keys), keys.take("num_experts_per_tok", int)
+    fields, chosen = _without_bias(keys, has_window=True), keys.take("num_experts_per_tok", int)
     experts = {
         "count": keys.take("num_local_experts", int),
         "chosen": chosen,
@@ -362,56 +402,6 @@ def _one_of(keys: ConfigKeys, key: str, names: dict[str, str]) -> str | None:
     if value is not None and value not in names:
         keys.problem(key, f"found '{value}', expected one of {', '.join(names)}")
     return names.get(value or "")
-
-
-def _switched_window(keys: ConfigKeys, layers: int | None, is_mixture: bool = False) -> int | None:
-    """Return the sliding window of all layers; None without one. Adds a problem where only some layers have one."""
-    keys.read.update(_WINDOW_KEYS)
-    if ignored := [key for key in _WINDOW_KEYS if key in keys.ignored]:
-        for key in ignored:
-            keys.needed(key, "it says which layers have a window; it cannot be left out: give no --ignore for it")
-        return None
-    window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
-    key, entry, kinds = _attention_kinds(keys, window, layers)
-    if kinds not in ({_FULL}, {_SLIDING}):
-        keys.needed(key, f"found {entry}: of a case, all layers have a sliding window or none")
-    elif kinds == {_SLIDING} and window is None:
-        keys.needed(key, f"found {entry}, and use_sliding_window and sliding_window give no window")
-    elif kinds == {_FULL} and window is not None and is_mixture:
-        keys.needed(key, f"found {entry}: by it no layer has a window, and in transformers' qwen3_moe all have it")
-    return window if kinds == {_SLIDING} else None
-
-
-def _attention_kinds(keys: ConfigKeys, window: int | None, layers: int | None) -> tuple[str, object, set[str]]:
-    """Return the key that says which layers have a sliding window, what was found there, and the layers' kinds."""
-    types = keys.take("layer_types", (list, type(None)))
-    if types is not None:
-        kinds = set(map(str, types))
-        if layers is not None and len(types) != layers:
-            keys.needed("layer_types", f"found {len(types)} entries, expected one for each of {layers} layers")
-        return "layer_types", ", ".join(sorted(kinds)) or "no entry", kinds
-    first = None if window is None else keys.take("max_window_layers", int)
-    if first is None or layers is None:
-        return "max_window_layers", first, {_FULL if window is None else _SLIDING}
-    kinds = ({_FULL} if first > 0 else set()) | ({_SLIDING} if first < layers else set())
-    return "max_window_layers", first, kinds
-
-
-def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:
-    """Return the rotary base and scaling, by the older keys (rope_theta, rope_scaling) or the newer rope_parameters."""
-    keys.must("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
-    older = keys.take("rope_scaling", (dict, type(None)))
-    newer = keys.take("rope_parameters", (dict, type(None)))
-    if older and newer and older != newer:
-        keys.problem("rope_scaling", "found other values than in rope_parameters")
-    name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
-    base = content.pop("rope_theta", None)
-    if base is None or "rope_theta" in keys.content:
-        theta = keys.take("rope_theta", NUMBER)
-        if base is not None and theta != base:
-            keys.problem("rope_theta", f"found {theta}, and {base} in {name}")
-        base = theta
-    return base, _scaling(keys, name, content)
 
 
 def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
@@ -482,7 +472,7 @@ _WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # t
 _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
     "gpt2": (_gpt2, _GPT2),
     "llama": (_llama, {**_ROTARY, "num_key_value_heads": None, "mlp_bias": False}),
-    "mistral": (_mistral, _ROTARY),
+    "mistral": (partial(_without_bias, has_window=True), _ROTARY),
     "qwen2": (lambda keys: {**_switched(keys), "qkv_bias": True}, {**_ROTARY, **_SWITCHED}),
     "qwen3": (lambda keys: {**_switched(keys), "query_key_norm": True}, {**_WIDE, **_SWITCHED}),
     "gemma": (_gemma, {**_WIDE, **_GEMMA}),

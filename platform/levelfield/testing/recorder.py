@@ -79,10 +79,6 @@ class Captured:
     rule: Tool | str | None  # that reads it, or the pattern of the version in it
     required: bool  # there is no recording without it
 
-    @property
-    def text(self) -> str:
-        return self.answer.text or ""
-
 
 def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
     """Run each command of vendor.yaml or adapter.py, write recorded/, and return sentences about what was done.
@@ -90,9 +86,32 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     Raises UsageError for existing recordings without `force`. Raises RunFailed when a tool for devices or samples
     prints nothing or fails.
     """
+    recorded = folder / "recorded"
+    captured = _captured(vendor, folder, force)
+    texts = {item.file: item.answer.text for item in captured if item.answer.text is not None}
+    rules = {item.file: item.rule for item in captured if item.rule}
+    stored = redacted(texts, rules) if redact else texts
+    _write(recorded, vendor, captured, stored)
+    notes = []
+    for item in captured:
+        if item.answer.text is None:
+            notes.append(f"{item.role}: not recorded: {item.answer.reason}")
+        else:
+            lines = len(item.answer.text.splitlines())
+            notes.append(f"{recorded / item.file}: {lines} line(s) of `{shlex.join(item.argv)}`")
+    return [*notes, *_identity_notes(texts, rules, redact)]
+
+
+def _captured(vendor: Vendor, folder: Path, force: bool) -> list[Captured]:
+    """Return what the tools of vendor.yaml print, or of adapter.py, where vendor.yaml has none. Raises as `record`."""
     recorded, declared = folder / "recorded", commands(vendor.spec)
     has_tool = any(tool for _, tool in declared.values())
-    of_adapter = {} if has_tool else adapter_tools(vendor, recorded)
+    of_adapter: dict[str, NodeCommand] = {}
+    if not has_tool and not vendor.spec.is_host:
+        for command in recorded_commands(vendor).samples:
+            role = f"tool.{Path(command.argv[0]).name}"
+            file = next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt")  # its ending is kept
+            of_adapter[file] = command
     if not of_adapter and not has_tool:
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
     existing = [path for role in declared for path in sorted(recorded.glob(f"{role}.*"))]
@@ -108,44 +127,25 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     for file, command in of_adapter.items():
         answer = ask(command.argv, command.timeout_seconds)
         captured.append(Captured(Path(file).stem, command.argv, file, answer, None, required=True))
-    _check_output(captured)
-    texts = {item.file: item.text for item in captured if item.answer.text is not None}
-    rules = {item.file: item.rule for item in captured if item.rule}
-    stored = redacted(texts, rules) if redact else texts
-    _write(recorded, vendor, captured, stored)
-    notes = _mask_notes(texts, rules) if redact else _identity_notes(texts, rules)
-    return [*_file_notes(recorded, captured), *notes]
-
-
-def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, NodeCommand]:
-    """Return what adapter.py has a node repeat, by its recording, whose ending is kept; of a host none."""
-    if vendor.spec.is_host:
-        return {}
-    roles = {f"tool.{Path(command.argv[0]).name}": command for command in recorded_commands(vendor).samples}
-    files = {role: next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt") for role in roles}
-    return {files[role]: command for role, command in roles.items()}
-
-
-def _check_output(captured: list[Captured]) -> None:
-    for item in captured:
-        if not item.required:
-            continue
-        command = shlex.join(item.argv)
+    for item in (item for item in captured if item.required):
+        words = shlex.join(item.argv)
         if item.answer.text is None:
             raise RunFailed(
                 f"failed (tool): {item.answer.reason}. Run this on a machine with the chip, its driver and the "
-                f"vendor's tools on PATH, where `{command}` works within `timeout_seconds` of vendor.yaml"
+                f"vendor's tools on PATH, where `{words}` works within `timeout_seconds` of vendor.yaml"
             )
-        if not item.text.strip():
-            raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")
+        if not item.answer.text.strip():
+            raise RunFailed(f"failed (tool): `{words}` printed nothing; check the device and this user's rights")
+    return captured
 
 
 def unread(subject: VendorSubject) -> Iterator[str]:
     """Return a sentence about each recording in which the rules of vendor.yaml find no device."""
     for item in subject.recordings:
-        if item.tool and item.is_text and (reason := why_unread(item.role, item.tool, item.text)):
-            begin = next((line for line in item.text.splitlines() if line.strip()), "").strip()[:80]
-            yield f"{item.path.name}: found no device with the rules of vendor.yaml: {reason}; it begins '{begin}'"
+        with suppress(UnicodeDecodeError):
+            if item.tool and item.content and (reason := why_unread(item.role, item.tool, item.text)):
+                begin = next((line for line in item.text.splitlines() if line.strip()), "").strip()[:80]
+                yield f"{item.path.name}: found no device with the rules of vendor.yaml: {reason}; it begins '{begin}'"
 
 
 def has_rules(vendor_yaml: Path) -> bool:
@@ -154,15 +154,13 @@ def has_rules(vendor_yaml: Path) -> bool:
     return not any(BLANK in part for part in re.findall(r"(?m)^(?:monitor|discovery):.*(?:\n(?:[ #].*)?)*", text))
 
 
-def _identity_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> Iterator[str]:
-    words = identities(texts, rules)
-    for file, text in texts.items():
-        if any(word in text for word in words):
+def _identity_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str], redact: bool) -> Iterator[str]:
+    """Return sentences about identities in the files, with their masks, and without the identities themselves."""
+    if not redact:
+        words = identities(texts, rules)
+        for file in (file for file, text in texts.items() if any(word in text for word in words)):
             yield f"{file} holds identities of devices; --redact --force replaces them"
-
-
-def _mask_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> Iterator[str]:
-    """Return sentences with the masks of the identities, without the identities themselves."""
+        return
     masks = replacements(texts, rules)
     for file, text in texts.items():
         if used := [mask for word, mask in masks.items() if word in text]:
@@ -172,14 +170,6 @@ def _mask_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> It
     if not masks:
         yield "--redact: found no serial number, UUID or name of this machine to replace"
     yield "PCI bus addresses are not secret and stay; read the files before you publish them"
-
-
-def _file_notes(folder: Path, captured: list[Captured]) -> Iterator[str]:
-    for item in captured:
-        if item.answer.text is None:
-            yield f"{item.role}: not recorded: {item.answer.reason}"
-        else:
-            yield f"{folder / item.file}: {len(item.text.splitlines())} line(s) of `{shlex.join(item.argv)}`"
 
 
 def _write(folder: Path, vendor: Vendor, captured: list[Captured], texts: dict[str, str]) -> None:
@@ -210,20 +200,18 @@ def _with_origins(before: str, vendor: Vendor, captured: list[Captured], texts: 
         is_replaced = bool(re.match(rf"- `({names})`", line)) or (is_replaced and line.startswith("  "))
         lines += [] if is_replaced else [line]
     lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
-    made = [item for item in captured if item.file in texts]
-    return "\n".join([*lines, *(_origin(item, vendor, texts[item.file] != item.text) for item in made)]) + "\n"
-
-
-def _origin(item: Captured, vendor: Vendor, is_redacted: bool) -> str:
     day = datetime.now(timezone.utc).date().isoformat()
     devices: Sequence[Device] = ()
     with suppress(Exception):  # an adapter may raise anything, and the recording is written in any case
         devices = vendor.devices()
     chips = f"{len(devices)} x {devices[0].description}" if devices else "no device that vendor.yaml recognises"
     software = "; ".join(f"{name} {version}" for name, version in vendor.software().items())
-    ending = "; identities replaced" if is_redacted else ""
-    where = f"{platform.system()} {platform.machine()}"
-    return f"- `{item.file}`: `{shlex.join(item.argv)}`, {day}, {where}, {chips}; {software}{ending}"
+    machine = f"{day}, {platform.system()} {platform.machine()}, {chips}; {software}"
+    for item in captured:
+        if item.file in texts:
+            ending = "; identities replaced" if texts[item.file] != item.answer.text else ""
+            lines.append(f"- `{item.file}`: `{shlex.join(item.argv)}`, {machine}{ending}")
+    return "\n".join(lines) + "\n"
 
 
 def replacements(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> dict[str, str]:
@@ -239,7 +227,13 @@ def replacements(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> d
 def redacted(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> dict[str, str]:
     """Return the texts without identities, by file. Raises UsageError when other values would then be read."""
     masks = replacements(texts, rules)
-    made = {name: _replaced(text, masks) for name, text in texts.items()}
+    whole = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
+    longest_first = sorted(masks, key=len, reverse=True)
+    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in longest_first)
+    any_word = re.compile("|".join(words))  # all at once, so that no mask is replaced again
+    made = {
+        name: any_word.sub(lambda match: masks[match.group()], text) if masks else text for name, text in texts.items()
+    }
     for name in texts:
         if _meaning(rules.get(name), texts[name]) != _meaning(rules.get(name), made[name]):
             raise UsageError(
@@ -253,22 +247,19 @@ def identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tup
     """Return what LABELS name, UUIDs and addresses without a label, identities by vendor.yaml, and this machine's
     name. Bus addresses are not identities, because they are the same on every machine of a kind."""
     read = str([_meaning(rules.get(name), text) for name, text in texts.items()])
-    words = (word for name, text in texts.items() for word in _identities_of(text, rules.get(name), read))
+    words: list[str] = []
+    for name, text in texts.items():
+        rule = rules.get(name)
+        words += [match.group() for pattern in (DEVICE, _MAC) for match in pattern.finditer(text)]
+        labelled = [*(match[1] for match in _LABELLED.finditer(text)), *_cells_below(_HEADING, _WORD, text)]
+        words += [word for word in labelled if not DEVICE.search(word)]
+        by_rule = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
+        words += [word for word in by_rule if word and not _BUS.fullmatch(word) and not DEVICE.search(word)]
+        # a value that the rules read is none by its form or by a label with a blank alone
+        beside = [match[1] for match in _BESIDE.finditer(text) if not DEVICE.search(match[1])]
+        words += [word for word in (*beside, *_addresses(text), *_hosts(text)) if not _alone(word, read)]
+        words += [platform.node()] if len(platform.node()) > 3 and platform.node() in text else []
     return tuple(dict.fromkeys(words))
-
-
-def _identities_of(text: str, rule: Tool | str | None, read: str) -> Iterator[str]:
-    """Return the identities of one text. read: what rules read of other values, which no form and no blank after a
-    label makes an identity."""
-    yield from (match.group() for pattern in (DEVICE, _MAC) for match in pattern.finditer(text))
-    labelled = (*(match[1] for match in _LABELLED.finditer(text)), *_cells_below(_HEADING, _WORD, text))
-    yield from (word for word in labelled if not DEVICE.search(word))
-    words = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
-    yield from (word for word in words if word and not _BUS.fullmatch(word) and not DEVICE.search(word))
-    beside = (match[1] for match in _BESIDE.finditer(text) if not DEVICE.search(match[1]))
-    yield from (word for word in (*beside, *_addresses(text), *_hosts(text)) if not _alone(word, read))
-    if len(platform.node()) > 3 and platform.node() in text:
-        yield platform.node()
 
 
 def _hosts(text: str) -> Iterator[str]:
@@ -324,16 +315,6 @@ def _mask(word: str, number: int, is_host: bool) -> str:
             char = digits[digit]
         made.append(char)
     return (prefix.group() if prefix else "") + "".join(reversed(made))
-
-
-def _replaced(text: str, masks: Mapping[str, str]) -> str:
-    """Replace all identities in one pass, so that no mask is replaced again."""
-    if not masks:
-        return text
-    whole = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
-    longest_first = sorted(masks, key=len, reverse=True)
-    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in longest_first)
-    return re.sub("|".join(words), lambda match: masks[match.group()], text)
 
 
 def _meaning(rule: Tool | str | None, text: str) -> list[object]:

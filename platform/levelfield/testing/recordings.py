@@ -35,24 +35,6 @@ class Recording:
     def text(self) -> str:
         return self.content.decode()
 
-    @property
-    def is_text(self) -> bool:
-        try:
-            return bool(self.text)
-        except UnicodeDecodeError:
-            return False
-
-    @property
-    def is_json(self) -> bool:
-        return self.tool.format == "json" if self.tool else self.path.suffix == ".json"
-
-    @property
-    def line_is_record(self) -> bool:
-        """Whether each line belongs to one device, so that lines may change places."""
-        if self.tool is None or self.tool.format == "csv":
-            return self.path.suffix == ".csv" or self.tool is not None
-        return len(self.tool.patterns) == 1 and "\\n" not in self.tool.patterns[0]
-
 
 def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
     """Return the commands of vendor.yaml by the name of their recording."""
@@ -104,8 +86,9 @@ def wrong(values: Outcome, right: Outcome) -> str | None:
     """Return a sentence about a wrong value, or None when all are right or null."""
     for (index, field), value in values.items():
         if value != right.get((index, field)):
-            expected = right.get((index, field), "none")
-            return f"device {index}: {field} is {_shortened(value)}, expected null or {_shortened(expected)}"
+            shown = (value, right.get((index, field), "none"))
+            actual, expected = (f"{item:.12g}" if isinstance(item, float) else str(item) for item in shown)
+            return f"device {index}: {field} is {actual}, expected null or {expected}"
     return None
 
 
@@ -116,7 +99,3 @@ def without_reason(samples: Sequence[Sample]) -> str | None:
             if getattr(sample, field) is None and not sample.reasons.get(field):
                 return f"device {sample.index}: {field} is null without a reason"
     return None
-
-
-def _shortened(value: Any) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import yaml
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.readings import SAMPLED
-from levelfield.contracts.vendor import Device
 from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
@@ -34,6 +33,7 @@ from levelfield.testing.subject import VendorSubject
 
 DRILL = Path(__file__).with_name("drill")
 MOST_DEVICES = 2
+ADVICE = "check `environment` of vendor.yaml: every training process gets it"
 
 FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
@@ -46,24 +46,20 @@ class Rehearsal:
     paths: RunPaths
     left: tuple[str, ...]  # processes that still run, and new files outside the run directory
 
-    def devices(self) -> tuple[int, ...]:
-        """Return the indices of the plan's devices; of a host that is divided into shares, its one device."""
-        return read_plan(self.paths).hardware.device_indices or (0,)
-
-    def samples(self) -> list[dict[str, Any]]:
-        """Return every sample of the telemetry. Raises Fails for a line with an error of the adapter."""
-        lines = [json.loads(line) for line in self.paths.telemetry.read_text().splitlines()]
-        if error := next((line["error"] for line in lines if "error" in line), None):
-            raise Fails(f"sample() raised in the run: {error}", "return nulls with reasons instead")
-        return [sample for line in lines for sample in line["samples"]]
-
 
 def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
-    """Run once for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
+    """Run once for each fault, `none`, `killed` or `nan`, on the first devices of the recordings, or of a vendor
+    without tools. Raises Fails when there is no result, and NotApplicable without a device."""
     earlier = subject.shared.get(f"run {fault}")
     if isinstance(earlier, Rehearsal):
         return earlier
-    count, folder = len(devices_of(subject)), _copy(subject)
+    try:
+        devices = subject.devices()
+    except NotApplicable:
+        devices = list(subject.adapter().devices())
+    if not devices:
+        raise NotApplicable("found no device to run on, with or without recordings")
+    count, folder = min(len(devices), MOST_DEVICES), _copy(subject)
     subject.stage.replay(subject.outputs)
     before = _files(subject, folder)
     request = UserRequest("smoke", TuningChoice(environment={"DRILL_FAULT": fault}), python=sys.executable)
@@ -83,17 +79,6 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     run = Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
     subject.shared[f"run {fault}"] = run
     return run
-
-
-def devices_of(subject: VendorSubject) -> list[Device]:
-    """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
-    try:
-        devices = subject.devices()
-    except NotApplicable:
-        devices = list(subject.adapter().devices())
-    if not devices:
-        raise NotApplicable("found no device to run on, with or without recordings")
-    return devices[:MOST_DEVICES]
 
 
 def _copy(subject: VendorSubject) -> Path:
@@ -122,36 +107,28 @@ def telemetry(subject: VendorSubject) -> str:
     status = run.result.status
     if status.word != "valid" and status.failure != IMPLAUSIBLE:  # a device that was recorded idle trains nothing
         words = f"{status.word}: {'; '.join(status.reasons)}; {status.evidence}"
-        raise Fails(f"the run is {words}", _advice(status.evidence))
-    samples = run.samples()
-    if {s["index"] for s in samples} != set(run.devices()):
+        raise Fails(f"the run is {words}", ADVICE if status.evidence else "")
+    lines = [json.loads(line) for line in run.paths.telemetry.read_text().splitlines()]
+    if error := next((line["error"] for line in lines if "error" in line), None):
+        raise Fails(f"sample() raised in the run: {error}", "return nulls with reasons instead")
+    samples: list[dict[str, Any]] = [sample for line in lines for sample in line["samples"]]
+    devices = set(read_plan(run.paths).hardware.device_indices or (0,))  # a host divided into shares is one device
+    if {s["index"] for s in samples} != devices:
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
     values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
-    _check_recorded(subject, values, run.devices())
+    with suppress(NotApplicable):  # a vendor without recordings
+        right = undamaged(subject).values
+        expected = {key: value for key, value in right.items() if key[0] in devices and key[1] in SAMPLED}
+        if values != expected:
+            key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
+            raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {expected.get(key)}", "")
+        if not values:
+            raise Missing("found no value in the telemetry", "compare vendor.yaml with the recording")
     peak = run.result.memory.device_used_peak.value
     used = [sample["memory_used_bytes"] for sample in samples]
     if peak is not None and peak not in used:
         raise Fails(f"the result's memory is {peak}, which is in no sample of the telemetry", "")
     return f"a valid run, {len(samples)} sample(s), {len(values)} value(s)"
-
-
-def _advice(evidence: str | None) -> str:
-    return "check `environment` of vendor.yaml: every training process gets it" if evidence else ""
-
-
-def _check_recorded(subject: VendorSubject, values: dict[tuple[int, str], object], devices: Sequence[int]) -> None:
-    """Check that the values are exactly the recorded values of these devices."""
-    try:
-        right = undamaged(subject).values
-    except NotApplicable:
-        return
-    indices = {index for index, _ in values} | set(devices)
-    expected = {key: value for key, value in right.items() if key[0] in indices and key[1] in SAMPLED}
-    if values != expected:
-        key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
-        raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {expected.get(key)}", "")
-    if not values:
-        raise Missing("found no value in the telemetry", "compare vendor.yaml with the recording")
 
 
 def failures(subject: VendorSubject) -> str:
@@ -161,7 +138,8 @@ def failures(subject: VendorSubject) -> str:
         word = (status.word, status.failure)
         if word[0] != expected[0] or (expected[1] and word[1] != expected[1]):
             words = f"{word[0]} ({word[1]}): {'; '.join(status.reasons)}; {status.evidence}"
-            raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", _advice(status.evidence))
+            do = ADVICE if status.evidence else ""
+            raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", do)
     return "a killed rank is failed (killed), a NaN invalid"
 
 

@@ -20,7 +20,7 @@ COMPARE = "compare vendor.yaml with the recording"
 WITH_UNIT = "put number and unit into the group or column, and write the unit in `printed`"
 TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
 
-Quantity = tuple[Recording, NumberPlace, Key]
+Quantity = tuple[Recording, NumberPlace, Key]  # a number, and the only value that depends on it
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def devices(subject: VendorSubject) -> str:
     return f"{len(listing)} device(s): {', '.join(names)}"
 
 
-def _never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
+def never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
     """Check that no damaged copy of a recording gives a value that differs from those of the recording itself."""
     right, count = undamaged(subject), 0
     for recording in subject.needs_recordings():
@@ -89,19 +89,6 @@ def _never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable
     if not count:
         raise NotApplicable("found no recording that this check can change")
     return f"{count} copies {what}: no wrong value"
-
-
-def truncated(subject: VendorSubject) -> str:
-    return _never_wrong(subject, lambda recording: damage.truncated(recording.text), "truncated")
-
-
-def reordered(subject: VendorSubject) -> str:
-    return _never_wrong(subject, damage.reordered, "reordered")
-
-
-def repeated(subject: VendorSubject) -> str:
-    """Check copies with repeated or lost lines."""
-    return _never_wrong(subject, lambda recording: damage.repeated(recording.text), "with lines twice or lost")
 
 
 def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
@@ -116,7 +103,7 @@ def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
                 nudged = after(subject, right, recording, damage.nudged(recording.text, number))
                 changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
                 if len(changed) == 1 and changed[0][1] in damage.FOREIGN:
-                    numbers.append((recording, number, changed[0]))
+                    numbers.append((recording, number._replace(field=changed[0][1]), changed[0]))
         subject.shared["quantities"] = (right, numbers)
     right, numbers = cast(tuple[Undamaged, list[Quantity]], subject.shared["quantities"])
     if not numbers:
@@ -124,17 +111,17 @@ def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
     return right, numbers
 
 
-def _must_be_null(
+def must_be_null(
     subject: VendorSubject,
     what: str,
-    damaged: Callable[[str, NumberPlace, str], str],
+    damaged: Callable[[str, NumberPlace], str],
     chosen: Sequence[Quantity] | None = None,
     do: str = TIGHTEN,
 ) -> str:
     """Check that each damaged quantity (all, or `chosen`) is null, and that no other value is wrong."""
     right, numbers = quantities(subject)
     for recording, number, (index, field) in numbers if chosen is None else chosen:
-        text = damaged(recording.text, number, field)
+        text = damaged(recording.text, number)
         seen = after(subject, right, recording, text)
         where = f"{recording.path.name} {what}"
         line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:50]
@@ -145,23 +132,13 @@ def _must_be_null(
     return f"{len(numbers)} number(s) {what}: each null"
 
 
-def with_comma(subject: VendorSubject) -> str:
-    return _must_be_null(subject, "with a decimal comma", lambda text, number, field: damage.with_comma(text, number))
-
-
-def unavailable(subject: VendorSubject) -> str:
-    return _must_be_null(subject, "with NA", lambda text, number, field: damage.unavailable(text, number))
-
-
 def other_units(subject: VendorSubject) -> str:
     """Check copies with another unit, and copies without a unit where the tool always prints one."""
     numbers = quantities(subject)[1]
     bare = {(recording.role, key[1]) for recording, number, key in numbers if number.unit is None}
     chosen = [item for item in numbers if (item[0].role, item[2][1]) not in bare]
-    _must_be_null(
-        subject, "without its unit", lambda text, number, _: damage.without_unit(text, number), chosen, WITH_UNIT
-    )
-    return _must_be_null(subject, "in another unit", damage.other_unit)
+    must_be_null(subject, "without its unit", damage.without_unit, chosen, WITH_UNIT)
+    return must_be_null(subject, "in another unit", damage.other_unit)
 
 
 def extra_devices(subject: VendorSubject) -> str:

@@ -25,13 +25,11 @@ def new_folder(kind: Kind, name: str, plugins: Path, registry: Registry) -> Path
     Raises UsageError for a name that exists, or that is no part of a file name, a module and a Dockerfile alike, and
     for an existing folder.
     """
-    _check_name(kind, name, registry)
-    return _written(kind, plugins / _FOLDERS[kind] / name, _rendered(_TEMPLATES[kind], kind, name))
+    return _written(kind, name, registry, plugins / _FOLDERS[kind] / name, _rendered(_TEMPLATES[kind], kind, name))
 
 
 def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path:
     """Write a package levelfield-<name>/ in `parent`, to install by pip, and return it. Raises as `new_folder`."""
-    _check_name(kind, name, registry)
     files = _rendered(_PACKAGE, kind, name)
     module = name.replace("-", "_")
     files[f"tests/test_{module}.py"] = files.pop("test_plugin.py")
@@ -43,15 +41,7 @@ def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path
     files[f"levelfield_{module}/__init__.py"] = what
     inside = f"levelfield_{module}/{_FOLDERS[kind]}/{name}"
     files |= {f"{inside}/{file}": text for file, text in _rendered(_TEMPLATES[kind], kind, name).items()}
-    return _written(kind, parent / f"levelfield-{name}", files)
-
-
-def _check_name(kind: Kind, name: str, registry: Registry) -> None:
-    if not NAME.fullmatch(name) or len(name) > 40:
-        raise UsageError(f"{kind} new: found the name '{name}', expected lower-case letters, digits and single hyphens")
-    names = registry.vendors if kind == "vendor" else registry.frameworks
-    if name in names:
-        raise UsageError(f"{kind} new: the {kind} '{name}' exists: {names[name]}; use another name")
+    return _written(kind, name, registry, parent / f"levelfield-{name}", files)
 
 
 def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:
@@ -84,12 +74,17 @@ def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:
     return files
 
 
-def _written(kind: Kind, folder: Path, files: dict[str, str]) -> Path:
+def _written(kind: Kind, name: str, registry: Registry, folder: Path, files: dict[str, str]) -> Path:
+    if not NAME.fullmatch(name) or len(name) > 40:
+        raise UsageError(f"{kind} new: found the name '{name}', expected lower-case letters, digits and single hyphens")
+    names = registry.vendors if kind == "vendor" else registry.frameworks
+    if name in names:
+        raise UsageError(f"{kind} new: the {kind} '{name}' exists: {names[name]}; use another name")
     if folder.exists():
         raise UsageError(f"{kind} new: {folder} exists; remove it, or give another folder")
     try:
-        for name, text in files.items():
-            path = folder / name
+        for file, text in files.items():
+            path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -46,6 +46,7 @@ class VendorSubject:
             raise UnknownName("vendor", name, self.registry.vendors, hint=hint)
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
+        self.has_adapter = (self.folder / "adapter.py").exists()
         self.stage = Stage()
         self.shared: dict[str, object] = {}  # findings of one check for others
         self.has_hardware = False  # the adapter finds devices without its tools
@@ -55,10 +56,6 @@ class VendorSubject:
         """The content of vendor.yaml. Raises DocumentError when it does not fit its schema."""
         return self.registry.vendor_file(self.name)
 
-    @property
-    def has_adapter(self) -> bool:
-        return (self.folder / "adapter.py").exists()
-
     @cached_property
     def recordings(self) -> tuple[Recording, ...]:
         return recordings(self.folder / "recorded", self.spec)
@@ -66,11 +63,6 @@ class VendorSubject:
     @property
     def outputs(self) -> dict[tuple[str, ...], bytes]:
         return {recording.argv: recording.content for recording in self.recordings}
-
-    @contextmanager
-    def surroundings(self, **variables: str) -> Iterator[None]:
-        with self.stage.entered(self.spec.visible_devices_variable, **variables):
-            yield
 
     def adapter(self, spec: VendorFile | None = None) -> Vendor:
         """Return a new adapter, with another spec if given. It runs the tools on PATH."""
@@ -106,7 +98,7 @@ class VendorSubject:
                 raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
         if blank := next((r for r in of_devices if not r.content.strip()), None):
             raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
-        if foreign := next((r for r in of_devices if not r.is_text), None):
+        if foreign := next((r for r in of_devices if _answer(r.content).text is None), None):
             reason = _answer(foreign.content).reason
             raise Fails(f"recorded/{foreign.path.name} cannot be read: {reason}", self._how_to_record(foreign.argv))
         if of_devices:
@@ -213,9 +205,17 @@ class Stage:
     def replay(self, outputs: Outputs) -> None:
         """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""
         self.clear()
+        cat = shutil.which("cat", path="/bin:/usr/bin") or "/bin/cat"
         for name in {argv[0] for argv in outputs}:
-            answers = {argv: content for argv, content in outputs.items() if argv[0] == name}
-            self.tool(name, "\n".join([f": > {shlex.quote(str(self.asked))}", *_answers(self.root, answers)]))
+            lines = [f": > {shlex.quote(str(self.asked))}"]
+            answers = [(argv, content) for argv, content in outputs.items() if argv[0] == name]
+            for argv, content in sorted(answers, key=lambda item: -len(item[0])):  # exact arguments before any
+                file = self.root / f"output-{hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:16]}"
+                file.write_bytes(content)
+                show = f"exec {shlex.join([cat, str(file)])}"
+                lines.append(show if len(argv) == 1 else f'[ "$*" = {shlex.quote(" ".join(argv[1:]))} ] && {show}')
+            lines.append('echo "these arguments were not recorded: $*" >&2; exit 64')
+            self.tool(name, "\n".join(lines))
 
     def tool(self, name: str, body: str) -> None:
         path = self.bin / Path(name).name
@@ -241,17 +241,6 @@ class Stage:
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(0.02)
-
-
-def _answers(root: Path, outputs: Outputs) -> Iterator[str]:
-    """Return shell lines that print the output for their arguments. Exact arguments come before any arguments."""
-    cat = shutil.which("cat", path="/bin:/usr/bin") or "/bin/cat"
-    for argv, content in sorted(outputs.items(), key=lambda item: -len(item[0])):
-        file = root / f"output-{hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:16]}"
-        file.write_bytes(content)
-        show = f"exec {shlex.join([cat, str(file)])}"
-        yield show if len(argv) == 1 else f'[ "$*" = {shlex.quote(" ".join(argv[1:]))} ] && {show}'
-    yield 'echo "these arguments were not recorded: $*" >&2; exit 64'
 
 
 def marked_processes(variable: str, value: str) -> list[psutil.Process]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED, printer, several_of_a_host
@@ -91,35 +91,30 @@ def slow(subject: VendorSubject) -> str:
     subject.stage.clear()
     for name in names:
         subject.stage.tool(name, f"{sleep} 300 & wait")
+    raised: list[Exception] = []
+
+    def read() -> None:
+        try:
+            _check_empty(subject, _with_short_limits(subject.spec), "does not answer")
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)  # an adapter that waits for ever does not block the suite
     try:
-        _within_limit(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
+        thread.start()
+        thread.join(MOST_SECONDS)
+        if thread.is_alive():
+            subject.stage.end_all()
+            thread.join(MOST_SECONDS)
+            raise Fails(f"the adapter still waited for its tool after {MOST_SECONDS:g} s", "give the tool a time limit")
+        if raised:
+            raise raised[0]
         left = subject.stage.processes()
     finally:
         subject.stage.end_all()  # also where the adapter raised
     if left:
         raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and its child processes")
     return f"{', '.join(names)} not answering: ended in time, no process left"
-
-
-def _within_limit(subject: VendorSubject, act: Callable[[], None]) -> None:
-    """Call `act` in a thread, so that an adapter that waits for ever does not block the suite."""
-    raised: list[Exception] = []
-
-    def run() -> None:
-        try:
-            act()
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(MOST_SECONDS)
-    if thread.is_alive():
-        subject.stage.end_all()
-        thread.join(MOST_SECONDS)
-        raise Fails(f"the adapter still waited for its tool after {MOST_SECONDS:g} s", "give the tool a time limit")
-    if raised:
-        raise raised[0]
 
 
 def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bool = True) -> None:
@@ -169,7 +164,14 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
 def versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
-        return _adapters_versions(subject)
+        every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
+        added = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
+        if not added:
+            raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
+        if bad := next((name for name, text in added.items() if text.startswith("unreadable")), None):
+            what = f"adapter.py: {bad} is {added[bad]}, with its tool's recording"
+            raise Fails(what, "read it from the recorded output")
+        return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in added.items())
     recorded = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
     if not recorded:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
@@ -185,17 +187,6 @@ def versions(subject: VendorSubject) -> str:
                 "put the version alone into the pattern's first group, as in 'driver (\\S+)'",
             )
     return ", ".join(f"{name} {texts[name]}" for name in sorted(recorded))
-
-
-def _adapters_versions(subject: VendorSubject) -> str:
-    """Return the versions that adapter.py adds to those of every vendor. Raises NotApplicable where it adds none."""
-    every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
-    added = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
-    if not added:
-        raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
-    if bad := next((name for name, text in added.items() if text.startswith("unreadable")), None):
-        raise Fails(f"adapter.py: {bad} is {added[bad]}, with its tool's recording", "read it from the recorded output")
-    return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in added.items())
 
 
 def visible(subject: VendorSubject) -> str:
@@ -214,10 +205,20 @@ def visible(subject: VendorSubject) -> str:
     if unknown and printer(subject.spec):
         raise Fails(unknown, "compare numbering.tool with its recording")
     if subject.spec.numbering is None and not any(device.visible_as for device in devices):
-        _check_indices([device.index for device in devices], variable)
+        indices = [device.index for device in devices]
+        if indices != list(range(len(indices))):
+            message = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
+            if max(indices) >= MOST_DEVICES:
+                raise Fails(f"{message}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
+            raise Warns(
+                f"{message}, and a run on a machine with such a gap is refused",
+                "compare the place of `index`; it is right where the other devices were not recorded. Where the "
+                "variable takes these numbers, write `numbering: {keeps_gaps: true}`; where a tool prints its numbers, "
+                "`numbering.tool`",
+            )
     last = devices[-1].visible
     for text, expected in ((last, [devices[-1].index]), ("", []), ("99999", [])):
-        with subject.surroundings(**{variable: text}):
+        with subject.stage.entered(variable, **{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
         if seen != expected:
             raise Fails(
@@ -225,17 +226,3 @@ def visible(subject: VendorSubject) -> str:
                 "choose devices by index",
             )
     return f"{variable} chooses among {len(devices)} device(s)"
-
-
-def _check_indices(indices: Sequence[int], variable: str) -> None:
-    """Check that the indices can be what the variable counts: 0, 1, 2 and so on."""
-    if indices == list(range(len(indices))):
-        return
-    message = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
-    if max(indices) >= MOST_DEVICES:
-        raise Fails(f"{message}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
-    raise Warns(
-        f"{message}, and a run on a machine with such a gap is refused",
-        "compare the place of `index`; it is right where the other devices were not recorded. Where the variable takes "
-        "these numbers, write `numbering: {keeps_gaps: true}`; where a tool prints its numbers, `numbering.tool`",
-    )

@@ -10,7 +10,6 @@ from typing import Any
 
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_fault, without
 from levelfield.contracts.tool_records import parse
-from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import aligned
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
 from levelfield.testing.findings import CheckRow, Fails, Warns
@@ -49,42 +48,38 @@ def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
     silent = "sample() returns none of this device"
     read = [(device, samples.get(device.index) or without(device.index, silent)) for device in devices]
-    seen = {device.index: _seen(subject, device, sample) for device, sample in read}
+    seen: dict[int, dict[FieldName, Any]] = {}
+    for device, sample in read:
+        is_named = device.description != f"{subject.name} device {device.index}"
+        seen[device.index] = {
+            "name": device.description if is_named else None,
+            "identity": device.identity,
+            "visible": None if device.unnumbered else device.visible,
+            "compute_units": device.compute_units,
+            "memory_total": device.memory_bytes,
+            **{field: getattr(sample, name) for field, name in SAMPLED.items()},
+        }
     declared = _declared(subject)
-    fields = list(declared) or [f for f in ("memory_total", *SAMPLED) if any(v[f] is not None for v in seen.values())]
-    return tuple(_row(device.index, seen[device.index], sample, fields, declared) for device, sample in read)
+    fields = list(declared)
+    if not fields:
+        read_here: tuple[FieldName, ...] = ("memory_total", *SAMPLED)
+        fields = [field for field in read_here if any(values[field] is not None for values in seen.values())]
+    table = []
+    for device, sample in read:
+        values: dict[str, Any] = {field: seen[device.index][field] for field in fields}
+        reasons: dict[str, str] = {}
+        for field in (field for field in fields if values[field] is None):
+            sampled = sample.reasons.get(SAMPLED[field]) if field in SAMPLED else None
+            outside = None if field in SAMPLED else _null_reason(declared.get(field), device.index, field)
+            reasons[field] = sampled or outside or "no reason"
+        table.append(CheckRow(device.index, values, reasons))
+    return tuple(table)
 
 
 def _declared(subject: VendorSubject) -> dict[FieldName, Recording]:
     """Return the recording of each field. The monitor wins over discovery."""
     tools = sorted((r for r in subject.needs_recordings() if r.tool), key=lambda r: r.role == "monitor")
     return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
-
-
-def _seen(subject: VendorSubject, device: Device, sample: Sample) -> dict[FieldName, Any]:
-    is_named = device.description != f"{subject.name} device {device.index}"
-    values: dict[FieldName, Any] = {
-        "name": device.description if is_named else None,
-        "identity": device.identity,
-        "visible": None if device.unnumbered else device.visible,
-        "compute_units": device.compute_units,
-        "memory_total": device.memory_bytes,
-    }
-    return values | {field: getattr(sample, name) for field, name in SAMPLED.items()}
-
-
-def _row(
-    index: int, seen: dict[FieldName, Any], sample: Sample, fields: Sequence[Any], declared: dict[FieldName, Recording]
-) -> CheckRow:
-    lacking = [field for field in fields if seen[field] is None]
-    reasons = {
-        field: (
-            sample.reasons.get(SAMPLED[field]) if field in SAMPLED else _null_reason(declared.get(field), index, field)
-        )
-        or "no reason"
-        for field in lacking
-    }
-    return CheckRow(index, {field: seen[field] for field in fields}, reasons)
 
 
 def _null_reason(recording: Recording | None, index: int, field: FieldName) -> str:
@@ -114,11 +109,26 @@ def values(subject: VendorSubject) -> str:
     tools = [(r.role, r.tool) for r in subject.needs_recordings() if r.tool]
     _check_places(tools)
     _check_units(tools, _unit_of_heading)
-    _check_read(table, declared)
+    for field, recording in declared.items():
+        if table and all(row.values[field] is None for row in table):
+            reasons = "; ".join(list(dict.fromkeys(row.reasons[field] for row in table))[:2])
+            raise Fails(
+                f"{recording.role}.fields.{field} is read on no device: {reasons}{_fitting_unit(recording, field)}",
+                f"{COMPARE}; record a device that has it, or leave it out",
+            )
     _check_memory(subject, declared.get("memory_total"))
     _check_units(tools, lambda where: where.printed)
     _check_used(subject, table)
-    _check_not_lost(table, declared)
+    # a field is null on a device only where the record shows no value; 0 W: some tools print it for none
+    absent = re.compile("(the tool says|found nothing at|found 0, expected)|the record does not say$")
+    read = {field for row in table for field in declared if row.values[field] is not None}
+    for row in table:
+        if lost := [f for f in declared if f in read and row.values[f] is None and not absent.match(row.reasons[f])]:
+            raise Fails(
+                f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
+                f"{row.reasons[lost[0]]}",
+                f"{COMPARE} of this device; if it prints a word for a missing value, match the word too",
+            )
     fields = sorted({f for row in table for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
         raise Fails("no device has any value", "compare vendor.yaml with the recording")
@@ -202,43 +212,29 @@ def _times(field: FieldName, where: Where, unit: str) -> float:
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
 
 
-def _check_read(table: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
-    for field, recording in declared.items():
-        if table and all(row.values[field] is None for row in table):
-            reasons = "; ".join(list(dict.fromkeys(row.reasons[field] for row in table))[:2])
-            raise Fails(
-                f"{recording.role}.fields.{field} is read on no device: {reasons}{_fitting_unit(recording, field)}",
-                f"{COMPARE}; record a device that has it, or leave it out",
-            )
-
-
-def _check_not_lost(table: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
-    """Check that a field is null on a device only when the record itself shows no value."""
-    read = {field for row in table for field in declared if row.values[field] is not None}
-    # 0 W: some tools print it for no value
-    absent = re.compile("(the tool says|found nothing at|found 0, expected)|the record does not say$")
-    for row in table:
-        lost = [f for f in declared if f in read and row.values[f] is None and not absent.match(row.reasons[f])]
-        if lost:
-            raise Fails(
-                f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
-                f"{row.reasons[lost[0]]}",
-                f"{COMPARE} of this device; if it prints a word for a missing value, match the word too",
-            )
-
-
 def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
     """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
     sizes = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
     for device in subject.devices():
         right, actual = sizes.get(device.chip or ""), device.memory_bytes
-        if right and actual and abs(actual / right - 1) > MEMORY_TOLERANCE:
-            raise Fails(
-                f"device {device.index}: the tool's memory_total is {actual} bytes, and memory_bytes of chip "
-                f"{device.chip} is {right}: {abs(actual / right - 1):.1%} apart{_unit_hint(recording, actual, right)}",
-                "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
-                "the rest in memory_bytes, and the reason in memory_source",
-            )
+        if not (right and actual and abs(actual / right - 1) > MEMORY_TOLERANCE):
+            continue
+        hint = ""  # the unit with which both would agree, if there is one
+        if recording is not None and recording.tool is not None:
+            unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
+            gaps = {
+                name: abs(float(Decimal(actual) * Decimal(size) / Decimal(units[unit]) / right) - 1)
+                for name, size in units.items()
+            }
+            best = min(gaps, key=lambda name: gaps[name])
+            if gaps[best] <= MEMORY_TOLERANCE:
+                hint = f"; with {best} in the place of {unit} they would agree"
+        raise Fails(
+            f"device {device.index}: the tool's memory_total is {actual} bytes, and memory_bytes of chip "
+            f"{device.chip} is {right}: {abs(actual / right - 1):.1%} apart{hint}",
+            "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
+            "the rest in memory_bytes, and the reason in memory_source",
+        )
 
 
 def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
@@ -272,19 +268,6 @@ def _fitting_unit(recording: Recording, field: FieldName) -> str:
         if values and all(least <= value <= most for value in values):
             fitting.append(unit)
     return f"; with {fitting[0]} in the place of {where.unit} it would fit" if len(fitting) == 1 else ""
-
-
-def _unit_hint(recording: Recording | None, actual: int, right: int) -> str:
-    """Return a hint with the unit with which both would agree, if there is one."""
-    if recording is None or recording.tool is None:
-        return ""
-    unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
-    gaps = {
-        name: abs(float(Decimal(actual) * Decimal(size) / Decimal(units[unit]) / right) - 1)
-        for name, size in units.items()
-    }
-    best = min(gaps, key=lambda name: gaps[name])
-    return f"; with {best} in the place of {unit} they would agree" if gaps[best] <= MEMORY_TOLERANCE else ""
 
 
 def readings(table: Sequence[CheckRow]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from levelfield.catalog import lookup
@@ -47,21 +48,18 @@ def check_sources(subject: FrameworkSubject) -> str:
     if shadows:
         raise Fails(f"found {', '.join(shadows)}: it would be imported in place of a package", "rename it")
     for path in paths:
-        _check_imports(path)
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        except (SyntaxError, ValueError) as error:
+            raise Fails(f"{path.name}: no Python of this version: {error}", "correct it") from None
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in names:
+                if name.split(".")[0] == "levelfield" and name.split(".")[:2] != ["levelfield", "worker"]:
+                    what = f"{path.name} imports {name}, which a training's machine lacks"
+                    raise Fails(what, "use levelfield.worker")
     return f"{len(paths)} file(s); of the platform they import the worker only"
-
-
-def _check_imports(path: Path) -> None:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (SyntaxError, ValueError) as error:
-        raise Fails(f"{path.name}: no Python of this version: {error}", "correct it") from None
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        for name in names:
-            if name.split(".")[0] == "levelfield" and name.split(".")[:2] != ["levelfield", "worker"]:
-                raise Fails(f"{path.name} imports {name}, which a training's machine lacks", "use levelfield.worker")
 
 
 def check_device_access(subject: FrameworkSubject) -> str:
@@ -104,7 +102,7 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
     Check("reaches", check_device_access),
     Check("launch", check_launch_plan),
     Check("events", evidence_checks.events),
-    Check("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
+    Check("one-process", partial(layout_checks.training, only_one_process=True), only_fast=True),
     Check("large-weights", layout_checks.large_weights),
     Check("parts", layout_checks.parts),
     Check("large-tensors", layout_checks.large_tensors),
@@ -121,14 +119,9 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
 )
 
 
-def selected_checks(fast: bool) -> tuple[Check[FrameworkSubject], ...]:
-    """Return the checks. fast: skip the slow ones, and train in one process only."""
-    return tuple(check for check in CHECKS if not (check.slow if fast else check.name == "one-process"))
-
-
 def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[CheckFinding]:
-    """Yield the findings; stop after an invalid manifest."""
-    for check in selected_checks(fast):
+    """Yield the findings; stop after an invalid manifest. fast: train in one process only, and skip the slow checks."""
+    for check in (check for check in CHECKS if check.is_selected(fast)):
         subject.say(f"check {check.name}")
         yield (finding := run_one_check(subject, check))
         if check.name == "schema" and not finding.is_good:
