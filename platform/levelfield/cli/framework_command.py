@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace) -> int:
         findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         written = None if options.fast else write_tested(subject)
     finally:
-        subject.close()
+        subject.closing.close()
     values = check_values(findings)
     if options.json:
         content = {"framework": options.name, "device": options.device, **values}

@@ -24,7 +24,7 @@ from levelfield.testing.framework_kit import fault_checks, framework_suite, layo
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve
 from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, run_one_check, write_tested
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
-from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered, refusal, small_job
+from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered, refusal
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 from levelfield.testing.scaffold import new_folder
 
@@ -228,7 +228,7 @@ def test_a_declared_part_that_is_not_computed_fails(acme: Path) -> None:
 def test_a_curve_is_recorded_of_each_part_that_the_check_trains() -> None:
     for part, model in small_jobs.OF_PARTS.items():
         assert part in Model.model_validate(model).parts
-        job = small_job(small_jobs.with_large_weights(model), SINGLE, "fp32", steps=layout_checks.FEW_STEPS)
+        job = job_of(small_jobs.with_large_weights(model), SINGLE, layout_checks.FEW_STEPS)
         assert len(recorded_curve(job).curve.losses) == layout_checks.FEW_STEPS
 
 
@@ -243,7 +243,7 @@ def test_a_training_that_does_not_read_its_job_fails(acme: Path) -> None:
     subject = plant(acme, "optimizer.py", "np.float32(settings.eps)", "np.float32(1e-8)")
     planted = next(item for item in fault_checks.PLANTED if "epsilon 1e-5" in item.name)
     right = first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, fault_checks.STEPS)
-    job = planted.applied(small_job(MODELS["gpt"], SINGLE, "fp32", steps=fault_checks.STEPS))
+    job = planted.applied(job_of(MODELS["gpt"], SINGLE, fault_checks.STEPS))
     assert job is not None
     with pytest.raises(Fails) as failure:
         fault_checks._check_seen(subject, f"gpt: {planted.name}", right, job)
@@ -286,8 +286,8 @@ def test_layouts_follow_from_the_manifest() -> None:
 
 def test_a_layout_that_the_sizes_exclude_is_not_tried() -> None:
     torch = Registry().implementation("torch")[0]
-    assert refusal(torch, "cpu", small_job(MODELS["gpt"], SINGLE, "fp32")) is None
-    three = small_job(MODELS["gpt"], Variant("TP3", {"tensor": 3}), "fp32")
+    assert refusal(torch, "cpu", job_of(MODELS["gpt"], SINGLE)) is None
+    three = job_of(MODELS["gpt"], Variant("TP3", {"tensor": 3}))
     assert "heads" in (refusal(torch, "cpu", three) or "")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 from levelfield.testing.findings import Fails
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
-from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, small_job
-from levelfield.testing.framework_kit.small_runs import SmallRank, SmallRun
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
+from levelfield.testing.framework_kit.small_runs import SmallRank
 from levelfield.worker.architecture import Model
 from levelfield.worker.job import Schedule, parse
 from levelfield.worker.parameters import list_parameters
@@ -43,7 +42,7 @@ def events(subject: FrameworkSubject) -> str:
 
 
 def _job(subject: FrameworkSubject, variant: Variant) -> dict[str, Any]:
-    job = small_job(next(iter(subject.models.values())), variant, "fp32", steps=STEPS)
+    job = job_of(next(iter(subject.models.values())), variant, STEPS)
     return {**job, "gradient_steps": [CAPTURED]}
 
 
@@ -59,7 +58,12 @@ def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> 
     if facts["name"] != subject.name or not facts["version"] or not facts["device"]:
         yield f"the framework event says {facts['name']} {facts['version']} on {facts['device']}; name all three"
     needs = subject.manifest.requirements.get(subject.kind)
-    expected = _versions(subject.manifest.version, needs.packages) if needs else {facts["version"]}
+    expected = {facts["version"]}
+    if needs:  # the manifest's version, and those that its package is pinned to for other Pythons
+        matches = (re.match(r"([\w.-]+)(?:\[.*\])?==([\w.+]+)", package) for package in needs.packages)
+        pins = [match.groups() for match in matches if match]
+        names_pinned = {name for name, pin in pins if pin == subject.manifest.version}
+        expected = {subject.manifest.version, *(pin for name, pin in pins if name in names_pinned)}
     if not {facts["version"], facts["version"].partition("+")[0]} & expected:
         pinned = " or ".join(sorted(expected))
         yield f"the framework event says version {facts['version']}, expected {pinned}, as pinned"
@@ -69,14 +73,6 @@ def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> 
     yield from _step_faults(job, steps)
     if len(rank.of("gradients")) != 1:
         yield f"found {len(rank.of('gradients'))} events `gradients`, expected one of step {CAPTURED}"
-
-
-def _versions(version: str, packages: Iterable[str]) -> set[str]:
-    """Return the manifest's version, and those that its package is pinned to for other Pythons."""
-    matches = (re.match(r"([\w.-]+)(?:\[.*\])?==([\w.+]+)", package) for package in packages)
-    pins = [match.groups() for match in matches if match]
-    names = {name for name, pinned in pins if pinned == version}
-    return {version, *(pinned for name, pinned in pins if name in names)}
 
 
 def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -101,7 +97,13 @@ def capture(subject: FrameworkSubject) -> str:
         run = subject.finished(job, folder)
         tensors = {path.stem: np.load(path) for path in sorted((folder / "capture").glob("*.npy"))}
         updated = {path.stem for path in (folder / "capture" / "updated").glob("*.npy")}
-    for name, shape in _captured_shapes(job).items():
+    model, shapes = job["model"], _parameters(job)
+    hidden = (job["tuning"]["micro_batch"], job["training"]["sequence_length"], model["hidden_size"])
+    names = ["embedding", *(f"layers.{layer}" for layer in range(model["layers"])), "final_norm"]
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(names, hidden)
+    expected["logits"] = (*hidden[:2], model["vocab_size"])
+    expected |= {f"gradient.{name}": shape for name, shape in shapes.items()}
+    for name, shape in expected.items():
         if name not in tensors:
             raise Fails(f"found no tensor `{name}`", "keep it by Capture.keep in the captured step")
         _check_array(f"captured {name}", tensors[name], shape)
@@ -111,17 +113,9 @@ def capture(subject: FrameworkSubject) -> str:
         if not abs(norm - float(square)) <= NEAR * max(float(square), 1e-12):
             message = f"gradient.{name}: squared norm {norm:g}, reported {float(square):g}"
             raise Fails(message, "capture before clipping")
-    if missing := sorted(set(_parameters(job)) - updated):
+    if missing := sorted(set(shapes) - updated):
         raise Fails(f"after the captured step save() did not write {', '.join(missing[:3])}", "write every parameter")
     return f"{len(tensors)} tensors of a step, with the shapes and norms that they must have"
-
-
-def _captured_shapes(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    model, length = job["model"], job["training"]["sequence_length"]
-    hidden = (job["tuning"]["micro_batch"], length, model["hidden_size"])
-    names = ["embedding", *(f"layers.{layer}" for layer in range(model["layers"])), "final_norm"]
-    gradients = {f"gradient.{name}": shape for name, shape in _parameters(job).items()}
-    return {**dict.fromkeys(names, hidden), "logits": (*hidden[:2], model["vocab_size"]), **gradients}
 
 
 def _parameters(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -143,17 +137,15 @@ def weights(subject: FrameworkSubject) -> str:
         place = folder / "weights"
         place.mkdir()
         run = subject.finished({**job, "save_weights_dir": str(place)}, folder)
+        rows = {row[0]: row[3] for row in run.ranks[0].of("final_weights")[0]["parameters"]}
         for name, shape in _parameters(job).items():
-            _check_saved(place / f"{name}.npy", shape, run)
+            path = place / f"{name}.npy"
+            if not path.exists():
+                raise Fails(f"save() did not write {path.name}", "write every parameter whole, by its canonical name")
+            array = np.load(path)
+            _check_array(path.name, array, shape)
+            norm, reported = float(np.square(array, dtype=np.float64).sum()), float(rows[name][0])
+            if not abs(norm - reported) <= NEAR * max(reported, 1e-12):
+                what = f"{path.name}: squared norm {norm:g}, reported {reported:g}"
+                raise Fails(what, "save what weights() returns")
     return f"{len(_parameters(job))} parameters, as reported after the last step"
-
-
-def _check_saved(path: Path, shape: tuple[int, ...], run: SmallRun) -> None:
-    if not path.exists():
-        raise Fails(f"save() did not write {path.name}", "write every parameter whole, by its canonical name")
-    array = np.load(path)
-    _check_array(path.name, array, shape)
-    rows = {row[0]: row[3] for row in run.ranks[0].of("final_weights")[0]["parameters"]}
-    norm, reported = float(np.square(array, dtype=np.float64).sum()), float(rows[path.stem][0])
-    if not abs(norm - reported) <= NEAR * max(reported, 1e-12):
-        raise Fails(f"{path.name}: squared norm {norm:g}, reported {reported:g}", "save what weights() returns")

@@ -24,7 +24,7 @@ from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_parts, job_of
-from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, run_small
+from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -63,7 +63,7 @@ class FrameworkSubject:
         self.folder = self.file.parent.absolute()
         self.shared: dict[str, Any] = {}  # what one check leaves for others
         self._python = python
-        self._closing = ExitStack()
+        self.closing = ExitStack()  # releases the environments in use
 
     @cached_property
     def manifest(self) -> ImplementationFile:
@@ -93,16 +93,11 @@ class FrameworkSubject:
         try:
             manifest, needs = self.manifest, self.manifest.requirements.get(self.kind)
             plan = environment_of(manifest, self.kind, needs.stages() if needs else Stages(), self._python, "process")
-            self._closing.enter_context(environment_in_use(plan, self._tell))
+            self.closing.enter_context(environment_in_use(plan, self._tell))
         except LevelfieldError as error:
             raise Fails(f"no Python for it: {error}", "correct `requirements`, or give --python") from None
         environment = {**manifest.environment(self.kind), **self.vendor.environment}
         return RankProgram(manifest.launch.argv, self.folder, plan.python, environment)
-
-    @property
-    def most_ranks(self) -> int | None:
-        """The number of devices here; None for a host, which is divided into any number of shares."""
-        return None if self.vendor.is_host else len(self.registry.machine.devices(self.vendor.name))
 
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
@@ -123,16 +118,17 @@ class FrameworkSubject:
         with tempfile.TemporaryDirectory(prefix="levelfield-check-", ignore_cleanup_errors=True) as name:
             yield Path(name)
 
-    def run(self, job: Mapping[str, Any], folder: Path, watch: Watch | None = None) -> SmallRun:
-        return run_small(self.program, self.on_device(job), folder, watch=watch)
-
     def finished(
         self, job: Mapping[str, Any], folder: Path, others: Mapping[int, Mapping[str, Any]] | None = None
     ) -> SmallRun:
         """Return a job's run in which every rank has finished. Raises Fails for another one."""
         run = run_small(self.program, self.on_device(job), folder, others=others)
-        if run.failure:
-            raise Fails(run.failure, "run the job alone: its rank's log says more")
+        for number, rank in enumerate(run.ranks):
+            if rank.code:
+                last_line = (rank.output.strip().splitlines() or ["no output"])[-1]
+                message = rank.error["message"] if rank.error else last_line
+                what = f"rank {number} ended with {rank.code}: {message}"
+                raise Fails(what, "run the job alone: its rank's log says more")
         return run
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
@@ -145,10 +141,6 @@ class FrameworkSubject:
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             message = f"the events make no curve: {type(error).__name__}: {error}"
             raise Fails(message, "compare them with section 3 of docs/writing-a-framework.md") from None
-
-    def close(self) -> None:
-        """Release the environments in use."""
-        self._closing.close()
 
 
 @dataclass(frozen=True)
@@ -167,26 +159,23 @@ def known_curve(subject: FrameworkSubject, family: str) -> KnownCurve:
 def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve:
     """Return torch's curve of a job in one process, computed once. Raises Missing as `known_curve`."""
     key = f"curve {definition_digest(job)}"
-    if key not in subject.shared:
-        torch = _torch(subject)
-        try:
-            reference = torch and KnownCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
-        except Fails as error:
-            raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
-        subject.shared[key] = reference or recorded_curve(job)
-    return subject.shared[key]  # type: ignore[no-any-return]
-
-
-def _torch(subject: FrameworkSubject) -> FrameworkSubject | None:
-    """Return torch in its environment; None where that is not made."""
+    known: KnownCurve | None = subject.shared.get(key)
+    if known is not None:
+        return known
     if TORCH not in subject.shared:
-        subject.shared[TORCH] = None
+        subject.shared[TORCH] = None  # where its environment is not made
         with suppress(LevelfieldError):
-            torch = FrameworkSubject(TORCH, say=subject.say)
-            stages = torch.manifest.requirements[HOST_KIND].stages()
-            if is_ready(environment_of(torch.manifest, HOST_KIND, stages, None, "process")):
-                subject.shared[TORCH] = torch
-    return subject.shared[TORCH]  # type: ignore[no-any-return]
+            made = FrameworkSubject(TORCH, say=subject.say)
+            stages = made.manifest.requirements[HOST_KIND].stages()
+            if is_ready(environment_of(made.manifest, HOST_KIND, stages, None, "process")):
+                subject.shared[TORCH] = made
+    torch: FrameworkSubject | None = subject.shared[TORCH]
+    try:
+        reference = torch and KnownCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
+    except Fails as error:
+        raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
+    known = subject.shared[key] = reference or recorded_curve(job)
+    return known
 
 
 def definition_digest(job: Mapping[str, Any]) -> str:
@@ -198,28 +187,27 @@ def definition_digest(job: Mapping[str, Any]) -> str:
 def recorded_curve(job: Mapping[str, Any]) -> KnownCurve:
     """Return the recorded curve of a job. Raises Missing without one."""
     digest = definition_digest(job)
-    content = _all_recorded().get(digest)
-    if content is None:
+    curve = _all_recorded().get(digest)
+    if curve is None:
         raise Missing(f"found no recorded curve of definition {digest[:12]}", "make torch's environment: run it once")
-    return KnownCurve(curve_of(content), f"torch {content['torch']}'s recorded curve")
+    return curve
 
 
 @cache
-def _all_recorded() -> dict[str, dict[str, Any]]:
-    contents = (json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json")))
-    return {content["definition"]: content for content in contents}
-
-
-def curve_of(content: Mapping[str, Any]) -> Curve:
-    """Return the curve of a file of `recorded`, whose keys and lists JSON has changed."""
-    series = {name: tuple(content[name]) for name in ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")}
-    return Curve(
-        **series,
-        weights=content["weights"],
-        gradients={int(step): squares for step, squares in content["gradients"].items()},
-        final={name: tuple(values) for name, values in content["final"].items()},
-        experts={
-            int(step): {int(layer): tuple(counts) for layer, counts in layers.items()}
-            for step, layers in content["experts"].items()
-        },
-    )
+def _all_recorded() -> dict[str, KnownCurve]:
+    """Return the curves of `recorded`, whose keys and lists JSON has changed, by the digest of what they trained."""
+    curves = {}
+    for content in (json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json"))):
+        series = ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")
+        curve = Curve(
+            **{name: tuple(content[name]) for name in series},
+            weights=content["weights"],
+            gradients={int(step): squares for step, squares in content["gradients"].items()},
+            final={name: tuple(values) for name, values in content["final"].items()},
+            experts={
+                int(step): {int(layer): tuple(counts) for layer, counts in layers.items()}
+                for step, layers in content["experts"].items()
+            },
+        )
+        curves[content["definition"]] = KnownCurve(curve, f"torch {content['torch']}'s recorded curve")
+    return curves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from levelfield.testing.framework_kit.small_jobs import (
     SINGLE,
     Variant,
     has_parts,
+    job_of,
     offered,
-    small_job,
     with_large_vocabulary,
     with_large_weights,
 )
@@ -65,9 +66,11 @@ def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
     """Return every training that the manifest offers on the devices here, one process first."""
     precisions = [name for name in COMPARED if name in subject.manifest.precisions.get(subject.kind, ())]
     for precision in precisions:
+        devices = subject.registry.machine.devices(subject.vendor.name)
+        most = math.inf if subject.vendor.is_host else len(devices)  # a host is divided into any number of shares
         for family, model in subject.models.items():
             for variant in offered(subject.manifest, subject.kind, model, precision):
-                if subject.most_ranks is None or variant.ranks <= subject.most_ranks:
+                if variant.ranks <= most:
                     yield OfferedRun(family, precision, variant)
 
 
@@ -94,9 +97,10 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
     model = subject.models[offer.family]
-    row = row_head(_code(subject))
+    basis = (subject.manifest, subject.folder, subject.kind)
+    row = row_head(training_code(*basis))
     try:
-        curve = subject.train(small_job(model, offer.variant, offer.precision))
+        curve = subject.train(job_of(model, offer.variant, precision=offer.precision))
         reference = known_curve(subject, offer.family)
         if len(curve.losses) != len(reference.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(reference.curve.losses)}")
@@ -104,7 +108,7 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
         failure = (
             precision_fault(subject, offer, curve)
             or routing_fault(model, offer.precision, curve, reference.curve)
-            or edited(row["code"], _code(subject))
+            or edited(row["code"], training_code(*basis))
         )
     except Fails as error:
         failure = error.says[-200:]
@@ -119,10 +123,6 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
         failure=failure,
         **row,
     )
-
-
-def _code(subject: FrameworkSubject) -> str:
-    return training_code(subject.manifest, subject.folder, subject.kind)
 
 
 def row_head(code: str) -> dict[str, Any]:
@@ -179,19 +179,15 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.1e}"
 
 
-def _loss_and_norm(difference: Difference) -> str:
-    return f"loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}"
-
-
 def large_weights(subject: FrameworkSubject) -> str:
     """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
     differences = {}
     for family, model in subject.models.items():
-        job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
+        job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
         reference = curve_by_torch(subject, job)
-        differences[family] = compare(subject.train(job), reference.curve)
-        if not is_sharp(differences[family]):
-            figures = _loss_and_norm(differences[family])
+        differences[family] = difference = compare(subject.train(job), reference.curve)
+        if not is_sharp(difference):
+            figures = f"loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}"
             limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
             message = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
             raise Fails(message, "compare the constants of activation, norms and positions with section 4")
@@ -208,7 +204,7 @@ def parts(subject: FrameworkSubject) -> str:
         model = OF_PARTS.get(part)
         if model is None or not has_parts(subject.manifest, model):
             continue
-        job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
+        job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
         try:
             difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
         except Missing:
@@ -218,7 +214,7 @@ def parts(subject: FrameworkSubject) -> str:
             continue
         trained.append(part)
         if not is_sharp(difference):
-            bad.append(f"{part}: {_loss_and_norm(difference)}")
+            bad.append(f"{part}: loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}")
     if bad:
         limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
         hint = "compute the part, or remove it from `architecture`; levelfield/specs/architecture.py defines it"
@@ -232,7 +228,7 @@ def parts(subject: FrameworkSubject) -> str:
 def large_tensors(subject: FrameworkSubject) -> str:
     """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
     family, model = next(iter(subject.models.items()))
-    job = small_job(with_large_vocabulary(model), SINGLE, "fp32", steps=LARGE_STEPS)
+    job = job_of(with_large_vocabulary(model), SINGLE, LARGE_STEPS)
     difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
     what = f"{family} with {job['model']['vocab_size']:,} words"
     norms = {"the gradient norm": difference.grad_norm, "a parameter's gradient norm": difference.parameter_norm}
@@ -253,7 +249,7 @@ def is_sharp(difference: Difference) -> bool:
 def repeats(subject: FrameworkSubject) -> str:
     """Check that the same job gives the same curve again: bit for bit on a processor."""
     family, model = next(iter(subject.models.items()))
-    job = small_job(model, SINGLE, "fp32", steps=5)
+    job = job_of(model, SINGLE, 5)
     first, second = subject.train(job), subject.train(job)
     if subject.vendor.is_host and first != second:
         raise Fails(f"{family} in one process gives another curve the second time", "seed and order what is random")
@@ -267,7 +263,7 @@ def choices(subject: FrameworkSubject) -> str:
     family, model = next((pair for pair in subject.models.items() if pair[1].get("experts")), (None, None))
     if model is None:
         raise NotApplicable("the manifest has no experts")
-    job = small_job(model, SINGLE, "fp32", steps=LARGE_STEPS)
+    job = job_of(model, SINGLE, LARGE_STEPS)
     experts = random_choices(job)
     curve = subject.train({**job, "choices": {"known": packed(experts, model["experts"]["count"])}})
     layers = [layer for layer in range(model["layers"]) if is_mixture(parse(WorkerModel, model, "model"), layer)]
@@ -297,14 +293,12 @@ def dropout(subject: FrameworkSubject) -> str:
     if "dropout" not in subject.manifest.architecture:
         raise NotApplicable("the manifest has no dropout")
     model: dict[str, Any] = {**next(iter(subject.models.values())), "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job = small_job(model, SINGLE, "fp32", steps=5)
+    job = job_of(model, SINGLE, 5)
     first, second = subject.train(job), subject.train(job)
     if not compare(second, first).within():
         hint = "seed each step by dropout_seed(job, coordinates(job), step)"
         raise Fails("dropout differs when the same job runs again", hint)
-    plain = subject.train(
-        small_job({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, "fp32", steps=5)
-    )
+    plain = subject.train(job_of({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, 5))
     if compare(first, plain).within():
         raise Fails("a model with dropout trains as one without", "apply it, or remove `dropout` from architecture")
     return "it changes the curve, and the same job repeats it"

@@ -93,18 +93,21 @@ class Variant:
         return math.prod(self.layout.get(key, 1) for key in ("data", "context", "tensor", "pipeline"))
 
 
+SCALE = {"initial": 256.0, "growth_interval": 1000}
 SINGLE = Variant("1 process, accumulation 4")
 
 
-def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **changes: Any) -> dict[str, Any]:
-    """The job of `variant` on `model`; `changes` replace fields of training."""
+def job_of(
+    model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, precision: str = "fp32", **changes: Any
+) -> dict[str, Any]:
+    """Return the job of `variant` on `model`; fp16 has a loss scale. `changes` replace fields of training."""
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 0}
     layout = {**layout, "sharding_degree": 1, **variant.layout}
     training = {
-        "steps": steps, "sequence_length": 32, "global_batch": 8, "precision": "fp32",
+        "steps": steps, "sequence_length": 32, "global_batch": 8, "precision": precision,
         "optimizer": {"name": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
         "schedule": {"style": "cosine", "peak_lr": 2e-3, "min_lr": 2e-4, "warmup_steps": 5, "decay_steps": LONG_STEPS},
-        "loss_scale": None, "gradient_clip": 1.0, "seed": 7, **changes,
+        "loss_scale": SCALE if precision == "fp16" else None, "gradient_clip": 1.0, "seed": 7, **changes,
     }  # fmt: skip
     return {
         "schema": "levelfield.job/1", "run_id": "layouts", "case": "layouts", "scale": "smoke",
@@ -139,7 +142,6 @@ SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 # In 16 bits: each kind of parallelism once. Other mixes add no arithmetic of their own.
 OF_SIXTEEN_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
                    "CP2", "PP2", "EP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")  # fmt: skip
-SCALE = {"initial": 256.0, "growth_interval": 1000}
 
 
 def zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
@@ -187,12 +189,6 @@ def has_parts(implementation: ImplementationFile, model: dict[str, Any]) -> bool
     return set(Model.model_validate(model).parts) <= set(implementation.architecture)
 
 
-def small_job(model: dict[str, Any], variant: Variant, precision: Precision, **changes: Any) -> dict[str, Any]:
-    """Return the job of a variant in a precision; fp16 has a loss scale."""
-    scale = {"loss_scale": SCALE} if precision == "fp16" else {}
-    return job_of(model, variant, precision=precision, **{**scale, **changes})
-
-
 def offered(
     implementation: ImplementationFile,
     kind: str,
@@ -206,14 +202,21 @@ def offered(
             continue
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
             continue
-        job = small_job(model, variant, precision)
+        job = job_of(model, variant, precision=precision)
         if not refusal(implementation, kind, job):
             yield variant
 
 
 def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
     """Return why the manifest or the model's sizes exclude this job; None where they do not."""
-    work, tuning = work_of(job), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
+    steps = job["training"]["steps"]
+    content = {  # as a case at this size would have it
+        **{key: job[key] for key in ("model", "training", "data")},
+        "window": {"first_step": min(11, steps), "last_step": steps},
+        "acceptance": {"final_loss_below_fraction": 1.0, "tail_steps": 1},
+        "limits": {"heartbeat_seconds": 60, "step_seconds": 60, "start_seconds": LONG_STEPS * 10},
+    }
+    work, tuning = Work.model_validate(content), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
     layout = tuning.layout
     uneven = "uneven" in implementation.offered_parallelism(kind)
     if rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
@@ -223,15 +226,3 @@ def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) 
     except NotHere as error:
         return str(error)
     return None
-
-
-def work_of(job: dict[str, Any]) -> Work:
-    """Return the job's work, as a case at this size would have it."""
-    steps = job["training"]["steps"]
-    content = {
-        **{key: job[key] for key in ("model", "training", "data")},
-        "window": {"first_step": min(11, steps), "last_step": steps},
-        "acceptance": {"final_loss_below_fraction": 1.0, "tail_steps": 1},
-        "limits": {"heartbeat_seconds": 60, "step_seconds": 60, "start_seconds": LONG_STEPS * 10},
-    }
-    return Work.model_validate(content)

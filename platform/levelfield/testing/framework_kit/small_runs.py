@@ -60,17 +60,6 @@ class SmallRun:
     left: int  # ranks with processes that outlived them
     seconds: float  # from the first end of a rank to the last one
 
-    @property
-    def failure(self) -> str | None:
-        """Return the reason of the first rank that failed; None when all have finished."""
-        for number, rank in enumerate(self.ranks):
-            if rank.code:
-                message = (
-                    rank.error["message"] if rank.error else (rank.output.strip().splitlines() or ["no output"])[-1]
-                )
-                return f"rank {number} ended with {rank.code}: {message}"
-        return None
-
 
 def run_small(
     program: RankProgram,
@@ -99,7 +88,16 @@ def run_small(
             processes.append(_start(program, rank, world, {**address, "LEVELFIELD_JOB": str(path)}, folder))
         stopped, seconds = _wait(processes, watch, limit)
     finally:
-        left = sum(_end_group(process) for process in processes)
+        left = 0
+        for process in processes:  # each has a group of its own
+            outlived = process.poll() is not None  # the rank has ended, and a process of its group may not have
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                outlived = False
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            left += outlived
     ranks = []
     for rank, process in zip(started, processes, strict=True):
         output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
@@ -139,18 +137,6 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], watch: Watch | None, lim
             return True, now - (first or now)
         time.sleep(POLL_SECONDS)
     return False, 0.0 if first is None else time.monotonic() - first
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> int:
-    """End the rank's process group. Return 1 where a process of it outlived the rank."""
-    outlived = process.poll() is not None
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        outlived = False
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=10)
-    return int(outlived)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -35,16 +35,33 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
     steps = [[event for event in rank if event["event"] == "step"] for rank in ranks]
     owners = [rank for rank in steps if rank[0]["tokens"]]
     by_step = list(zip(*owners, strict=True))
+    gradients: dict[int, dict[str, float]] = {}
+    experts: dict[int, dict[int, tuple[int, ...]]] = {}
+    slices: list[FinalSlice] = []
+    for number, event in ((number, event) for number, rank in enumerate(ranks) for event in rank):
+        if event["event"] == "gradients":
+            squares = gradients.setdefault(event["step"], {})
+            for name, square in event["squares"].items():
+                squares[name] = squares.get(name, 0.0) + float(square)
+        elif event["event"] == "experts":
+            layers = experts.setdefault(event["step"], {})
+            for layer, counts in event["tokens"].items():
+                before = layers.get(int(layer), (0,) * len(counts))
+                layers[int(layer)] = tuple(a + b for a, b in zip(before, counts, strict=True))
+        elif event["event"] == "final_weights":
+            for name, shape, bounds, sums in event["parameters"]:
+                place = tuple(map(tuple, bounds))
+                slices.append(FinalSlice(number, name, tuple(shape), place, tuple(map(float, sums))))
     return Curve(
         losses=tuple(event["loss"] for event in steps[0]),
         grad_norms=tuple(event["grad_norm"] for event in steps[0]),
         tokens=tuple(sum(event["tokens"] for event in group) for group in by_step),
         token_checksums=tuple(sum(event["tokens_checksum"] for event in group) % 2**64 for group in by_step),
         weights=_weight_checksums(ranks),
-        gradients=_gradient_squares(ranks),
-        final=_final_weights(ranks),
+        gradients=gradients,
+        final=final_weights(slices),
         auxiliary=tuple(event["auxiliary_loss"] for event in steps[0] if "auxiliary_loss" in event),
-        experts=_expert_tokens(ranks),
+        experts=experts,
     )
 
 
@@ -65,12 +82,20 @@ def compare(curve: Curve, reference: Curve) -> Difference:
         for step, squares in curve.gradients.items()
     )
     same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
+    figures = (
+        losses[0],
+        max(losses),
+        max(norms),
+        _parameter_difference(curve, reference),
+        max(totals, default=math.inf),
+    )
+    first_loss, loss, grad_norm, parameter_norm, total_norm = (x if math.isfinite(x) else None for x in figures)
     return Difference(
-        first_loss=_finite(losses[0]),
-        loss=_finite(max(losses)),
-        grad_norm=_finite(max(norms)),
-        parameter_norm=_finite(_parameter_difference(curve, reference)),
-        total_norm=_finite(max(totals, default=math.inf)),
+        first_loss=first_loss,
+        loss=loss,
+        grad_norm=grad_norm,
+        parameter_norm=parameter_norm,
+        total_norm=total_norm,
         same_weights=curve.weights == reference.weights,
         same_tokens=same_tokens,
     )
@@ -90,10 +115,6 @@ def compare_routing(curve: Curve, reference: Curve) -> tuple[float, int]:
         for layer, counts in layers.items():
             moved += sum(abs(a - b) for a, b in zip(curve.experts[step][layer], counts, strict=True)) // 2
     return max(_relative(a, b) for a, b in zip(curve.auxiliary, reference.auxiliary, strict=True)), moved
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _parameter_difference(curve: Curve, reference: Curve) -> float:
@@ -129,36 +150,6 @@ def _relative(value: float, reference: float) -> float:
         return math.inf if value else 0.0
     difference = abs(value - reference) / abs(reference)
     return difference if math.isfinite(difference) else math.inf
-
-
-def _gradient_squares(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[str, float]]:
-    totals: dict[int, dict[str, float]] = {}
-    for event in (event for rank in ranks for event in rank if event["event"] == "gradients"):
-        squares = totals.setdefault(event["step"], {})
-        for name, square in event["squares"].items():
-            squares[name] = squares.get(name, 0.0) + float(square)
-    return totals
-
-
-def _expert_tokens(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[int, tuple[int, ...]]]:
-    totals: dict[int, dict[int, tuple[int, ...]]] = {}
-    for event in (event for rank in ranks for event in rank if event["event"] == "experts"):
-        layers = totals.setdefault(event["step"], {})
-        for layer, counts in event["tokens"].items():
-            before = layers.get(int(layer), (0,) * len(counts))
-            layers[int(layer)] = tuple(a + b for a, b in zip(before, counts, strict=True))
-    return totals
-
-
-def _final_weights(ranks: list[list[dict[str, Any]]]) -> dict[str, tuple[float, ...]]:
-    slices = [
-        FinalSlice(number, name, tuple(shape), tuple(map(tuple, bounds)), tuple(map(float, sums)))
-        for number, rank in enumerate(ranks)
-        for event in rank
-        if event["event"] == "final_weights"
-        for name, shape, bounds, sums in event["parameters"]
-    ]
-    return final_weights(slices)
 
 
 def _weight_checksums(ranks: list[list[dict[str, Any]]]) -> dict[str, int]:
