@@ -102,7 +102,7 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
         "weights", "squared norm"),
     "no refusal": ("train.py", "    check(job)  #", "    # check(job)", "refusals", "is not offered, and the training"),
     "nan hidden": ("training.py", '"loss": self.loss', '"loss": float(np.nan_to_num(self.loss))', "nan", "ended with"),
-    "unseeded dropout": ("layers.py", "default_rng(seed)", "default_rng()", "dropout",
+    "unseeded dropout": ("training.py", "default_rng(seed)", "default_rng()", "dropout",
         "differs when the same job runs"),
     "the platform imported": ("training.py", "import math", "import levelfield.specs", "sources", "imports levelfield"),
     "a device that nothing reaches": ("implementation.yaml", "reaches:\n  cpu: {device: cpu, backend: gloo}\n", "",

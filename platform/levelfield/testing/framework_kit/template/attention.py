@@ -1,7 +1,7 @@
 """Causal self-attention with grouped queries and rotary positions, with its backward pass."""
 
 import numpy as np
-from layers import Linear
+from layers import Linear, part
 
 
 class Attention:
@@ -9,9 +9,10 @@ class Attention:
 
     def __init__(self, model, at, dropout):
         self.size, self.groups = model.hidden_size // model.heads, model.heads // model.kv_heads
+        self.factor = np.float32(self.size**-0.5)
         self.base = model.rope_base if model.positions == "rope" else None
-        self.query, self.key, self.value = (Linear(at.part(name)) for name in ("query", "key", "value"))
-        self.output, self.dropout = Linear(at.part("output")), dropout
+        self.query, self.key, self.value = (Linear(part(at, name)) for name in ("query", "key", "value"))
+        self.output, self.dropout = Linear(part(at, "output")), dropout
 
     def forward(self, x):
         """x: [batch, sequence, hidden]."""
@@ -19,29 +20,29 @@ class Attention:
         if self.base is not None:
             self.tables = rotary_tables(self.size, x.shape[1], self.base)
             query, key = rotate(query, *self.tables), rotate(key, *self.tables)
-        key, value = (np.repeat(part, self.groups, axis=1) for part in (key, value))
+        key, value = (np.repeat(operand, self.groups, axis=1) for operand in (key, value))
         self.operands = query, key, value
-        self.weights = softmax(masked(query @ key.swapaxes(-1, -2) * self.factor))
+        scores = query @ key.swapaxes(-1, -2) * self.factor
+        allowed = np.tri(scores.shape[-2], scores.shape[-1], dtype=bool)  # the keys up to the query's own position
+        scores = np.where(allowed, scores, np.float32(-np.inf))
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        self.weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
         self.mixing = self.dropout.forward(self.weights)
-        mixed = self.mixing @ value
-        return self.output.forward(mixed.swapaxes(1, 2).reshape(x.shape[0], x.shape[1], -1))
+        return self.output.forward(flat(self.mixing @ value))
 
     def backward(self, gradient):
         query, key, value = self.operands
         gradient = self.heads(self.output.backward(gradient))
         inner = self.dropout.backward(gradient @ value.swapaxes(-1, -2))
-        scores = softmax_backward(inner, self.weights) * self.factor
+        # back through the softmax
+        scores = self.weights * (inner - (inner * self.weights).sum(axis=-1, keepdims=True)) * self.factor
         parts = scores @ key, self.summed(scores.swapaxes(-1, -2) @ query)
         if self.base is not None:
             cos, sin = self.tables
-            parts = tuple(rotate(part, cos, -sin) for part in parts)  # a rotation's transpose turns back
+            parts = tuple(rotate(operand, cos, -sin) for operand in parts)  # a rotation's transpose turns back
         parts = *parts, self.summed(self.mixing.swapaxes(-1, -2) @ gradient)
         layers = self.query, self.key, self.value
-        return sum(layer.backward(flat(part)) for layer, part in zip(layers, parts, strict=True))
-
-    @property
-    def factor(self):
-        return np.float32(self.size**-0.5)
+        return sum(layer.backward(flat(operand)) for layer, operand in zip(layers, parts, strict=True))
 
     def heads(self, x):
         """[batch, sequence, n size] -> [batch, n, sequence, size]."""
@@ -69,18 +70,3 @@ def rotate(x, cos, sin):
     """Rotate the first half of each head against its second half, by its position. x: [..., sequence, size]."""
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
-
-
-def masked(scores):
-    """Leave each query the keys up to its own position."""
-    allowed = np.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
-    return np.where(allowed, scores, np.float32(-np.inf))
-
-
-def softmax(scores):
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def softmax_backward(gradient, weights):
-    return weights * (gradient - (gradient * weights).sum(axis=-1, keepdims=True))

@@ -6,7 +6,7 @@ and what is computed. The case chooses norm, activation and positions, each by i
 
 import numpy as np
 from attention import Attention
-from layers import MLPS, NORMS, Dropout, Embedding, Linear, Parameters, Random
+from layers import MLPS, Dropout, Embedding, Linear, Norm, Parameter, part
 
 
 class Decoder:
@@ -15,32 +15,20 @@ class Decoder:
     def __init__(self, model, parameters):
         self.model, self.parameters = model, parameters
         self.gradients = {name: np.zeros_like(values) for name, values in parameters.items()}
-        self.random = Random()
-        at = Parameters(self.parameters, self.gradients)
-        self.embedding = Embedding(at.part("embedding"))
-        self.positions = Embedding(at.part("position")) if model.positions == "learned" else None
+        self.random = np.random.default_rng()  # of all dropouts: each step sets its state
+        at = {name: Parameter(values, self.gradients[name]) for name, values in parameters.items()}
+        self.embedding = Embedding(part(at, "embedding"))
+        self.positions = Embedding(part(at, "position")) if model.positions == "learned" else None
         self.dropout = Dropout(model.hidden_dropout, self.random)
-        self.blocks = [Block(model, at.part(f"layers.{layer}"), self.random) for layer in range(model.layers)]
-        self.norm = NORMS[model.norm](at.part("final_norm"), model.norm_eps)
-        self.head = Linear(at.part("embedding" if model.tied_embeddings else "head"))
-
-    def zero_gradients(self):
-        for gradient in self.gradients.values():
-            gradient.fill(0)
+        self.blocks = [Block(model, part(at, f"layers.{layer}"), self.random) for layer in range(model.layers)]
+        self.norm = Norm(part(at, "final_norm"), model)
+        self.head = Linear(part(at, "embedding" if model.tied_embeddings else "head"))
 
     def loss_and_gradients(self, tokens, targets, scale, keep):
         """Add the gradients of `scale` times the mean loss, and return that value. tokens, targets: [batch, sequence].
 
         keep(name, tensor): called with the tensors that a captured step must have.
         """
-        x = self.forward(tokens, keep)
-        logits = self.head.forward(x)
-        keep("logits", logits)
-        loss, gradient = cross_entropy(logits, targets)
-        self.backward(self.head.backward(gradient * np.float32(scale)))
-        return loss * scale
-
-    def forward(self, tokens, keep):
         x = self.embedding.forward(tokens)
         if self.positions is not None:
             x = x + self.positions.forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
@@ -51,27 +39,28 @@ class Decoder:
             keep(f"layers.{layer}", x)
         x = self.norm.forward(x)
         keep("final_norm", x)
-        return x
+        logits = self.head.forward(x)
+        keep("logits", logits)
+        loss, gradient = cross_entropy(logits, targets)
 
-    def backward(self, gradient):
-        gradient = self.norm.backward(gradient)
+        gradient = self.norm.backward(self.head.backward(gradient * np.float32(scale)))
         for block in reversed(self.blocks):
             gradient = block.backward(gradient)
         gradient = self.dropout.backward(gradient)
         if self.positions is not None:
             self.positions.backward(gradient)
         self.embedding.backward(gradient)
+        return loss * scale
 
 
 class Block:
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
     def __init__(self, model, at, random):
-        norm = NORMS[model.norm]
-        self.attention_norm = norm(at.part("attention_norm"), model.norm_eps)
-        self.attention = Attention(model, at.part("attention"), Dropout(model.attention_dropout, random))
-        self.mlp_norm = norm(at.part("mlp_norm"), model.norm_eps)
-        self.mlp = MLPS[model.activation](at.part("mlp"))
+        self.attention_norm = Norm(part(at, "attention_norm"), model)
+        self.attention = Attention(model, part(at, "attention"), Dropout(model.attention_dropout, random))
+        self.mlp_norm = Norm(part(at, "mlp_norm"), model)
+        self.mlp = MLPS[model.activation](part(at, "mlp"))
         self.after_attention, self.after_mlp = (Dropout(model.hidden_dropout, random) for _ in range(2))
 
     def forward(self, x):

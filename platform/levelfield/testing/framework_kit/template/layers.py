@@ -1,28 +1,25 @@
 """Layers with their backward passes. Each keeps what its backward pass needs, and adds to its gradients."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 ROOT = np.float32(np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715)
 
 
-class Parameters:
-    """The parameters and gradients below a name: `at.part("mlp")["up.weight"]` is layers.0.mlp.up.weight."""
+@dataclass
+class Parameter:
+    """A parameter's values, and its gradient, to which every backward pass adds. Both are float32 arrays."""
 
-    def __init__(self, values, gradients, prefix=""):
-        self.values, self.gradients, self.prefix = values, gradients, prefix
+    values: np.ndarray
+    gradient: np.ndarray
 
-    def part(self, name):
-        return Parameters(self.values, self.gradients, f"{self.prefix}{name}.")
 
-    def __contains__(self, name):
-        return self.prefix + name in self.values
-
-    def __getitem__(self, name):
-        return self.values[self.prefix + name]
-
-    def add(self, name, gradient):
-        self.gradients[self.prefix + name] += gradient
+def part(parameters, name):
+    """Return the parameters below a name: of `layers.0`, layers.0.mlp.up.weight is mlp.up.weight."""
+    begin = f"{name}."
+    return {key.removeprefix(begin): parameter for key, parameter in parameters.items() if key.startswith(begin)}
 
 
 class Linear:
@@ -33,17 +30,17 @@ class Linear:
 
     def forward(self, x):
         self.rows = x.reshape(-1, x.shape[-1])  # one large product is faster than one for each sequence
-        y = self.rows @ self.at["weight"].T
+        y = self.rows @ self.at["weight"].values.T
         if "bias" in self.at:
-            y += self.at["bias"]
+            y += self.at["bias"].values
         return y.reshape(*x.shape[:-1], -1)
 
     def backward(self, gradient):
         rows = gradient.reshape(-1, gradient.shape[-1])
-        self.at.add("weight", rows.T @ self.rows)
+        self.at["weight"].gradient += rows.T @ self.rows
         if "bias" in self.at:
-            self.at.add("bias", rows.sum(axis=0))
-        return (rows @ self.at["weight"]).reshape(*gradient.shape[:-1], -1)
+            self.at["bias"].gradient += rows.sum(axis=0)
+        return (rows @ self.at["weight"].values).reshape(*gradient.shape[:-1], -1)
 
 
 class Embedding:
@@ -54,50 +51,36 @@ class Embedding:
 
     def forward(self, numbers):
         self.numbers = numbers
-        return self.at["weight"][numbers]
+        return self.at["weight"].values[numbers]
 
     def backward(self, gradient):
-        total = np.zeros_like(self.at["weight"])
+        total = np.zeros_like(self.at["weight"].values)
         np.add.at(total, self.numbers.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
-        self.at.add("weight", total)
+        self.at["weight"].gradient += total
 
 
-class LayerNorm:
-    """Layer normalisation (Ba et al., 2016) over the last dimension."""
+class Norm:
+    """Layer normalisation (Ba et al., 2016) over the last dimension. Root mean square normalisation (Zhang and
+    Sennrich, 2019) is the same without the mean and the bias. The epsilon is in the root."""
 
-    def __init__(self, at, epsilon):
-        self.at, self.epsilon = at, np.float32(epsilon)
+    def __init__(self, at, model):
+        self.at, self.epsilon, self.is_centred = at, np.float32(model.norm_eps), model.norm == "layernorm"
 
     def forward(self, x):
-        centred = x - x.mean(axis=-1, keepdims=True)
+        centred = x - x.mean(axis=-1, keepdims=True) if self.is_centred else x
         self.inverse = 1 / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + self.epsilon)
         self.normal = centred * self.inverse
-        return self.normal * self.at["weight"] + self.at["bias"]
+        y = self.normal * self.at["weight"].values
+        return y + self.at["bias"].values if self.is_centred else y
 
     def backward(self, gradient):
         axes = tuple(range(gradient.ndim - 1))
-        self.at.add("weight", (gradient * self.normal).sum(axis=axes))
-        self.at.add("bias", gradient.sum(axis=axes))
-        inner = gradient * self.at["weight"]
+        self.at["weight"].gradient += (gradient * self.normal).sum(axis=axes)
+        inner = gradient * self.at["weight"].values
         along = (inner * self.normal).mean(axis=-1, keepdims=True)
-        return self.inverse * (inner - inner.mean(axis=-1, keepdims=True) - self.normal * along)
-
-
-class RMSNorm:
-    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension. The epsilon is in the root."""
-
-    def __init__(self, at, epsilon):
-        self.at, self.epsilon = at, np.float32(epsilon)
-
-    def forward(self, x):
-        self.inverse = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
-        self.normal = x * self.inverse
-        return self.normal * self.at["weight"]
-
-    def backward(self, gradient):
-        self.at.add("weight", (gradient * self.normal).sum(axis=tuple(range(gradient.ndim - 1))))
-        inner = gradient * self.at["weight"]
-        along = (inner * self.normal).mean(axis=-1, keepdims=True)
+        if self.is_centred:
+            self.at["bias"].gradient += gradient.sum(axis=axes)
+            inner = inner - inner.mean(axis=-1, keepdims=True)
         return self.inverse * (inner - self.normal * along)
 
 
@@ -109,7 +92,7 @@ class Dropout:
 
     def forward(self, x):
         if self.probability:
-            mask = self.random.numbers(x.shape) >= np.float32(self.probability)
+            mask = self.random.random(x.shape, dtype=np.float32) >= np.float32(self.probability)
             self.factors = mask / np.float32(1 - self.probability)
         return x * self.factors if self.probability else x
 
@@ -117,21 +100,11 @@ class Dropout:
         return gradient * self.factors if self.probability else gradient
 
 
-class Random:
-    """The random numbers of one step, which depend on its seed alone."""
-
-    def start(self, seed):
-        self.generator = np.random.default_rng(seed)
-
-    def numbers(self, shape):
-        return self.generator.random(shape, dtype=np.float32)
-
-
 class GeluMLP:
     """down(gelu(up(x))), by the tanh form (Hendrycks and Gimpel, 2016). `gelu` in a case is the erf form."""
 
     def __init__(self, at):
-        self.up, self.down = Linear(at.part("up")), Linear(at.part("down"))
+        self.up, self.down = Linear(part(at, "up")), Linear(part(at, "down"))
 
     def forward(self, x):
         self.x = self.up.forward(x)
@@ -149,7 +122,7 @@ class SwigluMLP:
     """down(silu(gate(x)) * up(x)) (Shazeer, 2020)."""
 
     def __init__(self, at):
-        self.gate, self.up, self.down = (Linear(at.part(name)) for name in ("gate", "up", "down"))
+        self.gate, self.up, self.down = (Linear(part(at, name)) for name in ("gate", "up", "down"))
 
     def forward(self, x):
         self.gated, self.raised = self.gate.forward(x), self.up.forward(x)
@@ -163,5 +136,4 @@ class SwigluMLP:
         return self.gate.backward(gradient * self.raised * slope) + self.up.backward(gradient * silu)
 
 
-NORMS = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
 MLPS = {"gelu_tanh": GeluMLP, "swiglu": SwigluMLP}

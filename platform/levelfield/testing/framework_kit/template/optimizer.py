@@ -14,16 +14,14 @@ class AdamW:
     def step(self, gradients, rate, divisor):
         """Update every parameter in place, with the gradients divided by `divisor`, which clips their norm."""
         self.count += 1
+        settings = self.settings
         for name, values in self.parameters.items():
-            self.update(name, values, gradients[name] / np.float32(divisor), rate)
-
-    def update(self, name, values, gradient, rate):
-        settings, first, second = self.settings, self.first[name], self.second[name]
-        if values.ndim > 1:
-            values *= np.float32(1 - rate * settings.weight_decay)
-        first += np.float32(1 - settings.beta1) * (gradient - first)
-        second *= np.float32(settings.beta2)
-        second += np.float32(1 - settings.beta2) * gradient * gradient
-        size = np.float32(rate / (1 - settings.beta1**self.count))
-        root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))
-        values -= size * first / (root + np.float32(settings.eps))
+            gradient, first, second = gradients[name] / np.float32(divisor), self.first[name], self.second[name]
+            if values.ndim > 1:
+                values *= np.float32(1 - rate * settings.weight_decay)
+            first += np.float32(1 - settings.beta1) * (gradient - first)
+            second *= np.float32(settings.beta2)
+            second += np.float32(1 - settings.beta2) * gradient * gradient
+            size = np.float32(rate / (1 - settings.beta1**self.count))
+            root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))
+            values -= size * first / (root + np.float32(settings.eps))

@@ -34,7 +34,11 @@ class Trainer:
 
     def __init__(self, job):
         self.job, self.place, self.capture = job, coordinates(job), Capture(job)
-        self.model = Decoder(job.model, initial_weights(job))
+        # Every parameter by its canonical name. A rank with a part of it passes `slices` for that part alone.
+        initializer = Initializer(job)
+        specs = initializer.parameters(job.model)
+        weights = {name: initializer.array(name, spec.shape) for name, spec in specs.items()}
+        self.model = Decoder(job.model, weights)
         self.optimizer = AdamW(self.model.parameters, job.training.optimizer)
 
     def weights(self):
@@ -50,25 +54,24 @@ class Trainer:
     def launch(self, batch):
         """Start the step: forward, backward, clipping, update. Do not wait for the device, if it is one."""
         keep = self.capture.keep if self.capture.wants(batch.step) else ignore
-        self.model.random.start(dropout_seed(self.job, self.place, batch.step))
-        self.loss = self.gradients(batch, keep)
+        seed = dropout_seed(self.job, self.place, batch.step)
+        self.model.random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        for gradient in self.model.gradients.values():
+            gradient.fill(0)
+        count, self.loss = self.job.accumulation, 0.0  # the loss is the mean over the whole global batch
+        for micro in range(count):
+            totals = keep if micro == 0 else ignore
+            self.loss += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, totals)
+        # REPLACE: with data parallelism, average the loss and all gradients over the data ranks here
         for name, gradient in self.model.gradients.items():
             keep(f"gradient.{name}", gradient)  # before clipping, without a loss scale
-        self.squares = {name: square(gradient) for name, gradient in self.model.gradients.items()}
+        self.squares = {
+            name: float(np.square(gradient, dtype=np.float64).sum()) for name, gradient in self.model.gradients.items()
+        }
         self.norm = math.sqrt(sum(self.squares.values()))
         self.rate = learning_rate(self.job.training.schedule, batch.step)
         divisor = max(1.0, self.norm / self.job.training.gradient_clip)
         self.optimizer.step(self.model.gradients, self.rate, divisor)
-
-    def gradients(self, batch, keep):
-        """Accumulate the gradients of all micro-batches. Return the loss, the mean over the whole global batch."""
-        self.model.zero_gradients()
-        count, total = self.job.accumulation, 0.0
-        for micro in range(count):
-            totals = keep if micro == 0 else ignore
-            total += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, totals)
-        # REPLACE: with data parallelism, average the loss and all gradients over the data ranks here
-        return total
 
     def gradient_squares(self):
         """Return (name, this rank's share of the parameter's squared gradient norm) of the launched step."""
@@ -85,18 +88,6 @@ class Trainer:
             "memory": process_memory(),  # REPLACE: add your framework's own counters
             "skipped": False,  # True where a loss scale left the step out
         }
-
-
-def initial_weights(job):
-    """Return every parameter by its canonical name. A rank with a part of it passes `slices` for that part alone."""
-    initializer = Initializer(job)
-    specs = initializer.parameters(job.model)
-    return {name: initializer.array(name, spec.shape) for name, spec in specs.items()}
-
-
-def square(gradient):
-    """Return the squared norm, summed in float64."""
-    return float(np.square(gradient, dtype=np.float64).sum())
 
 
 def ignore(name, tensor):

@@ -33,7 +33,8 @@ def main(job: Job, recorder: Recorder) -> None:
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
         for name, spec in initializer.parameters(job.model).items()
     )
-    show_token()
+    if token := os.environ.get("DRILL_TOKEN"):  # its digest in the rank's log shows that a secret arrived
+        print(f"token {hashlib.sha256(token.encode()).hexdigest()}", flush=True)
     rendezvous(job)
     recorder.begin()
     counted = counted_steps(job.model, job.training.steps, job.gradient_steps)
@@ -72,12 +73,6 @@ def auxiliary_loss(job: Job, step: int) -> float | None:
     return float(coefficient * (1 + 0.5**step)) if coefficient else None
 
 
-def show_token() -> None:
-    """Print the digest of DRILL_TOKEN to the rank's log: it shows that a secret arrived, and not the secret."""
-    if token := os.environ.get("DRILL_TOKEN"):
-        print(f"token {hashlib.sha256(token.encode()).hexdigest()}", flush=True)
-
-
 def rendezvous(job: Job) -> None:
     """Meet the ranks of the other nodes where the variables of the launcher say: rank 0 listens there."""
     rank = int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
@@ -91,21 +86,16 @@ def rendezvous(job: Job) -> None:
             for connection in met:
                 connection.close()
     elif job.rank >= rank:
-        join(address, port)
-
-
-def join(address: str, port: int) -> None:
-    """Connect to rank 0, which may start later, and wait until it has met every rank."""
-    deadline = time.monotonic() + MEETING_SECONDS
-    while True:
-        try:
-            with socket.create_connection((address, port), MEETING_SECONDS) as connection:
-                connection.recv(1)
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+        deadline = time.monotonic() + MEETING_SECONDS
+        while True:  # rank 0 may start later; then wait until it has met every rank
+            try:
+                with socket.create_connection((address, port), MEETING_SECONDS) as connection:
+                    connection.recv(1)
+                    return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
 
 def meet(job: Job, step: int) -> None:
