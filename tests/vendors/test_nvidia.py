@@ -199,11 +199,11 @@ def test_the_first_answer_has_more_time_and_a_reason_of_its_own(monkeypatch: pyt
 def test_nvml_has_the_same_time(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
-    def in_time(act: Any, seconds: float) -> Any:
+    def call_with_limit(act: Any, seconds: float) -> Any:
         limits.append(seconds)
         return act()
 
-    monkeypatch.setattr(NVIDIA, "in_time", in_time)
+    monkeypatch.setattr(NVIDIA, "call_with_limit", call_with_limit)
     first = adapter(spec, Replay(A100S))
     assert len(first.devices()) == 2 and len(first.sample(first.devices())) == 2
     assert limits[0] == 30.0 and set(limits[1:]) == {5.0}

@@ -114,12 +114,12 @@ class RecordedHost(DeclaredVendor):
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         answer = self._ask(_KERNEL, 0)
         rows = dict(_row(line) for line in (answer.text or "").splitlines() if len(line.split()) > 1)
-        joules, why_no_energy = self._energy()
+        joules, energy_reason = self._energy()
         used, busy = _used_bytes(rows), self._busy(rows.get("cpu", []))
-        why = answer.reason or "the kernel's files hold no such value"
+        reason = answer.reason or "the kernel's files hold no such value"
         reasons = {"power_watts": _NO_POWER, "temperature_celsius": "sensors of another node are not read"}
-        reasons |= {"energy_joules": why_no_energy} if joules is None else {}
-        reasons |= {"memory_used_bytes": why} if used is None else {}
+        reasons |= {"energy_joules": energy_reason} if joules is None else {}
+        reasons |= {"memory_used_bytes": reason} if used is None else {}
         reasons |= {"utilisation": answer.reason or "no earlier reading to compare with"} if busy is None else {}
         return [Sample(d.index, None, joules, used, busy, reasons=reasons) for d in devices]
 
@@ -192,12 +192,12 @@ def risen(before: int, now: int, span: int) -> int:
 
 def rapl_zones(root: Path) -> tuple[Zone, ...]:
     """The packages under powercap; their parts (cores, memory) are already within them."""
-    found = []
+    zones = []
     for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         span = _number(folder / "max_energy_range_uj")
         if span is not None and file_text(folder / "name").startswith("package"):
-            found.append(Zone(folder / "energy_uj", span))
-    return tuple(found)
+            zones.append(Zone(folder / "energy_uj", span))
+    return tuple(zones)
 
 
 def allowance(root: Path) -> Allowance:

@@ -91,13 +91,13 @@ class Adapter(DeclaredVendor):
 
     def __init__(self, spec: VendorFile, tool: Tool | None = None) -> None:
         super().__init__(spec)
-        self._given = tool
+        self._replayed_tool = tool
 
     @cached_property
     def _tool(self) -> Tool | None:
         """NVML, or nvidia-smi where NVML is absent or fails. None: neither is here."""
-        if self._given:
-            return self._given
+        if self._replayed_tool:
+            return self._replayed_tool
         nvml = open_nvml()
         first = FIRST_TIMEOUT_SECONDS if nvml is None else SMI_TIMEOUT_SECONDS  # NVML's failure was the first answer
         return nvml if isinstance(nvml, Nvml) else find_smi(first) or nvml
@@ -120,7 +120,7 @@ class Adapter(DeclaredVendor):
         if has_lost or differ or partitioned:
             whole = [replace(device, visible_as=_beginning(device, every)) for device in whole]
         if left and not whole:
-            problem = f"every card is in MIG mode, and parts of a card are not supported: {_listed(partitioned)}"
+            problem = f"every card is in MIG mode, and parts of a card are not supported: {_joined(partitioned)}"
         return DeviceList(whole, problem)
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
@@ -130,10 +130,10 @@ class Adapter(DeclaredVendor):
         return self._tool.samples(indices)
 
     def software(self) -> dict[str, str]:
-        found = super().software()
-        found |= self._tool.versions() if self._tool else {"driver": "not found"}
+        software = super().software()
+        software |= self._tool.versions() if self._tool else {"driver": "not found"}
         partitioned = [gpu.position for gpu in self._gpus().gpus if gpu.partitioned]
-        return found | ({"in MIG mode, left out": _listed(partitioned)} if partitioned else {})
+        return software | ({"in MIG mode, left out": _joined(partitioned)} if partitioned else {})
 
     def node_commands(self) -> NodeCommands:
         """nvidia-smi on each node, also where NVML is: an output can be read elsewhere, and a library cannot."""
@@ -153,21 +153,21 @@ class Adapter(DeclaredVendor):
 
 def _beginning(device: Device, every: Sequence[Device]) -> str:
     """Return the beginning of a card's UUID that is its own here, as CUDA takes it: a plan may be published."""
-    uuid, others = str(device.identity), [str(each.identity) for each in every if each != device]
+    uuid, others = str(device.identity), [str(other.identity) for other in every if other != device]
     lengths = range(LEAST_UUID, len(uuid))
     return next((uuid[:n] for n in lengths if not any(other.startswith(uuid[:n]) for other in others)), uuid)
 
 
 def _unclear(every: Sequence[Device], chosen: str, problem: str | None) -> str:
     """Return why numbers in CUDA_VISIBLE_DEVICES cannot be used: which cards they mean is unknown."""
-    why = problem or "the cards differ, and CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set"
+    reason = problem or "the cards differ, and CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set"
     return (
         f"found CUDA_VISIBLE_DEVICES={chosen[:80]}, expected UUIDs, because it is unknown which cards CUDA's numbers "
-        f"mean: {why}. UUIDs here: {', '.join(str(device.identity) for device in every)}"
+        f"mean: {reason}. UUIDs here: {', '.join(str(device.identity) for device in every)}"
     )
 
 
-def _listed(indices: Sequence[int]) -> str:
+def _joined(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices))
 
 
@@ -175,14 +175,14 @@ class NoAnswer(Exception):
     """NVML gave no answer within its time limit."""
 
 
-def in_time(act: Callable[[], T], seconds: float) -> T:
+def call_with_limit(act: Callable[[], T], seconds: float) -> T:
     """Call a function of NVML in a thread of its own. Raises NoAnswer where it hangs, as a broken driver makes it."""
-    kept: list[T] = []
+    results: list[T] = []
     raised: list[Exception] = []
 
     def run() -> None:
         try:
-            kept.append(act())
+            results.append(act())
         except Exception as error:
             raised.append(error)
 
@@ -191,9 +191,9 @@ def in_time(act: Callable[[], T], seconds: float) -> T:
     thread.join(seconds)
     if raised:
         raise raised[0]
-    if not kept:
+    if not results:
         raise NoAnswer(with_advice(f"NVML did not answer within {seconds:g} s", seconds))
-    return kept[0]
+    return results[0]
 
 
 def with_advice(reason: str, seconds: float) -> str:
@@ -238,7 +238,7 @@ class Nvml:
         """Return the result of `act`, which does not raise. Where NVML hangs, return `otherwise`."""
         if self._hung is None:
             try:
-                answer = in_time(act, self._seconds)
+                answer = call_with_limit(act, self._seconds)
                 self._seconds = NVML_TIMEOUT_SECONDS
                 return answer
             except NoAnswer as error:
@@ -249,27 +249,27 @@ class Nvml:
         try:
             count = self._library.nvmlDeviceGetCount()
         except Exception as error:  # a driver that answered at the start and no longer does
-            return GpuList((), f"NVML cannot count the devices: {_said(error)}")
-        found, lost = [], []
+            return GpuList((), f"NVML cannot count the devices: {_error_text(error)}")
+        gpus, lost = [], []
         for index in range(count):
             try:
-                found.append(self._gpu(index))
+                gpus.append(self._gpu(index))
             except Exception as error:  # a card that fell off the bus
-                lost.append(f"device {index}: {_said(error)}")
-        return GpuList(tuple(found), "NVML cannot read " + "; ".join(lost) if lost else None, bool(lost))
+                lost.append(f"device {index}: {_error_text(error)}")
+        return GpuList(tuple(gpus), "NVML cannot read " + "; ".join(lost) if lost else None, bool(lost))
 
     def _versions(self) -> dict[str, str]:
-        library, found = self._library, {"read through": "NVML"}
+        library, versions = self._library, {"read through": "NVML"}
         for name, read in (
             ("driver", library.nvmlSystemGetDriverVersion),
             ("nvml", library.nvmlSystemGetNVMLVersion),
             ("vbios of device 0", lambda: library.nvmlDeviceGetVbiosVersion(library.nvmlDeviceGetHandleByIndex(0))),
         ):
             try:
-                found[name] = text(read())
+                versions[name] = text(read())
             except Exception as error:  # as in Readings.take
-                found[name] = f"unreadable: {error}"
-        return found
+                versions[name] = f"unreadable: {error}"
+        return versions
 
     def _gpu(self, index: int) -> Gpu:
         library = self._library
@@ -299,7 +299,7 @@ class Nvml:
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
         except Exception as error:  # a card that fell off the bus
-            return without(index, _said(error))
+            return without(index, _error_text(error))
         reads: dict[str, Read] = {
             "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
@@ -310,7 +310,7 @@ class Nvml:
         return sample_of(index, reads)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -321,10 +321,10 @@ def open_nvml() -> Nvml | Silent | None:
     except ImportError:
         return None
     try:
-        in_time(pynvml.nvmlInit, FIRST_TIMEOUT_SECONDS)
+        call_with_limit(pynvml.nvmlInit, FIRST_TIMEOUT_SECONDS)
     except Exception as error:  # no library, no driver, no permission, a driver of another version
         absent = getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return None if absent else Silent(f"NVML cannot be opened: {_said(error)}")
+        return None if absent else Silent(f"NVML cannot be opened: {_error_text(error)}")
     return Nvml(pynvml)
 
 
@@ -345,15 +345,15 @@ class Smi:
     def gpus(self) -> GpuList:
         answer = self._ask()
         rows = parse(answer.text or "")
-        found = tuple(map(self._gpu, (row for row in rows if not any(_LOST_WORD in value for value in row.values()))))
+        gpus = tuple(map(self._gpu, (row for row in rows if not any(_LOST_WORD in value for value in row.values()))))
         lost = _lost(answer, [int(row["index"]) for row in rows])
-        return GpuList(found, lost or (None if found else _why_none(answer)), lost is not None)
+        return GpuList(gpus, lost or (None if gpus else _no_card_reason(answer)), lost is not None)
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
         answer = self._ask()
         rows = {int(row["index"]): row for row in parse(answer.text or "")}
-        why = _GONE if rows else answer.reason or _GONE
-        return [self._sample(index, rows[index]) if index in rows else without(index, why) for index in indices]
+        reason = _GONE if rows else answer.reason or _GONE
+        return [self._sample(index, rows[index]) if index in rows else without(index, reason) for index in indices]
 
     def versions(self) -> dict[str, str]:
         rows = parse(self._ask().text or "")
@@ -377,15 +377,15 @@ class Smi:
 def _lost(answer: CommandOutput, indices: Sequence[int]) -> str | None:
     """Return which cards do not answer, by what nvidia-smi prints of them or by a gap in its indices; None for none."""
     lines = f"{answer.text or answer.reason}\n{answer.complaint}".splitlines()
-    said = [line.strip()[:160] for line in lines if _NO_HANDLE in line]
-    said += [f"card {line.partition(',')[0]}: {_LOST_WORD}" for line in lines if f"[{_LOST_WORD}]" in line]
+    reports = [line.strip()[:160] for line in lines if _NO_HANDLE in line]
+    reports += [f"card {line.partition(',')[0]}: {_LOST_WORD}" for line in lines if f"[{_LOST_WORD}]" in line]
     missing = sorted({*range(max(indices, default=-1) + 1)} - {*indices})
-    said += [f"it prints no line of card {_listed(missing)}"] if missing and not said else []
+    reports += [f"it prints no line of card {_joined(missing)}"] if missing and not reports else []
     advice = "Reset it (`nvidia-smi --gpu-reset`) or start the machine again"
-    return f"nvidia-smi does not show every card: {'; '.join(said)}. {advice}" if said else None
+    return f"nvidia-smi does not show every card: {'; '.join(reports)}. {advice}" if reports else None
 
 
-def _why_none(answer: CommandOutput) -> str | None:
+def _no_card_reason(answer: CommandOutput) -> str | None:
     """Why nvidia-smi shows no card. None: it says that there is none, or it is not here."""
     if answer.absent or _NO_DEVICES in (answer.text or answer.reason):
         return None
