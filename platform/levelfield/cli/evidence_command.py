@@ -132,7 +132,7 @@ def _bundle(options: argparse.Namespace) -> int:
     from levelfield.evidence.bundle_archive import archive, signature_of
     from levelfield.evidence.bundle_reader import bundle_of
     from levelfield.evidence.packing import members_of, packed
-    from levelfield.evidence.verification import verified
+    from levelfield.evidence.verification import verify_run
     from levelfield.specs.base import dump
 
     path, key = options.output, options.sign
@@ -145,8 +145,9 @@ def _bundle(options: argparse.Namespace) -> int:
         bundle = packed(runs, progress)
     manifest = dump(bundle.manifest).encode()
     content = archive(members_of(manifest, bundle.runs, signature_of(manifest, key) if key else None))
-    for run in verified(bundle_of(content, str(path)), registry_of(options)):  # before others see it refused
-        for wrong in run.contradictions[:1]:
+    made, registry = bundle_of(content, str(path)), registry_of(options)
+    for run in made.runs:  # before others see it refused
+        for wrong in verify_run(run, registry, made).contradictions[:1]:
             raise UsageError(
                 f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
                 f"recomputed {wrong.recomputed}"
@@ -183,7 +184,7 @@ def _verify(options: argparse.Namespace) -> int:
     """Return 0 when everything follows, else 4. Raises DocumentError for a file that is no bundle."""
     from levelfield.evidence.bundle_archive import signer_of
     from levelfield.evidence.bundle_reader import read_bundle
-    from levelfield.evidence.verification import SCHEMA, verified
+    from levelfield.evidence.verification import SCHEMA, verify_run
 
     if options.signer and not options.allowed_signers:
         raise UsageError("--signer names one of the allowed signers: give --allowed-signers FILE too")
@@ -196,8 +197,9 @@ def _verify(options: argparse.Namespace) -> int:
         signer = f"{key.name}: {key.key}"
     runs: list[VerifiedRun] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
-        for run in verified(bundle, registry_of(options)):
-            runs.append(run)
+        registry = registry_of(options)
+        for run in bundle.runs:
+            runs.append(verify_run(run, registry, bundle))
             progress(len(runs), len(bundle.runs))
     if options.json:
         manifest = bundle.manifest

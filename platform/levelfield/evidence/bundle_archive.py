@@ -68,8 +68,13 @@ def members_in(content: bytes, origin: str) -> dict[str, bytes]:
 
     Raises DocumentError for a file that is no bundle, GateFailed for a bundle that breaks a rule.
     """
+    end, is_ended = len(content) - _END.size, False
+    if end >= 0 and not content[max(0, end - 20) :].startswith(b"PK\6\7"):  # the locator of a larger archive
+        mark, *_, size, place, comment = _END.unpack_from(content, end)
+        is_last = mark == b"PK\5\6" and comment == 0 and place + size == end
+        is_ended = is_last and size <= MOST_MEMBERS * _LONGEST_ENTRY  # short enough to be read
     try:
-        if not _is_ended(content):
+        if not is_ended:
             raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
         with zipfile.ZipFile(io.BytesIO(content)) as archived:
             infos = archived.infolist()
@@ -127,7 +132,11 @@ def _stray_bytes(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
                 f"the header of member '{info.filename}' differs from the archive's list, or other bytes are before it"
             )
         place += len(header) + info.compress_size
-        entries += _entry_of(info)
+        # the member's entry in the archive's list, without extra fields and comment
+        name = info.filename.encode()
+        sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0)
+        start = (b"PK\1\2", _VERSION, _UNIX, _VERSION, 0, 0, info.compress_type, 0, _DATE)
+        entries += _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
     if content[place:] != entries + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(entries), place, 0):
         return "found bytes that belong to no member"
     return None
@@ -154,23 +163,6 @@ def _header_of(info: zipfile.ZipInfo) -> bytes:
     name = info.filename.encode()
     sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0)
     return _HEADER.pack(b"PK\3\4", _VERSION, 0, 0, info.compress_type, 0, _DATE, *sizes) + name
-
-
-def _entry_of(info: zipfile.ZipInfo) -> bytes:
-    """Return the entry of a member in the archive's list, without extra fields and comment."""
-    name = info.filename.encode()
-    sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0)
-    start = (b"PK\1\2", _VERSION, _UNIX, _VERSION, 0, 0, info.compress_type, 0, _DATE)
-    return _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
-
-
-def _is_ended(content: bytes) -> bool:
-    """Return whether an archive ends as a bundle does, with a list of members that is short enough to be read."""
-    if len(content) < _END.size or content[-_END.size - 20 :].startswith(b"PK\6\7"):  # the locator of a larger archive
-        return False
-    mark, *_, size, place, comment = _END.unpack_from(content, len(content) - _END.size)
-    is_at_the_end = mark == b"PK\5\6" and comment == 0 and place + size + _END.size == len(content)
-    return bool(is_at_the_end and size <= MOST_MEMBERS * _LONGEST_ENTRY)
 
 
 class Signer(NamedTuple):

@@ -90,7 +90,11 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def bundle_of(content: bytes, origin: str) -> Bundle:
-    """Return the bundle that an archive holds. origin: its name in errors."""
+    """Return the bundle that an archive holds. origin: its name in errors.
+
+    Raises DocumentError for what is no bundle. Raises GateFailed where members differ from the manifest, or where JSON
+    is not strict.
+    """
     members = members_in(content, origin)
     manifest = _manifest(members[MANIFEST], origin)
     files = {name: member for name, member in members.items() if name not in (MANIFEST, SIGNATURE)}
@@ -100,7 +104,18 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
         for name, file in entry.files.items()
         if file.stored is not None
     }
-    _check_members(files, stored, origin)
+    for name in sorted(files.keys() | stored.keys()):
+        if name not in stored:
+            raise GateFailed(f"{origin}: refused: member '{name}' is not in the manifest: it was added")
+        if name not in files:
+            raise GateFailed(f"{origin}: refused: member '{name}' of the manifest is missing")
+        if sha256_of(files[name]) != stored[name]:
+            raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
+        try:
+            if name.endswith((".json", ".jsonl")):
+                (strict_json if name.endswith(".json") else strict_lines)(files[name])
+        except ValueError as error:
+            raise GateFailed(f"{origin}: refused: member '{name}': {error}") from None
     runs = []
     for run, entry in manifest.runs.items():
         folder = f"runs/{run}/"
@@ -139,19 +154,3 @@ def _manifest(content: bytes, origin: str) -> Manifest:
             if file.stored is None and FILE_NAME.fullmatch(name):
                 raise GateFailed(f"{origin}: refused: {name} of run {run} is left out, expected every such file")
     return manifest
-
-
-def _check_members(files: dict[str, bytes], stored: dict[str, str], origin: str) -> None:
-    """Check that the members are those of the manifest, and that their JSON is strict. Raises GateFailed."""
-    for name in sorted(files.keys() | stored.keys()):
-        if name not in stored:
-            raise GateFailed(f"{origin}: refused: member '{name}' is not in the manifest: it was added")
-        if name not in files:
-            raise GateFailed(f"{origin}: refused: member '{name}' of the manifest is missing")
-        if sha256_of(files[name]) != stored[name]:
-            raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
-        try:
-            if name.endswith((".json", ".jsonl")):
-                (strict_json if name.endswith(".json") else strict_lines)(files[name])
-        except ValueError as error:
-            raise GateFailed(f"{origin}: refused: member '{name}': {error}") from None

@@ -16,7 +16,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.evidence.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
-from levelfield.evidence.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
+from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, hosts_in, json_like, words_of
 from levelfield.rundir.event_lines import DAMAGED, event_or_none, mapping
 from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
 from levelfield.specs.base import dump, sha256_of
@@ -38,7 +38,7 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
         for run in runs
     ]
     texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
-    users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
+    users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in HOME_OWNER.findall(text)}
     users |= {user_name(), home_folder().name}
     roots, hosts = dict[str, str](), {platform.node()}
     for by_name in documents:  # a damaged or missing document names nobody
@@ -66,7 +66,18 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
     entries = {}
     for name, file in run.files.items():
         before = placeholders.counts.total()
-        content = _redacted(name, file.content, placeholders)
+        if name.endswith((".json", ".jsonl")):
+            pieces = []
+            for piece in file.content.split(b"\n") if name.endswith(".jsonl") else [file.content]:
+                redacted = json_like(piece, placeholders.value)
+                if redacted is None:  # of what should be JSON and is none, the text
+                    text = placeholders.text(piece.decode("utf-8", "surrogateescape"))
+                    redacted = text.encode("utf-8", "surrogateescape")
+                pieces.append(redacted)
+            content = b"\n".join(pieces)
+        else:
+            log = placeholders.log(file.content.decode("utf-8", "surrogateescape"))
+            content = log.encode("utf-8", "surrogateescape")
         fits = FILE_NAME.fullmatch(name)
         entries[name] = BundledFile(
             original=file.digest,
@@ -94,20 +105,6 @@ def _with_certificate(run: RunInBundle) -> RunInBundle:
         stored = {path: entries[path].model_copy(update={"stored": sha256_of(files[path])}) for path in (name, plan)}
         return RunInBundle(run.name, files, run.entry.model_copy(update={"files": {**entries, **stored}}))
     return run  # a damaged one, which does not hold before or after
-
-
-def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
-    """Return a file with placeholders; of what should be JSON and is none, the text."""
-    if not name.endswith((".json", ".jsonl")):
-        return placeholders.log(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    pieces = []
-    for piece in content.split(b"\n") if name.endswith(".jsonl") else [content]:
-        redacted = json_like(piece, placeholders.value)
-        if redacted is None:
-            text = placeholders.text(piece.decode("utf-8", "surrogateescape"))
-            redacted = text.encode("utf-8", "surrogateescape")
-        pieces.append(redacted)
-    return b"\n".join(pieces)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from levelfield.errors import UsageError
 from levelfield.evidence.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
 from levelfield.evidence.bundle_reader import RESULT, RunInBundle, written
 from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
-from levelfield.evidence.placeholders import Placeholders
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
@@ -54,7 +53,15 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     for (result, paths), run in zip(order, whole_runs, strict=True):
         bundled.append(_with_result(redacted_run(run, placeholders), paths, result))
         progress(len(bundled), len(runs))
-    return Packed(tuple(bundled), _manifest(bundled, placeholders))
+    counts = sorted(placeholders.counts.items())
+    draft = Manifest(
+        platform_version=levelfield.__version__,
+        runs={run.name: run.entry for run in bundled},
+        replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
+        kept=placeholders.kept,
+        digest="",
+    )
+    return Packed(tuple(bundled), draft.model_copy(update={"digest": draft.content_digest}))
 
 
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
@@ -95,18 +102,6 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
             yield from leaves(inner, f"{name}[{number}]")
     else:
         yield name, value
-
-
-def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manifest:
-    counts = sorted(placeholders.counts.items())
-    draft = Manifest(
-        platform_version=levelfield.__version__,
-        runs={run.name: run.entry for run in runs},
-        replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
-        kept=placeholders.kept,
-        digest="",
-    )
-    return draft.model_copy(update={"digest": draft.content_digest})
 
 
 def members_of(manifest: bytes, runs: Sequence[RunInBundle], signature: bytes | None) -> dict[str, bytes]:

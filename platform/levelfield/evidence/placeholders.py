@@ -24,16 +24,11 @@ _SEGMENT = r"[^\s/\"'`<>|;,()\[\]{}=:*?\\&$#!^]+"
 _PATH = re.compile(rf"(?<![\w./~-])/(?!(?:{_COMMON})(?:/|\b)){_SEGMENT}(?:/{_SEGMENT})+/?")
 _PRIVATE_KEY = re.compile(r"-{5}BEGIN [A-Z ]*PRIVATE KEY-{5}.*?(?:-{5}END [A-Z ]*PRIVATE KEY-{5}|\Z)", re.DOTALL)
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"']{4,})")
-_HOME = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
+HOME_OWNER = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
 _NO_NAME = ("root", "localhost", "")
 _HOST_KEYS = ("name", "hostname", "address", "first_node")
 _NAMES_NOBODY = re.compile(r"node[0-9]*|127\..*|::1|\{.*\}|")  # a node's number, this machine, what is filled in later
 _SHORTEST = 3  # a shorter name is part of too many words
-
-
-def users_in(text: str) -> set[str]:
-    """Return the names of users that paths of a text show."""
-    return set(_HOME.findall(text))
 
 
 def hosts_in(value: Any, key: str = "") -> set[str]:

@@ -82,12 +82,8 @@ class VerifiedRun:
         }
 
 
-def verified(bundle: Bundle, registry: Registry) -> Iterator[VerifiedRun]:
-    """Yield the finding on each run. registry: the documents of this checkout; a bundle may need others."""
-    return (_verified(run, registry, bundle) for run in bundle.runs)
-
-
-def _verified(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedRun:
+def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedRun:
+    """Return the finding on a run of a bundle. registry: the documents of this checkout; a bundle may need others."""
     notes: list[str] = []
     code, version = "not known", bundle.manifest.platform_version
     if version != levelfield.__version__:
@@ -216,7 +212,8 @@ def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | s
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         value, recomputed = theirs.get(name, _ABSENT), ours.get(name, _ABSENT)
         if (name in theirs or name in needed) and not _equal(value, recomputed):  # an absent one states its default
-            yield Contradiction(name, _value_text(value), _value_text(recomputed))
+            texts = (value if isinstance(value, str) else repr(value) for value in (value, recomputed))
+            yield Contradiction(name, *(clipped(text, 120) for text in texts))
     if unstated := [name for name in UNSTATED if name not in stated]:
         yield f"not stated: {', '.join(unstated)}"
 
@@ -239,10 +236,6 @@ def _equal(stated: Any, recomputed: Any) -> bool:
             return False
         return abs(stated - recomputed) <= TOLERANCE * abs(recomputed)
     return type(stated) is type(recomputed) and bool(stated == recomputed)
-
-
-def _value_text(value: Any) -> str:
-    return clipped(value if isinstance(value, str) else repr(value), 120)
 
 
 def _certificate(

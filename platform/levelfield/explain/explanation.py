@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from levelfield.explain.step_division import (
     mean_parts,
     milliseconds,
     overhead,
-    parts_by_step,
     rank_parts,
     step_timeline,
     uneven_layers,
@@ -153,7 +152,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
     lines = [line for step in whole_steps for line in step.lines.values()]
     step_ms = milliseconds([step.ms for step in whole_steps])
     late = late_ranks(ranks)
-    parts, ran = mean_parts(ranks, parts_by_step(whole_steps)), kernels(lines)
+    parts, ran = mean_parts(ranks, whole_steps), kernels(lines)
     return StepParts(
         run_id=run.run_id,
         framework=run.framework,
@@ -204,7 +203,12 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
     recorded = _Recorded()
     for rank in range(ranks):
         measured = measured_events(events / f"rank{rank}.jsonl")
-        times = [time for values in measured.get(STEP, ()) for time in _time(rank, values)]
+        times = []
+        for values in measured.get(STEP, ()):
+            with suppress(*DAMAGED):
+                if values["counted"]:  # a warm-up is not
+                    ms = (whole(values["end_ns"]) - whole(values["begin_ns"])) / 1e6
+                    times.append(StepTime(rank, whole(values["number"]), bool(values["recorded"]), ms))
         recorded.times += times
         summary = next(iter(measured.get(PROFILE, ())), {})
         if failed := summary.get("failed"):
@@ -212,31 +216,16 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
         recorded.missing += [
             f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in sequence(summary.get("left_out"))
         ]
-        alone = _alone(measured.get(ALONE, ()), rank, recorded)
+        for values in measured.get(ALONE, ())[:1]:
+            try:
+                recorded.alone[rank] = repeated(values)
+            except DAMAGED as error:
+                recorded.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
+        alone = recorded.alone[rank].seconds if rank in recorded.alone else ()
         recorded.profilers |= {str(summary["profiler"])[:60]} if "profiler" in summary else set()
         counted = {time.number for time in times if time.is_recorded}
         _read_records(profile, rank, mapping(summary.get("files")), counted, recorded, alone)
     return recorded
-
-
-def _alone(events: Sequence[Event], rank: int, recorded: _Recorded) -> Collection[Operation]:
-    """Keep what a rank repeated alone. Return the operations; none where the event is missing or damaged."""
-    for values in events[:1]:
-        try:
-            recorded.alone[rank] = repeated(values)
-        except DAMAGED as error:
-            recorded.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
-    return recorded.alone[rank].seconds if rank in recorded.alone else ()
-
-
-def _time(rank: int, values: Event) -> Iterator[StepTime]:
-    """Give the time of a further step that counts; nothing for a warm-up and for a damaged event."""
-    try:
-        if values["counted"]:
-            ms = (whole(values["end_ns"]) - whole(values["begin_ns"])) / 1e6
-            yield StepTime(rank, whole(values["number"]), bool(values["recorded"]), ms)
-    except DAMAGED:
-        return
 
 
 def _read_records(

@@ -141,8 +141,13 @@ def step_alone(
     missing += too_fast[:1]
     alone = []
     for part in () if too_fast else _parts(steps, parts, ranks, chip, memory):
-        if reason := _implausible(part, step_ms):
-            missing.append(reason)
+        # more than that is no measurement, such as milliseconds for seconds
+        is_small = max(part.alone_ms, part.in_place_ms) < _FEWEST * step_ms
+        if not (is_small or part.alone_ms <= MOST_ABOVE * part.in_place_ms):
+            missing.append(
+                f"{part.part}: found {part.alone_ms:.4g} ms alone, expected at most {MOST_ABOVE:g} times the "
+                f"{part.in_place_ms:.4g} ms in place, so it is left out; run it again on an idle machine"
+            )
         else:
             alone.append(part)
     return StepAlone(
@@ -220,16 +225,6 @@ def _too_fast(alone: Repeated, chip: ChipRates) -> Iterator[str]:
                 f"{call[0]} alone: found {flops / seconds / 1e12:.4g} TFLOP/s, expected at most {MOST_BELOW:g} times "
                 f"the peak, {rate / 1e12:.4g}, so nothing is shown; run it again, and measure the peak (--probe)"
             )
-
-
-def _implausible(part: AlonePart, step_ms: float) -> str | None:
-    """Return why what a part took alone is no measurement, such as milliseconds for seconds; None where it is one."""
-    if max(part.alone_ms, part.in_place_ms) < _FEWEST * step_ms or part.alone_ms <= MOST_ABOVE * part.in_place_ms:
-        return None
-    return (
-        f"{part.part}: found {part.alone_ms:.4g} ms alone, expected at most {MOST_ABOVE:g} times the "
-        f"{part.in_place_ms:.4g} ms in place, so it is left out; run it again on an idle machine"
-    )
 
 
 def _findings(parts: Sequence[AlonePart], step_ms: float) -> Iterator[str]:

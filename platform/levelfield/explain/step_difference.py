@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from levelfield.specs.step_parts import (
     BUBBLE,
@@ -66,7 +66,18 @@ class StepDifference:
 def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     """Return the difference of two runs of equal work."""
     whole = PartChange("step", before.step.mean, after.step.mean, _half(before.step, after.step))
-    changes = tuple(sorted(_changes(before, after), key=lambda change: -abs(change.ms)))
+    times_before, times_after = _distinct_parts(before), _distinct_parts(after)
+    # one program for all layers has no place of a single one: then the other run's are together as well
+    together = any("layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places)
+    first, second = _places(before, together), _places(after, together)
+    nothing, changes = Milliseconds(mean=0.0), list[PartChange]()
+    for part in dict.fromkeys([*times_before, *times_after]):
+        a, b = times_before.get(part, nothing), times_after.get(part, nothing)
+        places = {key[1] for key in (*first, *second) if key[0] == part}
+        moved = [PlaceChange(name, second[part, name] - first[part, name]) for name in sorted(places)]
+        moved.sort(key=lambda place: -abs(place.ms))
+        changes.append(PartChange(part, a.mean, b.mean, _half(a, b), tuple(moved[:_MOST_PLACES])))
+    changes.sort(key=lambda change: -abs(change.ms))
     largest: list[PartChange] = []  # that together are within a tenth of the whole change
     for change in changes[:_MOST_SENTENCES]:
         if largest and abs(whole.ms - sum(change.ms for change in largest)) <= (1 - _ENOUGH) * abs(whole.ms):
@@ -74,21 +85,7 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
         largest.append(change)
     sentences = tuple(_sentence(change, whole, after) for change in largest)
     explained = 1 - abs(whole.ms - sum(change.ms for change in largest)) / abs(whole.ms) if whole.ms else 0.0
-    return StepDifference(whole, changes, sentences, max(0.0, explained))
-
-
-def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
-    times_before, times_after = _distinct_parts(before), _distinct_parts(after)
-    # one program for all layers has no place of a single one: then the other run's are together as well
-    together = any("layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places)
-    first, second = _places(before, together), _places(after, together)
-    nothing = Milliseconds(mean=0.0)
-    for part in dict.fromkeys([*times_before, *times_after]):
-        a, b = times_before.get(part, nothing), times_after.get(part, nothing)
-        places = {key[1] for key in (*first, *second) if key[0] == part}
-        moved = [PlaceChange(name, second[part, name] - first[part, name]) for name in sorted(places)]
-        moved.sort(key=lambda place: -abs(place.ms))
-        yield PartChange(part, a.mean, b.mean, _half(a, b), tuple(moved[:_MOST_PLACES]))
+    return StepDifference(whole, tuple(changes), sentences, max(0.0, explained))
 
 
 def _distinct_parts(parts: StepParts) -> dict[str, Milliseconds]:
@@ -214,15 +211,14 @@ def _planned(
 
 def as_values(difference: StepDifference) -> Mapping[str, object]:
     """Return the difference for JSON."""
-
-    def values(change: PartChange) -> dict[str, object]:
-        places = [{"where": place.where, "ms": place.ms} for place in change.places]
-        return {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,
-                "half_ms": change.half, "places": places}  # fmt: skip
-
+    whole, *changes = (
+        {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,
+         "half_ms": change.half, "places": [asdict(place) for place in change.places]}
+        for change in (difference.whole, *difference.changes)
+    )  # fmt: skip
     return {
-        "whole": values(difference.whole),
-        "changes": [values(change) for change in difference.changes],
+        "whole": whole,
+        "changes": changes,
         "sentences": list(difference.sentences),
         "explained": difference.explained,
     }

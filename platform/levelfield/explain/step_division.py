@@ -118,34 +118,22 @@ def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
     for members in groups.values():
         times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
         arrivals.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
-    slices, waits = {}, {}
+    slices: dict[int, list[Slice]] = {rank: [] for rank in step}
+    waits: dict[int, defaultdict[int, float]] = {rank: defaultdict(float) for rank in step}
     for rank, line in step.items():
-        waited: defaultdict[int, float] = defaultdict(float)
-        pieces = (_divided(whole, rank, arrivals, layout, origins[rank], waited) for whole in line.slices)
-        slices[rank] = list(chain.from_iterable(pieces))
-        waits[rank] = dict(waited)
+        for piece in line.slices:
+            joined, last = (0.0, rank) if piece.message is None else arrivals.get((rank, piece.message), (0.0, rank))
+            if last == rank:
+                slices[rank].append(piece)
+                continue
+            arrival = min(max(joined - origins[rank], piece.start), piece.end)
+            if arrival > piece.start:
+                part = BUBBLE if layout.stage(last) != layout.stage(rank) else WAITING
+                waits[rank][last] += arrival - piece.start
+                slices[rank].append(piece._replace(part=part, where=f"rank {last}, {piece.part}", end=arrival))
+            if piece.end > arrival:
+                slices[rank].append(piece._replace(start=arrival))
     return DividedStep(step, slices, waits, origins)
-
-
-def _divided(
-    piece: Slice,
-    rank: int,
-    arrivals: Mapping[MessageEnd, tuple[float, int]],
-    layout: RankLayout,
-    origin: float,
-    waited: defaultdict[int, float],
-) -> Iterator[Slice]:
-    last = None if piece.message is None else arrivals.get((rank, piece.message))
-    if last is None or last[1] == rank:
-        yield piece
-        return
-    arrival = min(max(last[0] - origin, piece.start), piece.end)
-    if arrival > piece.start:
-        part = BUBBLE if layout.stage(last[1]) != layout.stage(rank) else WAITING
-        waited[last[1]] += arrival - piece.start
-        yield piece._replace(part=part, where=f"rank {last[1]}, {piece.part}", end=arrival)
-    if piece.end > arrival:
-        yield piece._replace(start=arrival)
 
 
 def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
@@ -277,31 +265,25 @@ def _places(steps: Sequence[_Sums]) -> tuple[Place, ...]:
     )
 
 
-def mean_parts(ranks: Sequence[RankParts], steps: Sequence[Mapping[str, float]]) -> tuple[PartTime, ...]:
-    """Return the mean over the ranks. steps: for each recorded step, the mean of each part over the ranks."""
-    means = []
+def mean_parts(ranks: Sequence[RankParts], steps: Sequence[DividedStep]) -> tuple[PartTime, ...]:
+    """Return the mean of each part over the ranks. ranks: the parts of the same steps by rank."""
+    means, totals = [], list[Times]()  # by step
+    for step in steps:
+        total: Times = defaultdict(float)
+        for piece in chain.from_iterable(step.slices.values()):
+            total[piece.part] += piece.ms / len(step.lines)
+        totals.append(total)
     for part in PARTS:
         if times := [time for rank in ranks for time in rank.parts if time.part == part]:
             means.append(
                 PartTime(
                     part=part,
-                    time=milliseconds([step.get(part, 0.0) for step in steps]),
+                    time=milliseconds([total[part] for total in totals]),
                     recompute_ms=sum(time.recompute_ms for time in times) / len(ranks),
                     overlapped_ms=sum(time.overlapped_ms for time in times) / len(ranks),
                 )
             )
     return tuple(means)
-
-
-def parts_by_step(steps: Iterable[DividedStep]) -> list[dict[str, float]]:
-    """Return, for each step, the mean of each part over the ranks."""
-    means = []
-    for step in steps:
-        total: Times = defaultdict(float)
-        for piece in chain.from_iterable(step.slices.values()):
-            total[piece.part] += piece.ms / len(step.lines)
-        means.append(dict(total))
-    return means
 
 
 def milliseconds(values: Sequence[float]) -> Milliseconds:
@@ -339,31 +321,27 @@ def overhead(times: Iterable[StepTime]) -> Overhead | None:
 def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
     """Return the ranks that others of their stage waited for, the one that was waited for longest first.
 
-    What a rank waited itself is taken off: ranks that are late in turn, as on a busy machine, are none.
+    What a rank waited itself is taken off: ranks that are late in turn, as on a busy machine, are none. Each has the
+    place of its own work that takes longest beyond the median of its stage.
     """
     waited: defaultdict[int, float] = defaultdict(float)
     stages = {rank.rank: rank.stage for rank in ranks}
     for rank in ranks:
         for other in rank.waited_for:
             if stages.get(other.rank) == rank.stage:
-                peers = list(stages.values()).count(rank.stage) - 1
-                waited[other.rank] += other.ms / peers
+                waited[other.rank] += other.ms / (list(stages.values()).count(rank.stage) - 1)
                 waited[rank.rank] -= other.ms
     step = fmean(rank.step.mean for rank in ranks)
-    late = [number for number in _longest(waited) if waited[number] >= _LATE_SHARE * step]
-    return tuple(_late_rank(number, waited[number], ranks) for number in late)
-
-
-def _late_rank(number: int, waited: float, ranks: Sequence[RankParts]) -> LateRank:
-    """Return a late rank with the place of its own work that takes longest beyond the median of its stage."""
-    late = next(rank for rank in ranks if rank.rank == number)
-    peers = [work_by_place(rank) for rank in ranks if rank.stage == late.stage and rank.rank != number]
-    longer = {key: ms - median(peer.get(key, 0.0) for peer in peers) for key, ms in work_by_place(late).items()}
-    (part, where), most = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
-    fields = {"part": part, "where": where, "longer_ms": most} if most > 0 else {}
-    return LateRank.model_validate(
-        {"part": None, "where": None, "longer_ms": None, **fields, "rank": number, "waited_ms": waited}
-    )
+    late = []
+    for number in [number for number in _longest(waited) if waited[number] >= _LATE_SHARE * step]:
+        peers = [work_by_place(rank) for rank in ranks if rank.stage == stages[number] and rank.rank != number]
+        work = next(work_by_place(rank) for rank in ranks if rank.rank == number)
+        longer = {key: ms - median(peer.get(key, 0.0) for peer in peers) for key, ms in work.items()}
+        (part, where), most = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
+        place = (part, where, most) if most > 0 else (None, None, None)
+        fields = dict(zip(("part", "where", "longer_ms"), place, strict=True))
+        late.append(LateRank.model_validate({**fields, "rank": number, "waited_ms": waited[number]}))
+    return tuple(late)
 
 
 def work_by_place(rank: RankParts) -> dict[tuple[str, str], float]:

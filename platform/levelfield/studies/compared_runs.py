@@ -26,7 +26,7 @@ from levelfield.compare.sides import (
 )
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.evidence.bundle_reader import read_bundle, written
-from levelfield.evidence.verification import record_of_files, verified
+from levelfield.evidence.verification import record_of_files, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
 from levelfield.rundir.directory import finished_run, read_plan
@@ -150,9 +150,10 @@ def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack)
     if not matching:
         raise UnknownName(f"run of {path}", pattern, names)
     wrong = []
-    for run, check in zip(bundle.runs, verified(bundle, registry), strict=True):
+    for run in bundle.runs:
         if run.name not in matching:
             continue
+        check = verify_run(run, registry, bundle)
         if check.contradictions:
             wrong.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
             continue
@@ -166,7 +167,8 @@ def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldEr
     """Yield the record of each run of a bundle, computed from its raw files, or why there is none. One whose facts
     contradict each other is *reported*. Raises DocumentError for what is no bundle."""
     bundle = read_bundle(path)
-    for run, check in zip(bundle.runs, verified(bundle, registry), strict=True):
+    for run in bundle.runs:
+        check = verify_run(run, registry, bundle)
         try:
             with written(run) as paths:
                 raw = read_raw(paths)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from levelfield.explain.step_alone import ChipRates, least_seconds, message_seconds, product_flops, repeated, step_alone
-from levelfield.explain.step_division import RankLayout, divided, mean_parts, parts_by_step, rank_parts
+from levelfield.explain.step_division import RankLayout, divided, mean_parts, rank_parts
 from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.step_parts import COMMUNICATION, PARTS, StepAlone
 
@@ -57,7 +57,7 @@ def trace() -> dict[str, Any]:
 def alone_of(event: dict[str, Any], chip: ChipRates = CHIP) -> StepAlone:
     alone = repeated(event)
     steps = [divided({0: timeline(trace(), alone.seconds)}, LAYOUT)]
-    parts = mean_parts(rank_parts(steps, LAYOUT), parts_by_step(steps))
+    parts = mean_parts(rank_parts(steps, LAYOUT), steps)
     return step_alone(steps, parts, {0: alone}, chip)
 
 

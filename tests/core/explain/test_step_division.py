@@ -20,7 +20,6 @@ from levelfield.explain.step_division import (
     mean_parts,
     origins_of,
     overhead,
-    parts_by_step,
     rank_parts,
     step_timeline,
     uneven_layers,
@@ -232,7 +231,7 @@ def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
 def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
     steps = 2 * [divided(step, ONE_GROUP)]
-    mean = mean_parts(rank_parts(steps, ONE_GROUP), parts_by_step(steps))
+    mean = mean_parts(rank_parts(steps, ONE_GROUP), steps)
     assert sum(row.time.mean for row in mean) == pytest.approx(1.0)
     assert sum(row.recompute_ms for row in mean) == pytest.approx(0.05)
     for row in mean:
@@ -273,7 +272,7 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
     }
     assert {name: kernel_kind(name) for name in names} == names
     steps = [divided({0: timeline(trace())}, RankLayout(1, True))]
-    mean = mean_parts(rank_parts(steps, RankLayout(1, True)), parts_by_step(steps))
+    mean = mean_parts(rank_parts(steps, RankLayout(1, True)), steps)
     (reduced,) = warnings(1.0, mean, ran)
     assert [word for word in ("TF32", "float32", ": 40%") if word not in reduced] == [], reduced
     by_math = tuple(kernel.model_copy(update={"kind": "math"}) if "flash" in kernel.name else kernel for kernel in ran)

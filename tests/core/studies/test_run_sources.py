@@ -13,8 +13,8 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
-from levelfield.evidence.bundle_reader import Bundle
-from levelfield.evidence.verification import VerifiedRun, verified
+from levelfield.evidence.bundle_reader import Bundle, RunInBundle
+from levelfield.evidence.verification import VerifiedRun, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
 from levelfield.rundir.directory import PAIRS, write_json
@@ -249,13 +249,12 @@ def test_a_report_may_be_of_a_bundle(
         error = capsys.readouterr().err
         assert "a bundle" in error and "`compare`" in error
 
-    def with_another_loss(bundle: Bundle, registry: Registry) -> list[VerifiedRun]:
+    def with_another_loss(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedRun:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
-        return [
-            replace(run, contradictions=wrong) if "5a07ac" in run.name else run for run in verified(bundle, registry)
-        ]
+        verified = verify_run(run, registry, bundle)
+        return replace(verified, contradictions=wrong) if "5a07ac" in run.name else verified
 
-    monkeypatch.setattr(compared_runs, "verified", with_another_loss)
+    monkeypatch.setattr(compared_runs, "verify_run", with_another_loss)
     assert main(["report", str(bundle), "--format", "csv"]) == 4
     output = capsys.readouterr()
     assert len(output.out.splitlines()) == 12 and "5a07ac" not in output.out
