@@ -1,21 +1,19 @@
-"""The code at hand as recorded trainings rest on it, and the version of a framework that is chosen."""
+"""The code at hand as recorded trainings rest on it."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.errors import DocumentError, UsageError
 from levelfield.node.code_digest import MANIFEST, shared_folders, sources
 from levelfield.specs.implementation import ImplementationFile
 
 # Decorators that do not read the annotations of a function. Others may: Triton compiles by them.
-_BLIND_DECORATORS = ("staticmethod", "classmethod", "property", "contextmanager", "cache", "no_grad")
+_BLIND_DECORATORS = {"staticmethod", "classmethod", "property", "contextmanager", "cache", "no_grad"}
 
 
 def training_code(file: ImplementationFile, folder: Path, kind: str, *further: Path) -> str:
@@ -74,18 +72,15 @@ def _bare(value: object, is_local: bool) -> object:
         is_local = isinstance(value, ast.FunctionDef)
         if ast.get_docstring(value, clean=False) is not None:
             del value.body[0]
-    if isinstance(value, ast.FunctionDef) and all(map(_is_blind, value.decorator_list)):
-        value.returns = None
-        for argument in ast.walk(value.args):
-            if isinstance(argument, ast.arg):
-                argument.annotation = None
+    if isinstance(value, ast.FunctionDef):
+        decorators = {ast.unparse(n).partition("(")[0].rpartition(".")[2] for n in value.decorator_list}
+        if decorators <= _BLIND_DECORATORS:  # none of them reads the annotations of its function
+            value.returns = None
+            for argument in ast.walk(value.args):
+                if isinstance(argument, ast.arg):
+                    argument.annotation = None
     fields = ((name, field) for name, field in ast.iter_fields(value) if field not in (None, []))
     return type(value).__name__, *((name, _bare(field, is_local)) for name, field in fields)
-
-
-def _is_blind(decorator: ast.expr) -> bool:
-    """Return whether a decorator does not read the annotations of its function."""
-    return ast.unparse(decorator).partition("(")[0].rpartition(".")[2] in _BLIND_DECORATORS
 
 
 def _is_for_checkers(statement: object, is_local: bool) -> bool:
@@ -94,32 +89,6 @@ def _is_for_checkers(statement: object, is_local: bool) -> bool:
     if isinstance(statement, ast.If):
         return not statement.orelse and ast.unparse(statement.test) == "TYPE_CHECKING"
     return is_local and isinstance(statement, ast.AnnAssign) and statement.value is None
-
-
-def select_version(
-    file: ImplementationFile, version: str | None, path: Path, frameworks: Iterable[str]
-) -> ImplementationFile:
-    """Return the manifest with `version` and its requirements in the default's place. None: the default version.
-
-    path: of the manifest. frameworks: all that there are. Raises UsageError for a version that it does not have, and
-    DocumentError where a framework's name is that of the version's environment.
-    """
-    if version in (None, file.version):
-        return file
-    if version not in file.versions:
-        versions = ", ".join((f"{file.version} (the default)", *file.versions))
-        raise UsageError(
-            f"framework {file.framework}: found version {version}, expected one of: {versions}. Name one of them, or "
-            f"`{file.framework}` alone for the default; or pin it below `versions` in {path}"
-        )
-    manifest = file.model_copy(update={"version": version, "requirements": file.versions[version].requirements})
-    stem = manifest.stem
-    if clash := next((name for name in frameworks if name == stem or name.startswith(f"{stem}-")), None):
-        raise DocumentError(
-            f"{path}: key 'versions.{version}': its environments are named {stem}-..., and so are those of the "
-            f"framework {clash}; rename that framework"
-        )
-    return manifest
 
 
 def runs_path(file: ImplementationFile, folder: Path) -> Path:

@@ -15,7 +15,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import NotHere, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
@@ -52,10 +52,6 @@ class Selection:
         return self.adapter.spec
 
     @property
-    def memory_model(self) -> MemoryModel | None:
-        return self.constants.keeping if self.constants else None
-
-    @property
     def default_devices(self) -> int:
         """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_divided else max(1, len(self.devices))
@@ -78,15 +74,34 @@ class Selection:
 def find(registry: Registry, selector: Selector, check: bool = True) -> Selection:
     """Return the documents and devices of the selector. Raises UnknownName, DocumentError or UsageError.
 
-    There is no fallback to another name. check: raise NotHere where the framework does not have the family, or the
-    vendor does not have the framework.
+    There is no fallback to another name. check: raise NotHere where the framework lacks a part of the model, the device
+    kind, the way to it, or pins of this version.
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
     hardware = find_hardware(registry, selector.target)
     vendor, constants = hardware.adapter.spec, registry.constants(implementation.framework)
-    if check:
-        _check_supported(case, implementation, vendor, folder)
+    name, kind = implementation.framework, vendor.device_kind
+    lacking = [part for part in case.parts if part not in implementation.architecture]
+    if check and lacking:
+        raise NotHere(
+            f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
+            f"{', '.join(implementation.architecture)}"
+        )
+    if check and not implementation.offered_precisions(kind):
+        kinds = ", ".join(implementation.precisions)
+        raise NotHere(f"{name} says nothing about device kind '{kind}'; it has {kinds}")
+    if check and access_of(implementation, vendor) is None:
+        raise NotHere(
+            f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{kind}'; "
+            f"add `reaches.{kind}` to {name}'s implementation.yaml"
+        )
+    if check and implementation.is_further and kind not in implementation.requirements:
+        raise NotHere(
+            f"{implementation.label} on {kind}: found requirements for {', '.join(implementation.requirements)}; "
+            f"expected some for {kind}. Add `versions.{implementation.version}.requirements.{kind}` to "
+            f"{folder / 'implementation.yaml'}, or take the default: `{implementation.framework}`"
+        )
     return Selection(
         case=case,
         implementation=implementation,
@@ -137,12 +152,14 @@ def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
         spec, chip = find_chip(registry, target)
         name, listing = spec.name, registry.machine.devices(spec.name)
         devices = tuple(device for device in listing if device.chip == chip.name)
-    # Beside the cpu every vendor with a silent tool is named, and otherwise those that come before the chosen one.
+    # Beside the cpu every vendor is named whose tool is here and shows no device, and otherwise those that come before
+    # the chosen one.
     others = sorted(set(registry.vendors) - {FALLBACK_VENDOR, name})
     if not spec.is_host:
         others = [other for other in others if other < name] if target is None else []
+    silent = {other: shown.problem for other in others if not (shown := registry.machine.devices(other))}
     notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
-    notices += [f"vendor {other} is not used: {reason}" for other, reason in registry.machine.silent(others)]
+    notices += [f"vendor {other} is not used: {problem}" for other, problem in silent.items() if problem]
     return HardwareHere(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
 
 
@@ -151,10 +168,12 @@ def detect(registry: Registry) -> Vendor:
 
     Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
     """
-    accelerators = sorted(set(registry.vendors) - {FALLBACK_VENDOR})
-    if present := next((name for name in accelerators if registry.machine.devices(name)), None):
-        return registry.vendor(present)
-    silent = dict(registry.machine.silent(accelerators))
+    silent: dict[str, str] = {}
+    for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
+        if devices := registry.machine.devices(name):
+            return registry.vendor(name)
+        if devices.problem:
+            silent[name] = devices.problem
     if not silent:
         return registry.vendor(FALLBACK_VENDOR)
     variables = [registry.vendor_file(name).visible_devices_variable for name in silent]
@@ -164,35 +183,6 @@ def detect(registry: Registry) -> Vendor:
         "devices are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind "
         f"the framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
     )
-
-
-def lacking_parts(case: Case, implementation: ImplementationFile) -> list[str]:
-    """Return the parts of the case's model that the framework does not have."""
-    return [part for part in case.parts if part not in implementation.architecture]
-
-
-def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile, folder: Path) -> None:
-    """Raises NotHere where the framework lacks a part, the device kind, the way to it, or pins of this version."""
-    name, kind = implementation.framework, vendor.device_kind
-    if lacking := lacking_parts(case, implementation):
-        raise NotHere(
-            f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
-            f"{', '.join(implementation.architecture)}"
-        )
-    if not implementation.offered_precisions(kind):
-        kinds = ", ".join(implementation.precisions)
-        raise NotHere(f"{name} says nothing about device kind '{kind}'; it has {kinds}")
-    if access_of(implementation, vendor) is None:
-        raise NotHere(
-            f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{kind}'; "
-            f"add `reaches.{kind}` to {name}'s implementation.yaml"
-        )
-    if implementation.is_further and kind not in implementation.requirements:
-        raise NotHere(
-            f"{implementation.label} on {kind}: found requirements for {', '.join(implementation.requirements)}; "
-            f"expected some for {kind}. Add `versions.{implementation.version}.requirements.{kind}` to "
-            f"{folder / 'implementation.yaml'}, or take the default: `{implementation.framework}`"
-        )
 
 
 def access_of(implementation: ImplementationFile, vendor: VendorFile) -> FrameworkAccess | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
@@ -57,13 +57,6 @@ class Machine:
                 version = f"unknown: {type(error).__name__}"
             self._drivers[vendor] = version
         return self._drivers[vendor]
-
-    def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Return the vendors whose tool is here and shows no device, each with the reason."""
-        for name in vendors:
-            devices = self.devices(name)
-            if devices.problem and not devices:
-                yield name, devices.problem
 
 
 def devices_of(vendor: Vendor) -> DeviceList:

@@ -17,7 +17,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from levelfield.catalog.code_basis import select_version
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter
@@ -76,10 +75,11 @@ def _collected(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
 
 
 class Registry:
-    """All plugins by kind and name. chips: a private file that adds and corrects chips of vendors. case_files: cases
-    outside of any folder of plugins.
+    """All plugins by kind and name. extra: folders of plugins. chips: a private file that adds and corrects chips of
+    vendors. case_files: cases outside of any folder of plugins.
 
-    A command makes one registry. It reads each document and loads each adapter once.
+    A command makes one registry. It reads each document and loads each adapter once. Raises UsageError for a folder
+    that holds other things than plugins, or a document with the ending .yml.
     """
 
     def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None, case_files: Iterable[Path] = ()) -> None:
@@ -89,8 +89,24 @@ class Registry:
         self.files = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
         self.machine = Machine(lambda name: self.vendor(name))
+        expected = "expected one with vendors/, models/, configs/ or launchers/"
         for folder in self._extra:
-            _check_plugins(folder)
+            if not folder.is_dir():
+                raise UsageError(f"--plugins {folder}: no such folder; {expected}")
+            try:  # an empty folder is right: a command may write its first document
+                has_none = any(folder.iterdir()) and not any((folder / part).is_dir() for part in _PARTS)
+            except OSError as error:
+                raise UsageError(f"--plugins {folder}: cannot be read: {error.strerror}; {expected}") from None
+            if has_none:
+                above = [root for root in folder.absolute().parents[:2] for form in _DOCUMENTS if any(root.glob(form))]
+                deep = [f"{folders}/{form}" for folders in ("*", "*/*") for form in _DOCUMENTS]
+                below = (path.parents[2] for form in deep for path in folder.glob(form))
+                right = next((root for root in (*above, *below) if root.resolve() != checkout().resolve()), None)
+                do = f"; give --plugins {right}, or install the package by pip" if right else ""
+                raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{do}")
+            for pattern in (form.removesuffix(".yaml") for form in _DOCUMENTS if form.endswith(".yaml")):
+                if misnamed := next(folder.glob(f"{pattern}.yml"), None):
+                    raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
@@ -162,13 +178,23 @@ class Registry:
         return same[0]
 
     def _case(self, name: str) -> Case:
-        """Return the case. Raises DocumentError where it says another number of parameters than its model has."""
-        path = self._case_file(name)
-        if extension := self.extension(name):
-            case = extension.applied(self._extended(extension, path), str(path))
+        """Return the case, which may change another one, and that a third. Raises DocumentError for a circle of them,
+        and for a case that says another number of parameters than its model has."""
+        path, chain = self.cases.get(name) or self._path("case", name, self.all_cases), [name]
+        extension = below = self.extension(name)
+        while below is not None:
+            if below.extends not in self.cases and below.extends not in self.all_cases:
+                where = self._path("case", below.name, self.all_cases)
+                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.all_cases)}")
+            if below.extends in chain:
+                circle = " -> ".join([*chain, below.extends])
+                raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")
+            chain.append(below.extends)
+            below = self.extension(below.extends)
+        if extension is None:
+            case = self.document(Case, "case", name, self.cases)
         else:
-            case = self.files.document(Case, path)
-            _checked_name(case, case.name, name, path)
+            case = extension.applied(self._case(extension.extends), str(path))
         if case.parameters is None:
             return case
         count = parameters(case.model, case.training.sequence_length)
@@ -185,35 +211,16 @@ class Registry:
             "a part that the case leaves out"
         )
 
-    def _case_file(self, name: str) -> Path:
-        return self.cases.get(name) or self._path("case", name, self.all_cases)
-
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case, from the case's file or its suite; None for a case that extends none."""
         name = self.spelled(split_name(name)[0])
-        path = self._case_file(name)
         if name not in self.cases:
-            return next(case for case in self.suite(path.stem).cases if case.name == name)
-        content = self.files.content(path)
+            suite = self._path("case", name, self.all_cases).stem
+            return next(case for case in self.suite(suite).cases if case.name == name)
+        content = self.files.content(self.cases[name])
         if not isinstance(content, dict) or "extends" not in content:
             return None
-        extension = self.files.document(Extension, path)
-        return _checked_name(extension, extension.name, path.stem, path)
-
-    def _extended(self, extension: Extension, path: Path) -> Case:
-        """Return the case that an extension changes, which may extend another. Raises DocumentError for a circle."""
-        chain = [extension.name]
-        below: Extension | None = extension
-        while below is not None:
-            if below.extends not in self.cases and below.extends not in self.all_cases:
-                where = self._case_file(below.name)
-                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.all_cases)}")
-            if below.extends in chain:
-                circle = " -> ".join([*chain, below.extends])
-                raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")
-            chain.append(below.extends)
-            below = self.extension(below.extends)
-        return self._case(extension.extends)
+        return self.document(Extension, "case", name, self.cases)
 
     def suite(self, name: str) -> Suite:
         from levelfield.specs.suite import Suite
@@ -232,10 +239,29 @@ class Registry:
         return self.document(FigureSet, "published set", name, self.published)
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
-        """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
+        """Return a framework's manifest for one of its versions, and its folder. None: the default version.
+
+        A further version has its own requirements in the manifest. Raises UsageError for one that the framework does
+        not have, and DocumentError where another framework has the name of its environments.
+        """
         file = self.document(ImplementationFile, "framework", name, self.frameworks, "framework")
         path = self.frameworks[name]
-        return select_version(file, version, path, self.frameworks), path.parent
+        if version in (None, file.version):
+            return file, path.parent
+        if version not in file.versions:
+            versions = ", ".join((f"{file.version} (the default)", *file.versions))
+            raise UsageError(
+                f"framework {name}: found version {version}, expected one of: {versions}. Name one of them, or "
+                f"`{name}` alone for the default; or pin it below `versions` in {path}"
+            )
+        manifest = file.model_copy(update={"version": version, "requirements": file.versions[version].requirements})
+        stem = manifest.stem
+        if clash := next((other for other in self.frameworks if other == stem or other.startswith(f"{stem}-")), None):
+            raise DocumentError(
+                f"{path}: key 'versions.{version}': its environments are named {stem}-..., and so are those of the "
+                f"framework {clash}; rename that framework"
+            )
+        return manifest, path.parent
 
     def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
         """Return the same of a label such as `jax` or `jax_0.10.1`."""
@@ -275,19 +301,46 @@ class Registry:
         return self.overlay.applied(file) if self.overlay else file
 
     def vendor(self, name: str) -> Vendor:
-        """Return the vendor's adapter: its own, or without adapter.py the generic one.
+        """Return the vendor's adapter: its own, or without adapter.py the generic one for what vendor.yaml declares.
 
         Raises DocumentError when adapter.py has no Adapter, or when neither adapter.py nor vendor.yaml finds devices.
         """
-        if name not in self._vendors:
-            self._vendors[name] = _loaded_vendor(self.vendor_file(name), self.vendors[name])
-        return self._vendors[name]
+        if name in self._vendors:
+            return self._vendors[name]
+        spec, path = self.vendor_file(name), self.vendors[name]
+        adapter = path.with_name("adapter.py")
+        if not adapter.exists():
+            from levelfield.contracts.declared import DeclaredVendor
+
+            if spec.discovery is None and spec.monitor is None:
+                raise DocumentError(
+                    f"{path}: found neither 'discovery' nor 'monitor' nor {adapter}; "
+                    "expected one of the three to find devices"
+                )
+            return self._vendors.setdefault(name, DeclaredVendor(spec))
+        source = importlib.util.spec_from_file_location(f"levelfield_vendor_{spec.name}", adapter)
+        if source is None or source.loader is None or not adapter.is_file():
+            raise DocumentError(f"{adapter}: not a Python file; expected the vendor's adapter, or no file")
+        module = importlib.util.module_from_spec(source)
+        try:
+            source.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
+            raise DocumentError(f"{adapter}: cannot be loaded: {type(error).__name__}: {error}") from error
+        if not hasattr(module, "Adapter"):
+            raise DocumentError(f"{adapter}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
+        try:
+            own = checked_adapter(cast(Vendor, module.Adapter(spec)), adapter)
+        except (Exception, SystemExit) as error:
+            raise DocumentError(f"{adapter}: Adapter(spec) raised {type(error).__name__}: {error}") from None
+        return self._vendors.setdefault(name, own)
 
     def document(self, cls: type[D], kind: str, name: str, paths: dict[str, Path], key: str = "name") -> D:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
         path = self._path(kind, name, paths)
         document = self.files.document(cls, path)
-        return _checked_name(document, getattr(document, key), name, path)
+        if (inside := getattr(document, key)) != name:
+            raise DocumentError(f"{path}: found the name '{inside}', expected '{name}' as in its path")
+        return document
 
     def _path(self, kind: str, name: str, paths: dict[str, Path]) -> Path:
         if name in paths:
@@ -327,65 +380,6 @@ class Registry:
                     raise UsageError(f"two plugins claim the {kind} '{name}': {paths[name]} and {path}; remove one")
                 paths[name] = path
         return paths
-
-
-def _check_plugins(folder: Path) -> None:
-    """Raises UsageError for a folder that holds other things than plugins, or a document with the ending .yml.
-
-    An empty folder is right: a command may write its first document.
-    """
-    expected = "expected one with vendors/, models/, configs/ or launchers/"
-    if not folder.is_dir():
-        raise UsageError(f"--plugins {folder}: no such folder; {expected}")
-    try:
-        has_none = any(folder.iterdir()) and not any((folder / part).is_dir() for part in _PARTS)
-    except OSError as error:
-        raise UsageError(f"--plugins {folder}: cannot be read: {error.strerror}; {expected}") from None
-    if has_none:
-        above = (root for root in folder.absolute().parents[:2] for form in _DOCUMENTS if next(root.glob(form), None))
-        below = (
-            path.parents[2] for deep in ("*", "*/*") for form in _DOCUMENTS for path in folder.glob(f"{deep}/{form}")
-        )
-        right = next((root for root in (*above, *below) if root.resolve() != checkout().resolve()), None)
-        do = f"; give --plugins {right}, or install the package by pip" if right else ""
-        raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{do}")
-    for pattern in (form.removesuffix(".yaml") for form in _DOCUMENTS if form.endswith(".yaml")):
-        if misnamed := next(folder.glob(f"{pattern}.yml"), None):
-            raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
-
-
-def _checked_name(document: D, inside: str, outside: str, path: Path) -> D:
-    if inside != outside:
-        raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
-    return document
-
-
-def _loaded_vendor(spec: VendorFile, path: Path) -> Vendor:
-    """Return the adapter beside vendor.yaml at `path`, else the generic one for what vendor.yaml declares."""
-    adapter = path.with_name("adapter.py")
-    if not adapter.exists():
-        from levelfield.contracts.declared import DeclaredVendor
-
-        if spec.discovery is None and spec.monitor is None:
-            raise DocumentError(
-                f"{path}: found neither 'discovery' nor 'monitor' nor {adapter}; "
-                "expected one of the three to find devices"
-            )
-        return DeclaredVendor(spec)
-    source = importlib.util.spec_from_file_location(f"levelfield_vendor_{spec.name}", adapter)
-    if source is None or source.loader is None or not adapter.is_file():
-        raise DocumentError(f"{adapter}: not a Python file; expected the vendor's adapter, or no file")
-    module = importlib.util.module_from_spec(source)
-    try:
-        source.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
-        raise DocumentError(f"{adapter}: cannot be loaded: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "Adapter"):
-        raise DocumentError(f"{adapter}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
-    try:
-        return checked_adapter(cast(Vendor, module.Adapter(spec)), adapter)
-    except (Exception, SystemExit) as error:
-        raise DocumentError(f"{adapter}: Adapter(spec) raised {type(error).__name__}: {error}") from None
 
 
 @lru_cache(maxsize=8)

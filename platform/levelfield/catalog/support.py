@@ -68,32 +68,26 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         implementation, folder = registry.labelled(label)
         path = runs_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
-        runs, note = ((), None) if tested is None else current_runs(tested, implementation, folder, references)
+        runs: list[MatrixRun] = []  # that count for the code at hand
+        note = None
+        if tested is not None and tested.framework != implementation.framework:
+            note = f"its recorded runs were of {tested.framework}"
+        elif tested is not None and tested.version != implementation.version:
+            note = f"its recorded runs were of version {tested.version}"
+        elif tested is not None:
+            faults = run_faults(tested, implementation, folder, references)
+            runs = [run for run, fault in zip(tested.runs, faults, strict=True) if fault is None]
+            reasons = Counter(fault for fault in faults if fault is not None)
+            for reason, _ in reasons.most_common(1):
+                note = f"{reasons.total()} of its {len(faults)} runs do not count: {reason}"
+        name = implementation.label
+        note = note and f"{name}: {note}; `framework check {name}`"
         for family in implementation.families:
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
                     of_row = [run for run in runs if run.family == family and run.precision == precision]
                     cells = {key: _state(implementation, family, precision, key, of_row) for key in LAYOUTS}
-                    yield SupportRow(implementation.label, family, precision, cells, note)
-
-
-def current_runs(
-    tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
-) -> tuple[tuple[MatrixRun, ...], str | None]:
-    """Return the recorded runs that count for the code at hand, and a sentence about the others."""
-    name = implementation.label
-    if tested.framework != implementation.framework:
-        return (), f"{name}: its recorded runs were of {tested.framework}; `framework check {name}`"
-    if tested.version != implementation.version:
-        return (), f"{name}: its recorded runs were of version {tested.version}; `framework check {name}`"
-    faults = run_faults(tested, implementation, folder, references)
-    runs = tuple(run for run, fault in zip(tested.runs, faults, strict=True) if fault is None)
-    reasons = Counter(fault for fault in faults if fault is not None)
-    if not reasons:
-        return runs, None
-    reason, _ = reasons.most_common(1)[0]
-    which = f"{reasons.total()} of its {len(faults)} runs do not count"
-    return runs, f"{name}: {which}: {reason}; `framework check {name}`"
+                    yield SupportRow(name, family, precision, cells, note)
 
 
 def run_faults(

@@ -86,28 +86,19 @@ def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunP
     for number, row in enumerate(rows):
         if row.scale != scale or not place.admits(row):
             continue
-        earlier = [r for r in rows[:number] if r.applies(scale, row.chip, row.framework, row.devices, row.nodes)]
-        before = _values(case, earlier, scale)
-        after = overlaid(before, row.set)
+        wherever = RunPlace(row.chip, row.framework, row.devices, row.nodes)
+        before, after = (tuned(case, rows[:end], scale, wherever) for end in (number, number + 1))
         fields = [name for name in after if after[name] != before[name]]
         yield RowChanges(number, row, tuple(FieldChange(name, before[name], after[name]) for name in fields))
 
 
 def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
     """Return all free fields with the choices of case and vendor at one place."""
-    return _values(case, [row for row in rows if place.meets(row, scale)], scale)
-
-
-def overlaid(before: dict[str, Any], choice: TuningChoice) -> dict[str, Any]:
-    """Return the fields after a choice. Its environment variables are added to the present ones."""
-    changes = choice.model_dump(exclude_none=True)
-    if "environment" in changes:
-        changes["environment"] = {**before["environment"], **changes["environment"]}
-    return {**before, **changes}
-
-
-def _values(case: Case, rows: Sequence[TuningRow], scale: Scale) -> dict[str, Any]:
     values = {**Tuning().model_dump(mode="json"), **UNCHOSEN}
-    for choice in (case.tuning.get(scale, TuningChoice()), *(row.set for row in rows)):
-        values = overlaid(values, choice)
+    rows_here = (row.set for row in rows if place.meets(row, scale))
+    for choice in (case.tuning.get(scale, TuningChoice()), *rows_here):
+        changes = choice.model_dump(exclude_none=True)
+        if "environment" in changes:  # its variables are added to the present ones
+            changes["environment"] = {**values["environment"], **changes["environment"]}
+        values |= changes
     return values

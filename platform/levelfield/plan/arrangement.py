@@ -80,7 +80,8 @@ def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
 def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
     """Return the expected memory of the arrangement's fullest rank."""
     selection, work, tuning = decision.selection, arrangement.work, arrangement.tuning
-    return expected_memory(setup_of(work, tuning, selection.vendor.is_host, selection.memory_model))
+    model = selection.constants.keeping if selection.constants else None
+    return expected_memory(setup_of(work, tuning, selection.vendor.is_host, model))
 
 
 def _lacking_memory(decision: Decision, full: Arrangement) -> str | None:

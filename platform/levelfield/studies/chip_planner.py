@@ -371,7 +371,7 @@ class ChipPlanner:
         elif self.request.precision:
             yield f"precision {self.precision}, whatever the case has"
         implementation, _ = self.registry.implementation(framework)
-        if lacking := lookup.lacking_parts(self.case, implementation):
+        if lacking := [part for part in self.case.parts if part not in implementation.architecture]:
             yield f"{', '.join(lacking)}, which {implementation.framework} does not have here; predicted only"
         if question.work.model.experts is not None:
             busiest = question.constants.pace_on(question.on_host).expert_imbalance
