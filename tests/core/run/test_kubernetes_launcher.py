@@ -17,10 +17,11 @@ import psutil
 import pytest
 import yaml
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.execution import Outcome, Request
+from levelfield.contracts.execution import NodeWord, NodeWork, Outcome, ProcessWork, Request
 from levelfield.run.launchers.kubernetes import cluster_run, pod_watch
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
+from levelfield.run.launchers.kubernetes.pod_watch import PodState
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
@@ -376,3 +377,31 @@ def test_without_the_right_to_read_events_a_run_waits_as_before(
     monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
     cluster.api.refusals["GET", "/events"] = 403, "events is forbidden"
     assert cluster.execute(cluster.plan()).cause == "exited"
+
+
+PENDING = PodState(0, "pod-0", "pending", "waits for its node")
+PLACED = PodState(0, "pod-0", "running", "runs on a", machine="a")
+DELETED = PodState(0, "pod-0", "ended", "pod pod-0 was deleted", "cancelled", "cancelled")
+EVICTED = PodState(0, "pod-0", "ended", "Evicted", "lost", "node-lost", machine="a")
+
+
+@pytest.mark.parametrize(
+    ("state", "others", "word", "is_ended_by_us"),
+    [
+        (None, "stopped", "unreachable", True),
+        (PENDING, "stopped", "unreachable", True),  # it never ran
+        (PENDING, "time-limit", "time-limit", True),
+        (PLACED, "stopped", "stopped", True),
+        (PLACED, "preempted", "preempted", True),
+        (DELETED, "cancelled", "cancelled", True),
+        (EVICTED, "stopped", "lost", False),  # its own end explains those of its ranks
+    ],
+)
+def test_a_pod_without_a_word_of_its_own_has_that_of_the_run(
+    tmp_path: Path, state: PodState | None, others: NodeWord, word: str, is_ended_by_us: bool
+) -> None:
+    node = NodeWork(0, "", (ProcessWork(0, (), {}, "log"),))
+    request = Request("kubernetes", "kubernetes", (node,), str(tmp_path / "events"), 60, 60, 60)
+    (end,), (rank,) = cluster_run.node_ends(request, {0: state} if state else {}, others)
+    assert (end.word, rank.stopped_by_us) == (word, is_ended_by_us)
+    assert state is None or f"pod {state.pod}" in str(end.detail)

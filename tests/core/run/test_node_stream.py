@@ -270,6 +270,27 @@ def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object
     assert line != {"event": "started"} or (node.ends()[0].exit_code, node.ends()[0].signal) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_stopped", "meaning"),
+    [
+        ((), False, ("unreachable", "unreachable")),  # it sent nothing at all
+        ((), True, ("unreachable", "unreachable")),
+        (({"event": "started"},), False, ("node-lost", "lost")),
+        (({"event": "started"},), True, ("exited", "stopped")),
+        (({**LAST, "cause": "stopped"},), False, ("cancelled", "cancelled")),
+        (({**LAST, "cause": "stopped"},), True, ("exited", "stopped")),
+        (({**LAST, "cause": "hang"},), True, ("hang", "failed")),
+    ],
+)
+def test_a_node_that_the_platform_ended_is_stopped_and_explains_no_failure(
+    root: Path, lines: tuple[object, ...], is_stopped: bool, meaning: tuple[str, str]
+) -> None:
+    node = node_run(root, *lines)
+    node.is_stopped = is_stopped
+    cause, end = node.finding()
+    assert (cause, end.word) == meaning
+
+
 @pytest.mark.parametrize(("number", "kills"), [(1, 1), (0, 0), (-1, 0), ("1", 0), (True, 0), (None, 0), (1.5, 0)])
 def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills: int) -> None:
     node = node_run(root, {**LAST, "oom_kills": number, "oom_evidence": "log\x1b[31m"})
