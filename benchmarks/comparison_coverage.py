@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from levelfield.compare.ratios import QUANTILES, SideValues, ratio
@@ -66,15 +67,15 @@ def called(random: np.random.Generator, draw: Draw, counts: tuple[int, int], of:
 
 
 def compare_rule(one: np.ndarray, two: np.ndarray) -> bool:
-    found = ratio(SideValues(tuple(100 * np.exp(one))), SideValues(tuple(100 * np.exp(two))))
-    return found.standing in ("higher", "lower")
+    comparison = ratio(SideValues(tuple(100 * np.exp(one))), SideValues(tuple(100 * np.exp(two))))
+    return comparison.standing in ("higher", "lower")
 
 
 def plain_welch(one: np.ndarray, two: np.ndarray) -> bool:
     """Welch with the quantile between two table rows, and no cap."""
     parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in (one, two)]
     both = sum(variance for variance, _ in parts)
-    freedom = both**2 / sum(variance**2 / known for variance, known in parts)
+    freedom = both**2 / sum(variance**2 / freedom_of_side for variance, freedom_of_side in parts)
     quantile = float(np.interp(freedom, list(QUANTILES), list(QUANTILES.values())))
     return bool(abs(one.mean() - two.mean()) > quantile * math.sqrt(both))
 
@@ -95,12 +96,12 @@ def shares(count: int, pairs: int) -> tuple[float, float, float]:
     return round(100 * share, 2), round(100 * (middle - half) / below, 2), round(100 * (middle + half) / below, 2)
 
 
-def text(figures: list[dict[str, object]]) -> str:
+def text(figures: list[dict[str, Any]]) -> str:
     lines = ["identical pairs called different, percent; promised at most 5 with normal noise", ""]
     for row in figures:
         rules = [name for name in ("compare", "plain Welch", "bootstrap") if name in row]
-        said = "  ".join(f"{name} {row[name][0]:5.2f} [{row[name][1]:.2f}, {row[name][2]:.2f}]" for name in rules)  # type: ignore[index]
-        lines.append(f"{row['noise']:<16} {row['runs']:<10} {row['deviations']:<18} {said}")
+        shares_text = "  ".join("{} {:5.2f} [{:.2f}, {:.2f}]".format(name, *row[name]) for name in rules)
+        lines.append(f"{row['noise']:<16} {row['runs']:<10} {row['deviations']:<18} {shares_text}")
     return "\n".join(lines)
 
 

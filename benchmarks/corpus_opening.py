@@ -49,8 +49,8 @@ def parse_arguments() -> SimpleNamespace:
     parser.add_argument("--directory", help="where the sparse files go (default: the system's temporary one)")
     parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
-    given = SimpleNamespace(**vars(parser.parse_args()))
-    return SimpleNamespace(**{**vars(given), **QUICK}) if given.quick else given
+    arguments = SimpleNamespace(**vars(parser.parse_args()))
+    return SimpleNamespace(**{**vars(arguments), **QUICK}) if arguments.quick else arguments
 
 
 def measure(folder: Path, arguments: SimpleNamespace) -> dict[str, float]:

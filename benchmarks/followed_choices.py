@@ -47,7 +47,7 @@ def measure(case: str, turns: int, folder: Path) -> dict[str, Any]:
     for _ in range(turns):
         steps["without"] += bare_run({**planned, "job": job | {"choices": None}}, folder)
         steps["with"] += bare_run({**planned, "job": job}, folder)
-    without, with_choices = (statistics.median(each) for each in steps.values())
+    without, with_choices = (statistics.median(times) for times in steps.values())
     return {
         "case": case,
         "follows": bool(job["choices"]["known"]),

@@ -191,8 +191,8 @@ def later_table(sizes: Sizes) -> Iterator[str]:
                 rows = _ours(True)(replace(kind, shift=shift), sizes.power, LATER_NIGHTS, 10)
                 shares = [found_within([row[:nights] for row in rows]) for nights in WITHIN]
                 *first, last = (f"{100 * share.hits / share.trials:.0f}" for share in shares)
-                named = [row[row.index(True) :] for row in rows if any(row)]
-                lost = sum(not all(row) for row in named), sum(not row[-1] for row in named)
+                from_first_alarm = [row[row.index(True) :] for row in rows if any(row)]
+                lost = sum(not all(row) for row in from_first_alarm), sum(not row[-1] for row in from_first_alarm)
                 low, high = shares[-1].interval
                 cells += [f"{' / '.join((*first, last))} ({100 * low:.0f}-{100 * high:.0f})", "{}; {}".format(*lost)]
             yield f"| {deviation:.0%} | {name} | {' | '.join(cells)} |"
@@ -209,8 +209,8 @@ def steps_table(sizes: Sizes) -> Iterator[str]:
         cells = []
         for step in (0.0, *SHIFTS):
             nights = _gated(WorldKind(deviation, True, driver=step), sizes.power, 10, 5)
-            found = [[night.word == "environment step" for night in series] for series in nights]
-            cells.append(f"{found_within([row[:2] for row in found]).text()} / {found_within(found).text()}")
+            is_step = [[night.word == "environment step" for night in series] for series in nights]
+            cells.append(f"{found_within([row[:2] for row in is_step]).text()} / {found_within(is_step).text()}")
         yield f"| {deviation:.1%} | {' | '.join(cells)} |"
 
 
@@ -256,8 +256,8 @@ def gains_table(sizes: Sizes) -> Iterator[str]:
             rows = _ours(has_pairs)(kind, sizes.power, GAIN_NIGHTS + 14, 8)
             before, after = ([row[:GAIN_NIGHTS] for row in rows], [row[GAIN_NIGHTS:] for row in rows])
             false = Share(sum(map(sum, before)), sum(map(len, before)))
-            found = " / ".join(found_within([row[:n] for row in after]).text() for n in (1, 3, 14))
-            yield f"| {gain:.0%} | {'yes' if has_pairs else 'no'} | {false.text(2)} | {found} |"
+            shares = " / ".join(found_within([row[:n] for row in after]).text() for n in (1, 3, 14))
+            yield f"| {gain:.0%} | {'yes' if has_pairs else 'no'} | {false.text(2)} | {shares} |"
 
 
 def fleets_table(sizes: Sizes) -> Iterator[str]:
@@ -268,7 +268,7 @@ def fleets_table(sizes: Sizes) -> Iterator[str]:
     yield "| driver | red nights | fleets with a red night | pairs | slower builds found |"
     yield "|---|---|---|---|---|"
     for name, kind in FLEETS.items():
-        red, pairs, found = [], [], list[list[bool]]()
+        red, pairs, found_builds = [], [], list[list[bool]]()
         for fleet in range(sizes.fleets):
             random = np.random.default_rng([SEED, 6, fleet])
             world = simulated(kind, sizes.fleet_series, kind.start + FLEET_NIGHTS, random)
@@ -276,12 +276,12 @@ def fleets_table(sizes: Sizes) -> Iterator[str]:
             red.append([exit_code(report.findings) == GateFailed.exit_code for report in reports])
             pairs.append([sum(finding.pairs for finding in report.findings) for report in reports])
             worse = [{f.series for f in report.findings if f.word == "regression"} for report in reports]
-            found += [[f"s{i}" in night for night in worse] for i in range(kind.fallen or 0)]
+            found_builds += [[f"s{i}" in night for night in worse] for i in range(kind.fallen or 0)]
         nights = Share(sum(map(sum, red)), sum(map(len, red)))
-        spent = [np.mean([each[place] for each in pairs]) for place in (slice(1), slice(1, 2), slice(2, None))]
-        cells = [nights.text(1), found_within(red).text(), " / ".join(f"{each:.0f}" for each in spent)]
-        first = [row[:1] for row in found]
-        cells.append(" / ".join(found_within(rows).text() for rows in (first, found)) if found else "")
+        spent = [np.mean([counts[place] for counts in pairs]) for place in (slice(1), slice(1, 2), slice(2, None))]
+        cells = [nights.text(1), found_within(red).text(), " / ".join(f"{mean_pairs:.0f}" for mean_pairs in spent)]
+        first = [row[:1] for row in found_builds]
+        cells.append(" / ".join(found_within(rows).text() for rows in (first, found_builds)) if found_builds else "")
         yield f"| {name} | {' | '.join(cells)} |"
 
 
@@ -303,16 +303,16 @@ def found_within(alarms: list[list[bool]]) -> Share:
 def _peer(rule: Peer) -> Alarms:
     def alarms(kind: WorldKind, series: int, nights: int, stream: int) -> list[list[bool]]:
         values = np.exp(simulated(kind, series, kind.start + nights, _random(kind, stream)).observed)
-        found = [rule(values, night) for night in range(kind.start, kind.start + nights)]
-        return [[bool(night[i]) for night in found] for i in range(series)]
+        alarms_by_night = [rule(values, night) for night in range(kind.start, kind.start + nights)]
+        return [[bool(night[i]) for night in alarms_by_night] for i in range(series)]
 
     return alarms
 
 
 def _ours(has_pairs: bool) -> Alarms:
     def alarms(kind: WorldKind, series: int, nights: int, stream: int) -> list[list[bool]]:
-        found = _gated(kind, series, nights, stream, has_pairs)
-        ran = [[night for night in row if night.word] for row in found]
+        gated = _gated(kind, series, nights, stream, has_pairs)
+        ran = [[night for night in row if night.word] for row in gated]
         return [[night.word == "regression" for night in row] for row in ran if row]
 
     return alarms
@@ -320,8 +320,8 @@ def _ours(has_pairs: bool) -> Alarms:
 
 def _quiet(kind: WorldKind, sizes: Sizes) -> list[Night]:
     """Return the nights that had a run, of series without a change in the software."""
-    found = _gated(kind, sizes.quiet_series, sizes.quiet_nights, 4)
-    return [night for series in found for night in series if night.word]
+    gated = _gated(kind, sizes.quiet_series, sizes.quiet_nights, 4)
+    return [night for series in gated for night in series if night.word]
 
 
 def _pairs_each(nights: list[Night]) -> float:

@@ -43,8 +43,8 @@ def parse() -> SimpleNamespace:
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
-    given = SimpleNamespace(**vars(parser.parse_args()))
-    return SimpleNamespace(**{**vars(given), **QUICK}) if given.quick else given
+    arguments = SimpleNamespace(**vars(parser.parse_args()))
+    return SimpleNamespace(**{**vars(arguments), **QUICK}) if arguments.quick else arguments
 
 
 def measure(rows: int, columns: int, repeats: int) -> dict[str, float]:
@@ -77,13 +77,13 @@ def pieces(rows: int, columns: int) -> dict[str, Callable[[], Any]]:
 
 def medians(timed: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Seconds of each, the median over `repeats` rounds."""
-    found: dict[str, list[float]] = {name: [] for name in timed}
+    seconds_by_piece: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(repeats):
         for name, call in timed.items():
             start = time.perf_counter()
             call()
-            found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+            seconds_by_piece[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in seconds_by_piece.items()}
 
 
 def text(figures: dict[str, float], arguments: SimpleNamespace) -> str:

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(json.loads(options.one))
+        serve_steps(json.loads(options.one))
         return
     shapes = ((32, 1, 64, 16, 2, "fp32"),) if options.quick else SHAPES
     rows = []
@@ -66,7 +66,7 @@ def measure(task: dict[str, Any], turns: int) -> dict[str, Any]:
         for side in sides.values():
             side.end()
     ours, plain = (statistics.median(column) for column in zip(*times, strict=True))
-    ratio = statistics.median(theirs / own for own, theirs in times)
+    ratio = statistics.median(plain_seconds / our_seconds for our_seconds, plain_seconds in times)
     compiled = {f"{name}_first_seconds": seconds for name, seconds in first.items()}
     return {"shape": name_of(task), "ours_ms": ours * 1e3, "plain_ms": plain * 1e3, "ratio": ratio, **compiled}
 
@@ -114,7 +114,7 @@ def interpreter() -> Path:
         return Path(plan.python)
 
 
-def one(task: dict[str, Any]) -> None:
+def serve_steps(task: dict[str, Any]) -> None:
     step = None
     for _line in sys.stdin:
         begin = time.perf_counter()

@@ -55,8 +55,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             spent = until_first_step(arguments)
             if turn or options.quick:
                 seconds[name].append(spent)
-    found = {name: statistics.median(kept) for name, kept in seconds.items()}
-    return {**found, **({"ratio": found["two nodes"] / found["one node"]} if options.site else {})}
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {**medians, **({"ratio": medians["two nodes"] / medians["one node"]} if options.site else {})}
 
 
 def until_first_step(arguments: list[str]) -> float:

@@ -80,15 +80,15 @@ def measure(nodes: int, folder: Path) -> dict[str, float]:
 def timed(seconds: dict[str, float], name: str, act: Callable[[], Any]) -> Any:
     """Run it, and keep its processor seconds under the name."""
     started = time.process_time()
-    found = act()
+    result = act()
     seconds[name] = time.process_time() - started
-    return found
+    return result
 
 
 def planned(nodes: int) -> Plan:
     launch = LaunchPlan(launcher="slurm", site=Site())
-    asked = UserRequest(scale="smoke", repeat=1, launch=launch, derivation=Derivation(global_batch=nodes))
-    (job,) = jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", asked)], None)
+    user_request = UserRequest(scale="smoke", repeat=1, launch=launch, derivation=Derivation(global_batch=nodes))
+    (job,) = jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", user_request)], None)
     return job.plan
 
 
@@ -175,10 +175,10 @@ def lines_of(plan: Plan, paths: RunPaths) -> tuple[list[dict[str, Any]], list[di
             memory={"process_peak_bytes": 2**29},
         )
     recorder.close()
-    found = [json.loads(line) for line in (scratch / "rank0.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (scratch / "rank0.jsonl").read_text().splitlines()]
     shutil.rmtree(scratch)
-    places = [number for number, line in enumerate(found) if line["event"] == "step"]
-    return found[: places[0]], found[places[0] : places[-1] + 1], found[places[-1] + 1 :]
+    places = [number for number, line in enumerate(lines) if line["event"] == "step"]
+    return lines[: places[0]], lines[places[0] : places[-1] + 1], lines[places[-1] + 1 :]
 
 
 def watched(plan: Plan, paths: RunPaths, files: Simulated) -> None:

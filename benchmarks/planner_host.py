@@ -154,13 +154,13 @@ def _rows(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:
     half = {run.name for run in runs[::2]}
     lines = ["run,fitted,step_ms,predicted_step_ms,off_percent,process_mib,predicted_mib,mib_off_percent"]
     for run in runs:
-        found = predicted(run, measured, fitted)
+        estimate = predicted(run, measured, fitted)
         time = 100 * (math.exp(time_off(run, measured, fitted)) - 1)
         memory = 100 * (math.exp(memory_off(run, measured, fitted)) - 1)
         lines.append(
             f"{run.name},{'yes' if run.name in half else 'no'},"
-            f"{(run.step_seconds or 0) * 1e3:.1f},{found.time.total * 1e3:.1f},{time:+.0f},"
-            f"{(run.process_peak_bytes or 0) / MIB:.0f},{found.memory.total / MIB:.0f},{memory:+.0f}"
+            f"{(run.step_seconds or 0) * 1e3:.1f},{estimate.time.total * 1e3:.1f},{time:+.0f},"
+            f"{(run.process_peak_bytes or 0) / MIB:.0f},{estimate.memory.total / MIB:.0f},{memory:+.0f}"
         )
     return "\n".join(lines) + "\n"
 

@@ -46,10 +46,10 @@ RECIPES = (
 @dataclass(frozen=True)
 class RankedRecipe:
     """A recipe beside the planner's rows. rank: of its layout among the layouts that fit, by their fastest rows; None
-    where it is not among them. own: the recipe's predicted row. best: the first row."""
+    where it is not among them. estimate: the recipe's predicted row. best: the first row."""
 
     run: Run
-    own: layout_search.LayoutEstimate
+    estimate: layout_search.LayoutEstimate
     best: layout_search.LayoutEstimate
     rank: int | None
     layouts: int
@@ -58,53 +58,55 @@ class RankedRecipe:
     @property
     def loss(self) -> float:
         """The recipe's predicted speed below that of the first row, as a share of it."""
-        return 1 - self.own.tokens_per_second / self.best.tokens_per_second
+        return 1 - self.estimate.tokens_per_second / self.best.tokens_per_second
 
     @property
     def parts(self) -> list[tuple[str, float]]:
         """The parts of a step that are longer by the recipe, over the first row's step, largest first."""
-        own, best = self.own.time._asdict(), self.best.time._asdict()
-        more = ((name, (own[name] - best[name]) / self.best.time.total) for name in own)
+        recipe, best = self.estimate.time._asdict(), self.best.time._asdict()
+        more = ((name, (recipe[name] - best[name]) / self.best.time.total) for name in recipe)
         return sorted(((name, share) for name, share in more if share > LEAST_PART), key=lambda part: -part[1])
 
     @property
     def over_gib(self) -> float:
         """By how much the recipe is predicted to exceed the memory; 0 where it fits."""
-        return max(0.0, (self.own.memory.total - self.capacity_bytes) / GIB)
+        return max(0.0, (self.estimate.memory.total - self.capacity_bytes) / GIB)
 
 
 def ranked(run: Run, questions: Questions, registry: Registry) -> RankedRecipe:
     question = questions.question(run)
     offer = offer_of(registry.implementation(run.framework)[0], "nvidia")
     kinds = offer.parallelism | {"uneven", "interleaved", "context", "expert"}
-    asked = replace(question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS))
-    rows = layout_search.search_layouts(asked).rows
+    question_with_all_layouts = replace(
+        question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS)
+    )
+    rows = layout_search.search_layouts(question_with_all_layouts).rows
     order = list(dict.fromkeys((row.layout, row.tuning.virtual_pipeline) for row in rows))
     mine = (run.tuning.layout, run.tuning.virtual_pipeline)
-    own = layout_search.predict(question, run.tuning)
+    estimate = layout_search.predict(question, run.tuning)
     rank = 1 + order.index(mine) if mine in order else None
-    return RankedRecipe(run, own, rows[0], rank, len(order), question.capacity_bytes or 0)
+    return RankedRecipe(run, estimate, rows[0], rank, len(order), question.capacity_bytes or 0)
 
 
-def why(found: RankedRecipe) -> str:
+def explain_loss(recipe: RankedRecipe) -> str:
     """Return what the recipe loses and where, or that it is among the first rows."""
-    if found.rank is not None and found.rank <= FIRST:
+    if recipe.rank is not None and recipe.rank <= FIRST:
         return "among the first three"
-    parts = ", ".join(f"{name} {share:+.1%}" for name, share in found.parts[:PARTS])
-    faster = "" if found.loss > 0 else "; faster than the first row that fits"
-    memory = f"; {found.over_gib:.1f} GiB over the memory" if found.over_gib else ""
+    parts = ", ".join(f"{name} {share:+.1%}" for name, share in recipe.parts[:PARTS])
+    faster = "" if recipe.loss > 0 else "; faster than the first row that fits"
+    memory = f"; {recipe.over_gib:.1f} GiB over the memory" if recipe.over_gib else ""
     return f"{parts or 'no part is longer'}{memory}{faster}"
 
 
-def lines(found: Iterable[RankedRecipe]) -> Iterator[str]:
+def lines(recipes: Iterable[RankedRecipe]) -> Iterator[str]:
     yield "| recipe | devices | its layout, chunks | the first row's | rank | loss | where |"
     yield "|---|---|---|---|---|---|---|"
-    for each in found:
-        run, best = each.run, each.best
-        rank = f"{each.rank} of {each.layouts:,}" if each.rank else f"none of {each.layouts:,}"
+    for recipe in recipes:
+        run, best = recipe.run, recipe.best
+        rank = f"{recipe.rank} of {recipe.layouts:,}" if recipe.rank else f"none of {recipe.layouts:,}"
         yield (
-            f"| {run.name} | {run.devices:,} | {_with_chunks(each.own)} | {_with_chunks(best)} | {rank} | "
-            f"{each.loss:.1%} | {why(each)} |"
+            f"| {run.name} | {run.devices:,} | {_with_chunks(recipe.estimate)} | {_with_chunks(best)} | {rank} | "
+            f"{recipe.loss:.1%} | {explain_loss(recipe)} |"
         )
 
 
@@ -112,11 +114,11 @@ def _with_chunks(row: layout_search.LayoutEstimate) -> str:
     return f"{row.layout}, {row.tuning.virtual_pipeline}"
 
 
-def page(found: list[RankedRecipe]) -> str:
+def page(recipes: list[RankedRecipe]) -> str:
     """Return the page of the docs."""
-    near = sum(each.rank is not None and each.rank <= FIRST for each in found)
-    close = sum(each.loss <= 0.1 for each in found)
-    table = "\n".join(lines(found))
+    near = sum(recipe.rank is not None and recipe.rank <= FIRST for recipe in recipes)
+    close = sum(recipe.loss <= 0.1 for recipe in recipes)
+    table = "\n".join(lines(recipes))
     return f"""# The planner beside published recipes
 
 Written by `python benchmarks/planner_recipes.py --write`; do not edit. Each recipe is a run of benchmarks/data, whose
@@ -124,7 +126,7 @@ source it has. The planner gets the recipe's work, program and devices, and not 
 their model chunks. Loss: of the recipe's predicted speed against the first row's. Where: the parts of its step that are
 longer, over the first row's step.
 
-{near} of {len(found)} recipes are among the first three layouts, {close} lose at most 10 %.
+{near} of {len(recipes)} recipes are among the first three layouts, {close} lose at most 10 %.
 
 {table}
 """
@@ -138,10 +140,10 @@ def main() -> int:
     runs = {run.name: run for path in (RUNS, CONTEXT_RUNS, MIXTURE_RUNS, RECENT_RUNS) for run in runs_of(path)}
     registry = Registry()
     questions = Questions(registry)
-    found = [ranked(runs[name], questions, registry) for name in RECIPES[: 1 if options.quick else None]]
-    print("\n".join(lines(found)))
+    recipes = [ranked(runs[name], questions, registry) for name in RECIPES[: 1 if options.quick else None]]
+    print("\n".join(lines(recipes)))
     if options.write:
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(recipes))
         print(f"written: {PAGE.name}")
     return 0
 

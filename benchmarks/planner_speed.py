@@ -32,11 +32,11 @@ def main() -> None:
     quick, first = parser.parse_args().quick, None
     for devices in (8,) if quick else (8, 1024, 16384):
         question = question_of(devices)
-        seconds, found = min((timed(question) for _ in range(1 if quick else 5)), key=lambda pair: pair[0])
+        seconds, ranking = min((timed(question) for _ in range(1 if quick else 5)), key=lambda pair: pair[0])
         first = first or seconds
         print(
-            f"{devices:>6} devices: {seconds:.2f} s ({seconds / first:.1f} x), {found.considered:,} layouts, "
-            f"{len(found.rows):,} fit"
+            f"{devices:>6} devices: {seconds:.2f} s ({seconds / first:.1f} x), {ranking.considered:,} layouts, "
+            f"{len(ranking.rows):,} fit"
         )
     for framework, program in HARDEST[:1] if quick else HARDEST:
         devices, repeats = (64, 1) if quick else (1024, 5)
@@ -48,11 +48,11 @@ def main() -> None:
 def command_seconds(framework: str, program: str, devices: int) -> float:
     """Return the processor time of the whole command."""
     command = ["plan", "deepseek_v3", "--chip", "H100", "--devices", str(devices), "--framework", framework]
-    own = {"LEVELFIELD_NO_BOOTSTRAP": "1"}  # this Python, as the search before it
+    environment = {"LEVELFIELD_NO_BOOTSTRAP": "1"}  # this Python, as the search before it
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), *command, "--program", program],
-        env={**os.environ, **own},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )
@@ -81,8 +81,8 @@ def question_of(devices: int) -> layout_search.LayoutQuestion:
 
 def timed(question: layout_search.LayoutQuestion) -> tuple[float, layout_search.LayoutRanking]:
     start = time.process_time()
-    found = layout_search.search_layouts(question)
-    return time.process_time() - start, found
+    ranking = layout_search.search_layouts(question)
+    return time.process_time() - start, ranking
 
 
 if __name__ == "__main__":

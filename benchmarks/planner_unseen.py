@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from pages.goals import REGRET, by_description, goals, goals_lines
+from pages.goals import REGRET, errors_by_description, goals, goals_lines
 from pages.own_bound import bounded
 from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
-from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judged, runs_of, spread, sweeps_of
+from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judge_runs, runs_of, spread, sweeps_of
 from pages.unseen_page import page, tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-unseen.md"
@@ -55,11 +55,11 @@ def main() -> int:
     elif options.runs == RUNS:
         print("\n".join([*goals_lines(goals(Registry())), ""]))
         print("a framework's own constants, with what is said of the published program")
-        for name, count, middle, high in by_description(Registry()):
+        for name, count, middle, high in errors_by_description(Registry()):
             print(f"{name:<50} {middle:>7.1%} {high:>7.1%} {count:>5}")
         print()
-    found = judged(runs, Questions(Registry()))
-    print("\n".join(report(found, options.runs == RUNS, options.rows)))
+    judged_runs = judge_runs(runs, Questions(Registry()))
+    print("\n".join(report(judged_runs, options.runs == RUNS, options.rows)))
     return 0
 
 
@@ -85,11 +85,11 @@ def _rates_line(rates: Rates) -> str:
 def repage(write: bool) -> list[Path]:
     """Write docs/planner-unseen.md and its rows from the files as they are. Return those that differed."""
     questions = Questions(Registry())
-    found, context = judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions)
+    judged_runs, context = judge_runs(runs_of(RUNS), questions), judge_runs(runs_of(CONTEXT_RUNS), questions)
     registry = Registry()
-    described = by_description(registry)
-    files = {PAGE: page(goals(registry), found, context, bounded(registry), described, registry)}
-    files.update({PAGE.parent / "data" / name: text for name, text in tables(found, context).items()})
+    described = errors_by_description(registry)
+    files = {PAGE: page(goals(registry), judged_runs, context, bounded(registry), described, registry)}
+    files.update({PAGE.parent / "data" / name: text for name, text in tables(judged_runs, context).items()})
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(f"{'written' if write else 'differs'}: {path.name}")
@@ -98,36 +98,38 @@ def repage(write: bool) -> list[Path]:
     return stale
 
 
-def report(found: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:
+def report(judged_runs: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:
     """Yield the lines of the report. halved: the constants were fitted on half of these runs."""
-    held_out = [j for j in found if not (halved and j.run.fitted)]
+    held_out = [j for j in judged_runs if not (halved and j.run.fitted)]
     half = "held out" if halved else "all in no fit"
-    yield f"{len(found)} runs, {sum(j.run.ran_out for j in found)} of them out of memory; {len(held_out)} {half}"
+    out_of_memory = sum(j.run.ran_out for j in judged_runs)
+    yield f"{len(judged_runs)} runs, {out_of_memory} of them out of memory; {len(held_out)} {half}"
     yield ""
     yield from _groups(held_out)
     if halved:
-        yield from ["", "fitted half, for comparison:", _line("all", [j for j in found if j.run.fitted])]
-    yield from ["", *_fits(found), "", *_sweeps(sweeps_of(found))]
+        yield from ["", "fitted half, for comparison:", _line("all", [j for j in judged_runs if j.run.fitted])]
+    yield from ["", *_fits(judged_runs), "", *_sweeps(sweeps_of(judged_runs))]
     if rows:
-        yield from ["", *(_row(j) for j in found)]
+        yield from ["", *(_row(j) for j in judged_runs)]
 
 
-def _groups(found: list[Judged]) -> Iterator[str]:
+def _groups(judged_runs: list[Judged]) -> Iterator[str]:
     yield f"{'group':<50} {'speed: median':>14} {'p90':>7} {'rows':>5} {'memory: median':>15} {'p90':>7} {'rows':>5}"
-    for name in sorted({j.run.group for j in found}):
-        yield _line(name, [j for j in found if j.run.group == name])
-    yield _line("all", found)
+    for name in sorted({j.run.group for j in judged_runs}):
+        yield _line(name, [j for j in judged_runs if j.run.group == name])
+    yield _line("all", judged_runs)
 
 
-def _line(name: str, found: Iterable[Judged]) -> str:
-    kept = list(found)
-    timed, middle, high = spread(j.speed_off for j in kept)
-    weighed, heavy, heaviest = spread(j.memory_off for j in kept)
+def _line(name: str, judged_runs: Iterable[Judged]) -> str:
+    runs = list(judged_runs)
+    timed, middle, high = spread(j.speed_off for j in runs)
+    weighed, heavy, heaviest = spread(j.memory_off for j in runs)
     return f"{name:<50} {middle:>14.1%} {high:>7.1%} {timed:>5} {heavy:>15.1%} {heaviest:>7.1%} {weighed:>5}"
 
 
-def _fits(found: list[Judged]) -> Iterator[str]:
-    ran, out = [j for j in found if not j.run.ran_out and j.run.stated], [j for j in found if j.run.ran_out]
+def _fits(judged_runs: list[Judged]) -> Iterator[str]:
+    ran = [j for j in judged_runs if not j.run.ran_out and j.run.has_all_settings]
+    out = [j for j in judged_runs if j.run.ran_out]
     yield f"ran and predicted to fit: {sum(j.estimate.fits for j in ran)} of {len(ran)}"
     yield f"ran out of memory and predicted not to fit: {sum(not j.estimate.fits for j in out)} of {len(out)}"
 

@@ -73,8 +73,8 @@ def platform_run(case: str, environment: dict[str, str]) -> list[float]:
     """Step times of the window in milliseconds, from the events of a real run."""
     (result,) = json.loads(command([*entry(case), "--json"], environment))
     events = Path(environment["LEVELFIELD_RUNS"]) / result["run_id"] / "events" / "rank0.jsonl"
-    kept = (json.loads(line) for line in events.read_text().splitlines())
-    ends = [event["end_ns"] for event in kept if event["event"] in ("begin", "step")]
+    recorded = (json.loads(line) for line in events.read_text().splitlines())
+    ends = [event["end_ns"] for event in recorded if event["event"] in ("begin", "step")]
     return window(ends, result["window"][0])
 
 

@@ -39,8 +39,8 @@ def share_named(random: np.random.Generator, nodes: int, noise: float, factor: f
     rates[:, 0] *= factor
     hits = 0
     for row in rates:
-        found = compare_peers({f"node{at}": PeerReading(float(rate)) for at, rate in enumerate(row)})
-        hits += bool(found) if factor == 1 else any("node0" in each.nodes for each in found)
+        findings = compare_peers({f"node{at}": PeerReading(float(rate)) for at, rate in enumerate(row)})
+        hits += bool(findings) if factor == 1 else any("node0" in finding.nodes for finding in findings)
     return hits / trials
 
 

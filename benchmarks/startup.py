@@ -45,7 +45,7 @@ def measure(names: list[str], turns: int) -> dict[str, float]:
             spent = cpu_seconds([sys.executable, *COMMANDS[name]])
             if turn:
                 seconds[name].append(spent)
-    return {name: statistics.median(kept) for name, kept in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def cpu_seconds(argv: list[str]) -> float:

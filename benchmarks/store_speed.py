@@ -99,10 +99,10 @@ def imported(store: Store, first: RunRecord, series: int, nights: int) -> dict[s
 
 
 def histories(store: Store) -> dict[str, float]:
-    listed = store.series()
-    case = [found.digest for found in listed if found.series.case == listed[0].series.case]
+    all_series = store.series()
+    case = [stored.digest for stored in all_series if stored.series.case == all_series[0].series.case]
     return {
-        "history_of_a_series_ms": milliseconds(lambda: store.points([listed[0].digest])),
+        "history_of_a_series_ms": milliseconds(lambda: store.points([all_series[0].digest])),
         "history_of_a_case_ms": milliseconds(lambda: store.points(case)),
         "list_of_series_ms": milliseconds(store.series),
         "record_ms": milliseconds(lambda: store.record(store.find("latest"))),
@@ -220,7 +220,7 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
     began = (
         f"{2025 + night // 334}-{1 + night % 334 // 28:02}-{1 + night % 28:02}T03:{series // 60:02}:{series % 60:02}"
     )
-    own = {"case": f"case_{series % CASES}", "micro_batch": 1 + series // CASES}
+    changes = {"case": f"case_{series % CASES}", "micro_batch": 1 + series // CASES}
     steps = tuple(round(s * 1e9 * factor * generator.gauss(1, 0.01)) / 1e9 for s in first.step_seconds)
     content = first.stored_result.content
     result = {key: changed(value, generator) if key in MEASURED else value for key, value in content.items()}
@@ -230,7 +230,7 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "content": f"sha256:{generator.getrandbits(256):064x}",
             "began": f"{began}+00:00",
             "night": began[:10],
-            "series": first.series.model_copy(update=own),
+            "series": first.series.model_copy(update=changes),
             "node": f"sha256:{hashlib.sha256(bytes([series % 7])).hexdigest()}",
             "step_seconds": steps,
             "losses": tuple(single((loss or 0) * generator.gauss(1, 1e-4)) for loss in first.losses),
@@ -251,8 +251,8 @@ def traced(first: RunRecord, generator: random.Random) -> RunTraces | None:
             update={
                 "values": {
                     name: tuple(
-                        round((each or 0) * generator.gauss(1, 0.01), 3 if name == "utilisation" else 0)
-                        for each in values
+                        round((reading or 0) * generator.gauss(1, 0.01), 3 if name == "utilisation" else 0)
+                        for reading in values
                     )
                     for name, values in device.values.items()
                 }
@@ -266,9 +266,9 @@ def traced(first: RunRecord, generator: random.Random) -> RunTraces | None:
 def changed(value: Any, generator: random.Random) -> Any:
     """The JSON value with every number but small whole ones multiplied by its own noise."""
     if isinstance(value, dict):
-        return {key: changed(each, generator) for key, each in value.items()}
+        return {key: changed(item, generator) for key, item in value.items()}
     if isinstance(value, list):
-        return [changed(each, generator) for each in value]
+        return [changed(item, generator) for item in value]
     if isinstance(value, float):
         return value * generator.gauss(1, 0.01)
     return int(value * generator.gauss(1, 0.01)) if isinstance(value, int) and value > 10**6 else value
@@ -276,8 +276,8 @@ def changed(value: Any, generator: random.Random) -> Any:
 
 def single(value: float) -> float:
     """The value as a single float, as frameworks report losses."""
-    (found,) = struct.unpack("<f", struct.pack("<f", value))
-    return float(found)
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)
 
 
 def text(figures: dict[str, float]) -> str:

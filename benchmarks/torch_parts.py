@@ -213,7 +213,10 @@ def errors_of(loss_of: Callable[..., Any], x: Any, weight: Any, targets: Any) ->
     exact.backward()
     pairs = ((few.grad, exact_x.grad), (same.grad, exact_weight.grad))
     with torch.no_grad():
-        gradient = max(float((found.double() - right).abs().max() / right.abs().max()) for found, right in pairs)
+        gradient = max(
+            float((actual.double() - exact_gradient).abs().max() / exact_gradient.abs().max())
+            for actual, exact_gradient in pairs
+        )
     return {"loss_error": abs(float(loss.detach().double() / exact.detach()) - 1), "gradient_error": gradient}
 
 
@@ -236,7 +239,7 @@ def casts_of(device: str, hidden: int) -> Iterator[Arrangement]:
 
     def apart() -> tuple[Call, Row]:
         wide = sources(torch.float32)
-        return lambda: [each.to(torch.bfloat16) for each in wide], {}
+        return lambda: [tensor.to(torch.bfloat16) for tensor in wide], {}
 
     def together() -> tuple[Call, Row]:
         wide, narrow = sources(torch.float32), sources(torch.bfloat16)

@@ -99,7 +99,7 @@ def shapes_of(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     values: Sequence[Sequence[object]] = QUICK if arguments.quick else SHAPES
     if arguments.device == "cuda":
         values = DEVICE_SHAPES + (GRAPH_SHAPES if any("graph" in words for words in arguments.only) else ())
-    shapes = [dict(zip(FIELDS, each, strict=True)) for each in values]
+    shapes = [dict(zip(FIELDS, shape_values, strict=True)) for shape_values in values]
     return [shape for shape in shapes if all(words in name_of(shape) for words in arguments.only)]
 
 
@@ -307,7 +307,7 @@ def lines_of(row: dict[str, Any]) -> list[str]:
         count = "-" if facts["launches"] is None else str(facts["launches"])
         times = (f"{facts['ms']:.1f} ms", f"{facts['host_ms']:.1f} ms")
         lines.append("  " + padded((who, *times, count, f"{facts['peak_bytes'] / 2**30:.2f} GiB", ratio, best), WIDTHS))
-    lines += [f"  {padded((who, f'left out: {why}'), WIDTHS[:1])}" for who, why in row["left_out"].items()]
+    lines += [f"  {padded((who, f'left out: {reason}'), WIDTHS[:1])}" for who, reason in row["left_out"].items()]
     return [*lines, f"  failed: {row['failed']}"] if "failed" in row else lines
 
 

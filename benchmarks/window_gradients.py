@@ -51,14 +51,14 @@ def measure(case: str, turns: int, folder: Path) -> dict[str, Any]:
     for _ in range(turns):
         for kind in times:
             times[kind] += trained(planned, job | {"gradient_steps": steps[kind]}, folder)
-    without, with_window = (statistics.median(each) for each in times.values())
+    without, with_window = (statistics.median(milliseconds) for milliseconds in times.values())
     return {"case": case, "without_ms": without, "with_ms": with_window, "ratio": without / with_window}
 
 
 def trained(planned: dict[str, Any], job: dict[str, Any], folder: Path) -> list[float]:
     """Train the job by the framework's own program. Return the step times of the window in milliseconds."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        events, path = Path(own) / "events", Path(own) / "job.json"
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        events, path = Path(scratch) / "events", Path(scratch) / "job.json"
         events.mkdir()
         path.write_text(json.dumps(job | {"events_dir": str(events)}))
         process = planned["request"]["nodes"][0]["processes"][0]

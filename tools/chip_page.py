@@ -24,26 +24,26 @@ def results() -> dict[str, Any]:
             for chip in CHIPS for path in sorted((FOLDER / chip.lower()).glob("*.json"))}  # fmt: skip
 
 
-def aligned(found: dict[str, Any]) -> Iterator[str]:
+def aligned(runs: dict[str, Any]) -> Iterator[str]:
     """Every run at smoke scale that ended valid, with the largest difference in each layer of its verdict."""
     rows = []
-    for name, run in found.items():
-        layers = {each["name"]: each for each in (run["alignment"] or {}).get("layers", ())}
+    for name, run in runs.items():
+        layers = {layer["name"]: layer for layer in (run["alignment"] or {}).get("layers", ())}
         if run["status"]["word"] == "valid" and layers:
-            shown = (f"{layers[each]['value']:.1e}" if each in layers else "-" for each in LAYERS)
-            rows.append((*name.split(), f"{run['framework']} {run['framework_version']}", run["precision"], *shown,
+            cells = (f"{layers[layer]['value']:.1e}" if layer in layers else "-" for layer in LAYERS)
+            rows.append((*name.split(), f"{run['framework']} {run['framework_version']}", run["precision"], *cells,
                          run["alignment"]["verdict"]))  # fmt: skip
     yield from markdown(("chip", "entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
 
 
-def full(found: dict[str, Any]) -> Iterator[str]:
+def full(runs: dict[str, Any]) -> Iterator[str]:
     """Every run at full scale that ended valid."""
     rows = []
-    for name, run in found.items():
+    for name, run in runs.items():
         if run["status"]["word"] == "valid" and run["scale"] == "full":
             memory, energy = run["memory"], run["energy"]
-            mfu = next(each for each in run["utilisation"] if each["formula"] == "megatron/1")
-            peaks = (gib(memory[f"{each}_peak"]["value"]) for each in ("allocated", "reserved", "device_used"))
+            mfu = next(utilisation for utilisation in run["utilisation"] if utilisation["formula"] == "megatron/1")
+            peaks = (gib(memory[f"{kind}_peak"]["value"]) for kind in ("allocated", "reserved", "device_used"))
             rows.append((*name.split(), run["precision"], str(run["micro_batch"]),
                          rate(run["throughput"]["tokens_per_second_per_device"]), f"{mfu['value']:.1%}",
                          gib(memory["expected_bytes"]), *peaks, f"{energy['mean_watts']['value']:.0f}"))  # fmt: skip
@@ -61,18 +61,18 @@ def full(found: dict[str, Any]) -> Iterator[str]:
     yield from markdown((*head, "device used", "W"), rows)
 
 
-def ended(found: dict[str, Any]) -> Iterator[str]:
+def ended(runs: dict[str, Any]) -> Iterator[str]:
     """Every run that was made to end otherwise."""
-    rows = [(*name.split(), each["status"]["word"], str(each["status"]["evidence"]).replace("|", "\\|")[:100])
-            for name, each in found.items() if each["status"]["evidence"]]  # fmt: skip
+    rows = [(*name.split(), run["status"]["word"], str(run["status"]["evidence"]).replace("|", "\\|")[:100])
+            for name, run in runs.items() if run["status"]["evidence"]]  # fmt: skip
     yield from markdown(("chip", "entry", "word", "evidence"), rows)
 
 
-def page(text: str, found: dict[str, Any]) -> str:
+def page(text: str, runs: dict[str, Any]) -> str:
     for name, table in (("aligned", aligned), ("full", full), ("ended", ended)):
         before, rest = text.split(BEGIN.format(name))
         after = rest.split(END.format(name))[1]
-        body = "\n".join(table(found))
+        body = "\n".join(table(runs))
         text = f"{before}{BEGIN.format(name)}\n{body}\n\n{END.format(name)}{after}"
     return text
 

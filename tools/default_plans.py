@@ -78,10 +78,10 @@ def main() -> int:
     every = list(combinations(_registry()))
     with multiprocessing.Pool() as pool:
         outcomes = pool.map(_outcome, every, chunksize=200)
-    for text, found in zip(every, outcomes, strict=True):
-        if found.startswith("error"):
-            print(f"{text}: {found}", flush=True)
-        counts[text.split(":")[1], found if not found.startswith("error") else "error"] += 1
+    for text, plan_kind in zip(every, outcomes, strict=True):
+        if plan_kind.startswith("error"):
+            print(f"{text}: {plan_kind}", flush=True)
+        counts[text.split(":")[1], plan_kind if not plan_kind.startswith("error") else "error"] += 1
     content = {name: {kind: n for (owner, kind), n in sorted(counts.items()) if owner == name} for name, _ in counts}
     FILE.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     print(FILE.read_text())

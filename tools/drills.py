@@ -32,9 +32,9 @@ def main(times: int) -> int:
             if done.returncode:
                 print(done.stdout + done.stderr)
                 return 1
-            (said,) = [line for line in done.stdout.splitlines() if " passed" in line]
+            (summary,) = [line for line in done.stdout.splitlines() if " passed" in line]
             busy = os.getloadavg()[0]
-            print(f"{number} of {times}: {said} ({time.monotonic() - started:.0f} s, load {busy:.1f})", flush=True)
+            print(f"{number} of {times}: {summary} ({time.monotonic() - started:.0f} s, load {busy:.1f})", flush=True)
     return 0
 
 
@@ -46,8 +46,8 @@ def load() -> Iterator[None]:
     """
     script = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))"
     argv = [sys.executable, "-S", "-c", script]
-    wanted = BUSY_PER_CORE * len(os.sched_getaffinity(0)) - int(os.getloadavg()[0])
-    busy = [subprocess.Popen(argv) for _ in range(max(0, wanted))]
+    missing = BUSY_PER_CORE * len(os.sched_getaffinity(0)) - int(os.getloadavg()[0])
+    busy = [subprocess.Popen(argv) for _ in range(max(0, missing))]
     try:
         yield
     finally:

@@ -37,10 +37,10 @@ def main() -> int:
         table = [row for row in rows(stage, options.all) if options.only in row.name]
         before = _top()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            wrong = [said for said in pool.map(lambda row: _finding(stage, row), table) if said]
+            wrong = [line for line in pool.map(lambda row: _finding(stage, row), table) if line]
         wrong += [f"outside: {name} was made" for name in sorted(_top() - before)]
-    for said in wrong:
-        print(said)
+    for line in wrong:
+        print(line)
     counted = Counter(row.user if stage.ordinary else "this user" for row in table)
     users = ", ".join(f"{number} as {name}" for name, number in counted.items())
     print(f"first starts: {len(table)} rows ({users}), {len(wrong)} wrong, {time.monotonic() - begun:.0f} s")
@@ -72,7 +72,7 @@ def _finding(stage: Stage, row: Row) -> str | None:
     box = stage.box(row)
     before = _snapshot(box.root)
     started = stage.start(box, row)
-    faults = [*_said(row, started), *_changed(row, before, _snapshot(box.root)), *row.check(box)]
+    faults = [*_output_faults(row, started), *_changed(row, before, _snapshot(box.root)), *row.check(box)]
     stage.remove(box)
     if not faults:
         return None
@@ -80,7 +80,7 @@ def _finding(stage: Stage, row: Row) -> str | None:
     return f"wrong: {row.name} [{row.user}]: {'; '.join(faults)} | exit {started.code}: {last[:200]}"
 
 
-def _said(row: Row, started: Started) -> list[str]:
+def _output_faults(row: Row, started: Started) -> list[str]:
     faults = []
     if started.code != row.code:
         faults.append(f"exit {started.code}, expected {row.code}")
@@ -99,15 +99,15 @@ def _said(row: Row, started: Started) -> list[str]:
 
 def _snapshot(root: Path) -> dict[str, tuple[object, ...]]:
     """Every path below the root with its kind, size, time and target; a folder's own time does not count."""
-    found: dict[str, tuple[object, ...]] = {}
+    snapshot: dict[str, tuple[object, ...]] = {}
     for folder, names, files in os.walk(root):
         for name in (*names, *files):
             path = Path(folder) / name
             at = path.lstat()
             is_folder, target = stat.S_ISDIR(at.st_mode), path.readlink() if path.is_symlink() else ""
             times = () if is_folder else (at.st_size, at.st_mtime_ns, at.st_ino)
-            found[str(path.relative_to(root))] = (stat.S_IFMT(at.st_mode), target, *times)
-    return found
+            snapshot[str(path.relative_to(root))] = (stat.S_IFMT(at.st_mode), target, *times)
+    return snapshot
 
 
 def _changed(row: Row, before: dict[str, tuple[object, ...]], after: dict[str, tuple[object, ...]]) -> list[str]:

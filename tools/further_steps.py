@@ -54,7 +54,7 @@ def pair(framework: str, number: int, python: Path) -> Row:
     """Train without further steps and with them, in turns first. Return the processor time of a step of both windows,
     and of a further step with and without the recorder. What others do to a busy machine changes it little."""
     job = job_of(MODEL, SINGLE, STEPS, sequence_length=TOKENS, seed=number)
-    found: Row = {"framework": framework, "pair": number}
+    row: Row = {"framework": framework, "pair": number}
     with_further = functools.partial(launch_explained, steps=FURTHER)
     kinds: list[tuple[str, Callable[..., list[End]]]] = [("plain", launch), ("explained", with_further)]
     for name, train in kinds if number % 2 else reversed(kinds):
@@ -63,10 +63,10 @@ def pair(framework: str, number: int, python: Path) -> Row:
             if ends[0].returncode:
                 raise RuntimeError(ends[0].output[-2000:])
             lines = (Path(folder) / "clocked").read_text().splitlines()
-        found[f"{name}_window_ms"] = round(window_ms(lines), 3)
+        row[f"{name}_window_ms"] = round(window_ms(lines), 3)
         if name == "explained":
-            found |= further_ms(lines)
-    return found
+            row |= further_ms(lines)
+    return row
 
 
 def window_ms(lines: Sequence[str]) -> float:
@@ -81,17 +81,17 @@ def further_ms(lines: Sequence[str]) -> dict[str, float]:
     took: dict[str, list[int]] = {"False": [], "True": []}
     for before, after in zip(ends[::2], ends[1::2], strict=True):
         took[before[1]].append(int(after[2]) - int(before[2]))
-    found = {name: median(times[1:]) / 1e6 for name, times in took.items()}
-    return {"further_ms": round(found["False"], 3), "recorded_ms": round(found["True"], 3)}
+    medians = {name: median(times[1:]) / 1e6 for name, times in took.items()}
+    return {"further_ms": round(medians["False"], 3), "recorded_ms": round(medians["True"], 3)}
 
 
 def section(rows: Sequence[Row]) -> str:
     """Return what stands between the marks of docs/explain.md."""
     lines = ["| framework | pairs | window with further steps | recorded steps |", "|---|---|---|---|"]
-    for framework in [each for each in FRAMEWORKS if any(row["framework"] == each for row in rows)]:
-        own = [row for row in rows if row["framework"] == framework]
-        window = change([row["explained_window_ms"] / row["plain_window_ms"] for row in own])
-        lines.append(f"| {framework} | {len(own)} | {window} | {change(list(recording(own)))} |")
+    for framework in [name for name in FRAMEWORKS if any(row["framework"] == name for row in rows)]:
+        pairs = [row for row in rows if row["framework"] == framework]
+        window = change([row["explained_window_ms"] / row["plain_window_ms"] for row in pairs])
+        lines.append(f"| {framework} | {len(pairs)} | {window} | {change(list(recording(pairs)))} |")
     return "\n".join(lines)
 
 
@@ -101,9 +101,9 @@ def recording(rows: Sequence[Row]) -> Iterator[float]:
 
 def change(ratios: Sequence[float]) -> str:
     """Return the mean change with its 95 % interval."""
-    found = milliseconds(ratios)
-    ends = "" if found.low is None or found.high is None else f" ({found.low - 1:+.1%} to {found.high - 1:+.1%})"
-    return f"{found.mean - 1:+.1%}{ends}"
+    mean = milliseconds(ratios)
+    ends = "" if mean.low is None or mean.high is None else f" ({mean.low - 1:+.1%} to {mean.high - 1:+.1%})"
+    return f"{mean.mean - 1:+.1%}{ends}"
 
 
 def main() -> None:
@@ -112,8 +112,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--docs", action="store_true", help="write docs/data/further_steps.json and its table")
     options = parser.parse_args()
-    kept = json.loads(DATA.read_text())["pairs"] if DATA.exists() else []
-    rows = [row for row in kept if row["framework"] not in options.frameworks]
+    recorded = json.loads(DATA.read_text())["pairs"] if DATA.exists() else []
+    rows = [row for row in recorded if row["framework"] not in options.frameworks]
     with interpreters() as interpreter_of, busy_core():
         for number in range(options.pairs):
             for framework in options.frameworks:

@@ -64,10 +64,12 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def chosen(plan: Sequence[Entry], options: argparse.Namespace) -> tuple[Entry, ...]:
     """Return the plan, or its entries and parts of --only. Raises ValueError for an unknown name."""
     entries, parts = [entry.name for entry in plan], {entry.part for entry in plan if entry.part}
-    for known, names in (([*entries, *sorted(parts)], options.only), (entries, options.again)):
+    for valid_names, names in (([*entries, *sorted(parts)], options.only), (entries, options.again)):
         for name in names:
-            if name not in known:
-                raise ValueError(f"found no entry '{name}', expected one of: {', '.join(known)}; --list shows the plan")
+            if name not in valid_names:
+                raise ValueError(
+                    f"found no entry '{name}', expected one of: {', '.join(valid_names)}; --list shows the plan"
+                )
     return tuple(e for e in plan if not options.only or e.name in options.only or e.part in options.only)
 
 
@@ -78,11 +80,12 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
     records = read_records(output)
     machine = machine_here(options, output)
     if machine is None:
-        wanted = f"no device of vendor {options.vendor}" if options.vendor else "no accelerator"
-        given = "".join(f" --plugins {shlex.quote(folder)}" for folder in options.plugins)
-        own = "" if given else '; a chip of a folder of your own: ARGS="--plugins DIR"'
+        missing = f"no device of vendor {options.vendor}" if options.vendor else "no accelerator"
+        plugin_options = "".join(f" --plugins {shlex.quote(folder)}" for folder in options.plugins)
+        hint = "" if plugin_options else '; a chip of a folder of your own: ARGS="--plugins DIR"'
         return fail(
-            f"found {wanted} here; `run_benchmarks.py show vendors{given}` shows what is, --vendor cpu rehearses{own}"
+            f"found {missing} here; `run_benchmarks.py show vendors{plugin_options}` shows what is, "
+            f"--vendor cpu rehearses{hint}"
         )
     modules = {entry.module for entry in plan if entry.module}
     has, releases = found_in(machine.python, modules) if machine.python else (dict.fromkeys(modules, True), {})
@@ -92,7 +95,7 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
         "code": code_digest(ROOT),
         "machine": machine_digest(machine.vendor, machine.here, machine.python or sys.executable, releases),
     }
-    left_out = {e.name: why for e in plan if (why := cannot_run(e, machine, has))}
+    left_out = {e.name: reason for e in plan if (reason := cannot_run(e, machine, has))}
     due = [
         e
         for e in plan
@@ -100,14 +103,14 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
     ]
     say(f"{machine.vendor}: {machine.here}; {len(plan)} entries, {len(due)} to do, {len(left_out)} left out")
     if options.list:
-        print("\n".join(listed(plan, records, digests, left_out)))
+        print("\n".join(plan_lines(plan, records, digests, left_out)))
         return 0
     try:
         run_due(due, machine, digests, records, left_out, options.minutes)
     finally:
         done = {e.name: records[e.name] for e in plan if is_done(records.get(e.name), digests)}
-        rows, said = read_rehearsed(ROOT / "docs" / "verified" / "rehearsed.json")
-        summarise(done, left_out, rows, said, output)
+        rows, rehearsed_state = read_rehearsed(ROOT / "docs" / "verified" / "rehearsed.json")
+        summarise(done, left_out, rows, rehearsed_state, output)
     return end(done, left_out, output)
 
 
@@ -115,17 +118,17 @@ def machine_here(options: argparse.Namespace, output: Path) -> Machine | None:
     """Return the machine with the devices of --vendor, or of the first accelerator; None without any."""
     plugins = tuple(str(Path(p).resolve()) for p in options.plugins)
     bare = Machine("", 0, "", "", plugins, output)
-    asked = benchmark(bare, ["show", "vendors", "--json", *(p for folder in plugins for p in ("--plugins", folder))])
-    if asked.code != 0:
-        raise ValueError(f"`show vendors` failed: {asked.err.strip() or asked.code}")
-    vendors = json.loads(asked.out)["vendors"]
+    answer = benchmark(bare, ["show", "vendors", "--json", *(p for folder in plugins for p in ("--plugins", folder))])
+    if answer.code != 0:
+        raise ValueError(f"`show vendors` failed: {answer.err.strip() or answer.code}")
+    vendors = json.loads(answer.out)["vendors"]
     names = [options.vendor] if options.vendor else [v["name"] for v in vendors if v["name"] != "cpu"]
-    found = next((v for v in vendors if v["name"] in names and v["devices"]), None)
-    if found is None:
+    vendor = next((v for v in vendors if v["name"] in names and v["devices"]), None)
+    if vendor is None:
         return None
-    count = (os.cpu_count() or 1) if found["name"] == "cpu" else found["devices"]
+    count = (os.cpu_count() or 1) if vendor["name"] == "cpu" else vendor["devices"]
     python = options.python or given_python(output)
-    return Machine(found["name"], count, found["here"], python, plugins, output)
+    return Machine(vendor["name"], count, vendor["here"], python, plugins, output)
 
 
 def cannot_run(entry: Entry, machine: Machine, has: dict[str, bool]) -> str | None:
@@ -184,12 +187,14 @@ def planned(record: dict[str, Any], machine: Machine) -> dict[str, Any] | None:
     options |= {"micro-batch": record["micro_batch"], "virtual-pipeline": record["virtual_pipeline"]}
     argv = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     plugins = [part for folder in machine.plugins for part in ("--plugins", folder)]
-    asked = benchmark(machine, ["plan", case, "--json", "--beyond", "1", *argv, *plugins])
-    content = json.loads(asked.out) if asked.code == 0 else {}
+    answer = benchmark(machine, ["plan", case, "--json", "--beyond", "1", *argv, *plugins])
+    content = json.loads(answer.out) if answer.code == 0 else {}
     return next(iter([*content.get("rows", ()), *content.get("beyond", ())]), None)
 
 
-def listed(plan: Sequence[Entry], records: Records, digests: dict[str, str], left_out: dict[str, str]) -> Iterator[str]:
+def plan_lines(
+    plan: Sequence[Entry], records: Records, digests: dict[str, str], left_out: dict[str, str]
+) -> Iterator[str]:
     for entry in plan:
         record = records.get(entry.name)
         state = "to do"
@@ -208,8 +213,8 @@ def end(done: Records, left_out: dict[str, str], output: Path) -> int:
         print(
             f"{name:<26}{record['word']}" + ("" if record["as_expected"] else f"  not as expected: {record['why_not']}")
         )
-    for name, why in left_out.items():
-        print(f"{name:<26}left out: {why}")
+    for name, reason in left_out.items():
+        print(f"{name:<26}left out: {reason}")
     print(f"the table is in {output / 'summary.md'}")
     return 0 if all(record["as_expected"] for record in done.values()) else NOT_AS_EXPECTED
 

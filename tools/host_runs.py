@@ -175,10 +175,10 @@ def run(setting: Setting, plugins: Path, runs: Path) -> HostRun:
 
 def beside_others(work: Callable[[], T]) -> tuple[T, float]:
     """What the work gives, and how many cores others kept busy meanwhile."""
-    busy, own, start = _busy_seconds(), _own_seconds(), time.monotonic()
-    found = work()
-    others = _busy_seconds() - busy - (_own_seconds() - own)
-    return found, round(others / (time.monotonic() - start), 3)
+    busy, own_busy, start = _busy_seconds(), _own_seconds(), time.monotonic()
+    result = work()
+    others = _busy_seconds() - busy - (_own_seconds() - own_busy)
+    return result, round(others / (time.monotonic() - start), 3)
 
 
 def undisturbed_rates(registry: Registry) -> HostRates:
@@ -246,21 +246,22 @@ def least_disturbed(setting: Setting, plugins: Path, runs: Path) -> HostRun:
     return min(attempts, key=lambda attempt: attempt.other_cores)
 
 
-def is_disturbed(found: HostRun) -> bool:
-    return not found.other_cores <= DISTURBED_CORES
+def is_disturbed(host_run: HostRun) -> bool:
+    return not host_run.other_cores <= DISTURBED_CORES
 
 
-def measure_all(rates: HostRates, kept: dict[str, HostRun]) -> None:
+def measure_all(rates: HostRates, recorded: dict[str, HostRun]) -> None:
     """Make every run that is not kept, and write the file after each, so that nothing is lost."""
     with tempfile.TemporaryDirectory() as folder:
-        plugins, done = Path(folder) / "plugins", dict(kept)
+        plugins, done = Path(folder) / "plugins", dict(recorded)
         write_cases(plugins)
-        for setting in (s for s in SETTINGS if s.name not in kept):
-            found = least_disturbed(setting, plugins, Path(folder) / "runs")
+        for setting in (s for s in SETTINGS if s.name not in recorded):
+            host_run = least_disturbed(setting, plugins, Path(folder) / "runs")
             print(
-                f"{found.name}: {found.status}, {found.step_seconds} s a step, others {found.other_cores}", flush=True
+                f"{host_run.name}: {host_run.status}, {host_run.step_seconds} s a step, others {host_run.other_cores}",
+                flush=True,
             )
-            done[setting.name] = found
+            done[setting.name] = host_run
             write(rates, done)
 
 
@@ -281,10 +282,10 @@ def main() -> None:
     parser.add_argument("--rates", action="store_true", help="with --missing: take the host's rates anew all the same")
     options = parser.parse_args()
     before = load(HostRuns, PAGE) if options.missing and PAGE.exists() else None
-    kept = {r.name: r for r in before.runs if r.status == "valid" and not is_disturbed(r)} if before else {}
+    recorded = {r.name: r for r in before.runs if r.status == "valid" and not is_disturbed(r)} if before else {}
     rates = before.rates if before and not options.rates else undisturbed_rates(Registry())
-    write(rates, kept)
-    measure_all(rates, kept)
+    write(rates, recorded)
+    measure_all(rates, recorded)
 
 
 if __name__ == "__main__":

@@ -63,16 +63,16 @@ def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
     _check_equivalent(model)
     if model.experts is not None:
         return {name: np.ascontiguousarray(array) for name, array in mixture_arrays(model, arrays).items()}
-    named = (_gpt_arrays if _is_gpt(model) else rotary_arrays)(model, arrays)
-    return {name: np.ascontiguousarray(array) for name, array in named.items()}
+    hf_arrays = (_gpt_arrays if _is_gpt(model) else rotary_arrays)(model, arrays)
+    return {name: np.ascontiguousarray(array) for name, array in hf_arrays.items()}
 
 
 def _check_equivalent(model: Model) -> None:
     """Raises NoEquivalent with every part that the class of a GPT has not; the other modules check their own."""
     if _is_gpt(model):
         activation = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"
-        wanted = {"norm": "layernorm", "bias": True, "kv_heads": model.heads, "activation": activation}
-        refuse_others(model, "GPT2LMHeadModel", wanted)
+        class_values = {"norm": "layernorm", "bias": True, "kv_heads": model.heads, "activation": activation}
+        refuse_others(model, "GPT2LMHeadModel", class_values)
 
 
 def _is_gpt(model: Model) -> bool:
@@ -97,29 +97,29 @@ def _gpt_config(model: Model, sequence_length: int) -> dict[str, Any]:
 
 
 def _gpt_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
-    named = {
+    hf_arrays = {
         "transformer.wte.weight": arrays["embedding.weight"],
         "transformer.wpe.weight": arrays["position.weight"],
         "transformer.ln_f.weight": arrays["final_norm.weight"],
         "transformer.ln_f.bias": arrays["final_norm.bias"],
     }
     for layer in range(model.layers):
-        named.update(_gpt_layer(arrays, f"layers.{layer}", f"transformer.h.{layer}"))
-    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+        hf_arrays.update(_gpt_layer(arrays, f"layers.{layer}", f"transformer.h.{layer}"))
+    return hf_arrays if model.tied_embeddings else {**hf_arrays, "lm_head.weight": arrays["head.weight"]}
 
 
 def _gpt_layer(arrays: Arrays, ours: str, theirs: str) -> dict[str, Array]:
     """Return one GPT-2 layer. Its matrices are Conv1D, [in, out]; one of them holds query, key and value."""
-    named = {}
+    hf_arrays = {}
     for part in ("weight", "bias"):
         fused = [arrays[f"{ours}.attention.{name}.{part}"] for name in ("query", "key", "value")]
-        named[f"{theirs}.ln_1.{part}"] = arrays[f"{ours}.attention_norm.{part}"]
-        named[f"{theirs}.ln_2.{part}"] = arrays[f"{ours}.mlp_norm.{part}"]
-        named[f"{theirs}.attn.c_attn.{part}"] = np.concatenate(fused).T
-        named[f"{theirs}.attn.c_proj.{part}"] = arrays[f"{ours}.attention.output.{part}"].T
-        named[f"{theirs}.mlp.c_fc.{part}"] = arrays[f"{ours}.mlp.up.{part}"].T
-        named[f"{theirs}.mlp.c_proj.{part}"] = arrays[f"{ours}.mlp.down.{part}"].T
-    return named
+        hf_arrays[f"{theirs}.ln_1.{part}"] = arrays[f"{ours}.attention_norm.{part}"]
+        hf_arrays[f"{theirs}.ln_2.{part}"] = arrays[f"{ours}.mlp_norm.{part}"]
+        hf_arrays[f"{theirs}.attn.c_attn.{part}"] = np.concatenate(fused).T
+        hf_arrays[f"{theirs}.attn.c_proj.{part}"] = arrays[f"{ours}.attention.output.{part}"].T
+        hf_arrays[f"{theirs}.mlp.c_fc.{part}"] = arrays[f"{ours}.mlp.up.{part}"].T
+        hf_arrays[f"{theirs}.mlp.c_proj.{part}"] = arrays[f"{ours}.mlp.down.{part}"].T
+    return hf_arrays
 
 
 # -- dense models with rotary positions
@@ -161,8 +161,8 @@ _GEMMA = RotaryClass(
 def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
     """Return the config.json of the class that the model's parts choose. Raises NoEquivalent when it does not fit."""
     theirs = _class_of(model)
-    own: dict[str, Any] = {"mlp_bias": model.bias} if theirs is _LLAMA else {}
-    own |= {"sliding_window": model.sliding_window} if theirs is _MISTRAL else {}
+    class_fields: dict[str, Any] = {"mlp_bias": model.bias} if theirs is _LLAMA else {}
+    class_fields |= {"sliding_window": model.sliding_window} if theirs is _MISTRAL else {}
     return {
         "model_type": theirs.model_type,
         "architectures": [theirs.name],
@@ -178,36 +178,40 @@ def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
         "rope_parameters": {**_scaling(model.rope_scaling), "rope_theta": model.rope_base},
         "attention_bias": model.bias,
         **theirs.constants,
-        **own,
+        **class_fields,
     }
 
 
 def rotary_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
     """Return canonical arrays under the names of their files. Raises NoEquivalent as `rotary_config` does."""
     offset = _class_of(model).norm_offset
-    named = {
+    hf_arrays = {
         "model.embed_tokens.weight": arrays["embedding.weight"],
         "model.norm.weight": arrays["final_norm.weight"] - np.float32(offset),
     }
     for layer in range(model.layers):
         ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
         for name, their_name in {**_NORMS, **(_HEAD_NORMS if model.query_key_norm else {})}.items():
-            named[f"{theirs}.{their_name}.weight"] = arrays[f"{ours}.{name}.weight"] - np.float32(offset)
+            hf_arrays[f"{theirs}.{their_name}.weight"] = arrays[f"{ours}.{name}.weight"] - np.float32(offset)
         for name, their_name in {**_ATTENTION, **_MLP}.items():
             for part in ("weight", "bias") if f"{ours}.{name}.bias" in arrays else ("weight",):
-                named[f"{theirs}.{their_name}.{part}"] = arrays[f"{ours}.{name}.{part}"]
-    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+                hf_arrays[f"{theirs}.{their_name}.{part}"] = arrays[f"{ours}.{name}.{part}"]
+    return hf_arrays if model.tied_embeddings else {**hf_arrays, "lm_head.weight": arrays["head.weight"]}
 
 
-def refuse_others(model: Model, name: str, wanted: dict[str, Any], takes: tuple[str, ...] = ()) -> None:
+def refuse_others(model: Model, name: str, class_values: dict[str, Any], takes: tuple[str, ...] = ()) -> None:
     """Raises NoEquivalent with every field of the model that the class `name` has otherwise.
 
-    wanted: the values that it has. takes: the later parts that it can have.
+    class_values: the values that it has. takes: the later parts that it can have.
     """
     later = {key: f.default for key, f in Model.model_fields.items() if f.json_schema_extra == LATER}
-    wanted = {**{key: value for key, value in later.items() if key not in takes}, **wanted}
-    found = {key: getattr(model, key) for key in wanted}
-    wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if not _same(found[key], wanted[key])]
+    class_values = {**{key: value for key, value in later.items() if key not in takes}, **class_values}
+    model_values = {key: getattr(model, key) for key in class_values}
+    wrong = [
+        f"{key} {model_values[key]!r} (it has {class_values[key]!r})"
+        for key in class_values
+        if not _same(model_values[key], class_values[key])
+    ]
     if wrong:
         raise NoEquivalent(f"no equivalent in HuggingFace's {name}: {', '.join(wrong)}")
 
@@ -219,12 +223,12 @@ def _class_of(model: Model) -> RotaryClass:
         (_QWEN3, model.query_key_norm),
         (_QWEN2, model.qkv_bias),
     )
-    theirs = next((each for each, has in chosen if has), _LLAMA)
-    wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
-    wanted |= {} if theirs is _LLAMA else {"bias": False}
+    theirs = next((rotary_class for rotary_class, has in chosen if has), _LLAMA)
+    class_values: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
+    class_values |= {} if theirs is _LLAMA else {"bias": False}
     if theirs is _GEMMA:
-        wanted |= {"activation": "geglu_tanh", "embedding_scale": math.sqrt(model.hidden_size)}
-    refuse_others(model, theirs.name, wanted, theirs.takes)
+        class_values |= {"activation": "geglu_tanh", "embedding_scale": math.sqrt(model.hidden_size)}
+    refuse_others(model, theirs.name, class_values, theirs.takes)
     return theirs
 
 
@@ -241,14 +245,16 @@ def _scaling(scaling: RopeScaling | None) -> dict[str, Any]:
         "beta_slow": "beta_slow",
         "magnitude": "attention_factor",
     }
-    given = {theirs: getattr(scaling, ours) for ours, theirs in names.items() if getattr(scaling, ours) is not None}
-    return {"rope_type": scaling.kind, **given}
+    parameters = {
+        theirs: getattr(scaling, ours) for ours, theirs in names.items() if getattr(scaling, ours) is not None
+    }
+    return {"rope_type": scaling.kind, **parameters}
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, float) and isinstance(wanted, float):
-        return math.isclose(found, wanted, rel_tol=1e-6)
-    return bool(found == wanted)
+def _same(model_value: Any, class_value: Any) -> bool:
+    if isinstance(model_value, float) and isinstance(class_value, float):
+        return math.isclose(model_value, class_value, rel_tol=1e-6)
+    return bool(model_value == class_value)
 
 
 # -- mixtures of experts
@@ -262,7 +268,7 @@ def mixture_config(model: Model, sequence_length: int) -> dict[str, Any]:
     The coefficient of the auxiliary loss is left out: theirs has another definition.
     """
     experts = _equivalent(model)
-    own = _qwen_config(model, experts) if model.query_key_norm else _mixtral_config(model, experts)
+    class_fields = _qwen_config(model, experts) if model.query_key_norm else _mixtral_config(model, experts)
     return {
         "max_position_embeddings": sequence_length,
         "hidden_size": model.hidden_size,
@@ -275,36 +281,39 @@ def mixture_config(model: Model, sequence_length: int) -> dict[str, Any]:
         "rope_theta": model.rope_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
         "num_experts_per_tok": experts.chosen,
-        **own,
+        **class_fields,
     }
 
 
 def mixture_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
     """Return canonical arrays under the names of their files. Raises NoEquivalent as `mixture_config` does."""
     _equivalent(model)
-    named = {"model.embed_tokens.weight": arrays["embedding.weight"], "model.norm.weight": arrays["final_norm.weight"]}
+    hf_arrays = {
+        "model.embed_tokens.weight": arrays["embedding.weight"],
+        "model.norm.weight": arrays["final_norm.weight"],
+    }
     for layer in range(model.layers):
-        own = {name.removeprefix(f"layers.{layer}."): array for name, array in _of_layer(arrays, layer)}
-        for name, array in _layer(model, layer, own).items():
-            named[f"model.layers.{layer}.{name}.weight"] = array
-    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+        layer_arrays = {name.removeprefix(f"layers.{layer}."): array for name, array in _layer_arrays(arrays, layer)}
+        for name, array in _layer(model, layer, layer_arrays).items():
+            hf_arrays[f"model.layers.{layer}.{name}.weight"] = array
+    return hf_arrays if model.tied_embeddings else {**hf_arrays, "lm_head.weight": arrays["head.weight"]}
 
 
-def _of_layer(arrays: Arrays, layer: int) -> list[tuple[str, Array]]:
+def _layer_arrays(arrays: Arrays, layer: int) -> list[tuple[str, Array]]:
     return [(name.removesuffix(".weight"), a) for name, a in arrays.items() if name.startswith(f"layers.{layer}.")]
 
 
-def _layer(model: Model, layer: int, own: Arrays) -> dict[str, Array]:
+def _layer(model: Model, layer: int, arrays: Arrays) -> dict[str, Array]:
     shared = {**_NORMS, **_ATTENTION, **(_HEAD_NORMS if model.query_key_norm else {})}
     if not model.is_mixture(layer):
-        return {theirs: own[ours] for ours, theirs in {**shared, **_MLP}.items()}
-    named = {theirs: own[ours] for ours, theirs in shared.items()}
+        return {theirs: arrays[ours] for ours, theirs in {**shared, **_MLP}.items()}
+    hf_arrays = {theirs: arrays[ours] for ours, theirs in shared.items()}
     place, names = ("mlp", _QWEN_EXPERT) if model.query_key_norm else ("block_sparse_moe", _MIXTRAL_EXPERT)
-    named[f"{place}.gate"] = own["mlp.router"]
+    hf_arrays[f"{place}.gate"] = arrays["mlp.router"]
     for ours, theirs in names.items():
-        for index, matrix in enumerate(own[f"mlp.experts.{ours}"]):
-            named[f"{place}.experts.{index}.{theirs}"] = matrix
-    return named
+        for index, matrix in enumerate(arrays[f"mlp.experts.{ours}"]):
+            hf_arrays[f"{place}.experts.{index}.{theirs}"] = matrix
+    return hf_arrays
 
 
 def _mixtral_config(model: Model, experts: Experts) -> dict[str, Any]:
@@ -338,11 +347,15 @@ def _equivalent(model: Model) -> Experts:
     if experts is None:
         raise NoEquivalent("no equivalent in HuggingFace's mixtures of experts: experts None")
     name = "Qwen3MoeForCausalLM" if model.query_key_norm else "MixtralForCausalLM"
-    wanted = {**_SHARED, "normalised": True, "dense layers": 0}
+    class_values = {**_SHARED, "normalised": True, "dense layers": 0}
     if model.query_key_norm:
-        wanted = {**_SHARED, "sliding_window": None}
-    found = {key: _value(model, experts, key) for key in wanted}
-    wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if found[key] != wanted[key]]
+        class_values = {**_SHARED, "sliding_window": None}
+    model_values = {key: _value(model, experts, key) for key in class_values}
+    wrong = [
+        f"{key} {model_values[key]!r} (it has {class_values[key]!r})"
+        for key in class_values
+        if model_values[key] != class_values[key]
+    ]
     if wrong:
         raise NoEquivalent(f"no equivalent in HuggingFace's {name}: {', '.join(wrong)}")
     return experts
@@ -358,5 +371,5 @@ _SHARED: dict[str, Any] = {
 def _value(model: Model, experts: Experts, key: str) -> Any:
     if key == "dense layers":
         return model.layers - model.mixture_layers
-    owner = next(each for each in (model, experts, experts.router) if key in type(each).model_fields)
+    owner = next(part for part in (model, experts, experts.router) if key in type(part).model_fields)
     return getattr(owner, key)

@@ -129,10 +129,10 @@ def launch_explained(
 ) -> list[End]:  # fmt: skip
     """`launch` with this many recorded steps after the training, in the folder's `profile`."""
     path = folder / "explained.py"
-    own = str(script or script_of("torch"))
-    path.write_text(f"from levelfield.worker.step_profile import run_script\nrun_script({own!r})\n")
-    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
-    return launch({**job, "explain_step": told}, folder, path, python)
+    training_script = str(script or script_of("torch"))
+    path.write_text(f"from levelfield.worker.step_profile import run_script\nrun_script({training_script!r})\n")
+    explain_step = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
+    return launch({**job, "explain_step": explain_step}, folder, path, python)
 
 
 def train(job: dict[str, Any], script: Path | None = None, python: Path | None = None) -> Curve:

@@ -26,35 +26,35 @@ ROWS, DRAWS = (2, 4, 6, 9), 200
 class Rates(NamedTuple):
     """(false alarms, runs) of kinds that the rows have, of other kinds, and by the former rule; (seen, faults)."""
 
-    known: tuple[int, int]
-    other: tuple[int, int]
+    same_kind: tuple[int, int]
+    other_kinds: tuple[int, int]
     former: tuple[int, int]
     faults: tuple[int, int]
 
 
 def recorded(family: str) -> tuple[list[Noise], dict[str, Noise]]:
     """Return the honest rows that count, and the faults by name."""
-    found = [row for row in json.loads(DATA.read_text()) if row["family"] == family]
-    honest = merged(_noise(row) for row in found if not row["fault"])
-    return [row for row in honest if any(row.curve.values())], {r["name"]: _noise(r) for r in found if r["fault"]}
+    family_rows = [row for row in json.loads(DATA.read_text()) if row["family"] == family]
+    honest = merged(_noise(row) for row in family_rows if not row["fault"])
+    return [row for row in honest if any(row.curve.values())], {r["name"]: _noise(r) for r in family_rows if r["fault"]}
 
 
 def rates(family: str, rows: int, draws: int = DRAWS) -> Rates:
     honest, faults = recorded(family)
     draw = random.Random(rows)
-    known, other, former, seen = ([0, 0] for _ in range(4))
+    same_kind, other_kinds, former, seen = ([0, 0] for _ in range(4))
     for _ in range(draws):
         learned = draw.sample(honest, rows)
         limits, maxima = limits_of(learned, ""), four_times_the_largest(learned)
         for run in honest:
             if run in learned:
                 continue
-            place = known if run.kind in {row.kind for row in learned} else other
+            place = same_kind if run.kind in {row.kind for row in learned} else other_kinds
             _count(place, exceeds(run, limits))
             _count(former, exceeds(run._replace(weights=None), maxima))
         for fault in faults.values():
             _count(seen, exceeds(fault, limits))
-    return Rates(*((hits, runs) for hits, runs in (known, other, former, seen)))
+    return Rates(*((hits, runs) for hits, runs in (same_kind, other_kinds, former, seen)))
 
 
 def exceeds(run: Noise, limits: AlignmentLimits) -> bool:

@@ -47,14 +47,14 @@ class Pair(NamedTuple):
 
 def paired(records: range) -> Iterator[Pair]:
     """Each vendor against the other, and each change against what was before it."""
-    found = json.loads((DATA / "paired_dense_llama3.json").read_text())
+    changes = json.loads((DATA / "paired_dense_llama3.json").read_text())
     for i in records:
-        now = {v: _training(found[i]["curves"][v]["loss"]) for v in VENDORS if v in found[i]["curves"]}
+        now = {v: _training(changes[i]["curves"][v]["loss"]) for v in VENDORS if v in changes[i]["curves"]}
         if i in BOTH_CURRENT:
             yield Pair(f"{i}: AMD against NVIDIA", True, now[VENDORS[1]], now[VENDORS[0]])
         for vendor in now if i in NUMERICS | MEANING else ():
-            before = found[i - 1]["curves"].get(vendor)
-            if before and found[i]["curves"][vendor]["changed_here"]:
+            before = changes[i - 1]["curves"].get(vendor)
+            if before and changes[i]["curves"][vendor]["changed_here"]:
                 yield Pair(f"{i}: {vendor}, the change", i in NUMERICS, now[vendor], _training(before["loss"]))
 
 
@@ -104,10 +104,10 @@ def _model(test: str) -> tuple[bool, ...]:
     return tuple(word in test for word in OTHER_MODEL)
 
 
-def _table(title: str, found: list[tuple[Pair, str, bool]]) -> None:
+def _table(title: str, verdicts: list[tuple[Pair, str, bool]]) -> None:
     print(f"\n## {title}\n\n| really | pairs | ours | FlagPerf's rule |\n|---|---|---|---|")
     for same in (True, False):
-        rows = [(word, accepted) for pair, word, accepted in found if pair.same is same]
+        rows = [(word, accepted) for pair, word, accepted in verdicts if pair.same is same]
         ours = ", ".join(f"{n} {word}" for word, n in Counter(w for w, _ in rows).most_common())
         accepted = sum(a for _, a in rows)
         print(f"| {'the same' if same else 'different'} | {len(rows)} | {ours} | "

@@ -82,7 +82,7 @@ IN_THE_TESTS = {"jax": ("TP2 sequence parallel", "DP2")}
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlannedRun:
     """One run of the matrix."""
 
     framework: str
@@ -101,16 +101,16 @@ def families(framework: str) -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if parts >= set(Model.model_validate(model).parts))
 
 
-def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]:
+def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[PlannedRun]:
     """Every run of a framework: all that its manifest offers of the layouts above, for each of its small models."""
     implementation = Registry().implementation(framework)[0]
     for precision in precisions:
         for family in families(framework):
             for variant in offered(implementation, "cpu", MODELS[family], precision, VARIANTS.values()):
-                yield Asked(framework, family, precision, variant)
+                yield PlannedRun(framework, family, precision, variant)
 
 
-def reduced() -> Iterator[Asked]:
+def reduced() -> Iterator[PlannedRun]:
     """For the tests, in float32: every layout in one family of EVERYWHERE, by turns, and one process in both; later
     families in the layouts of DIVIDING.
 
@@ -118,63 +118,65 @@ def reduced() -> Iterator[Asked]:
     """
     turns = itertools.cycle(EVERYWHERE)
     for framework in Registry().frameworks:
-        runs = [asked for asked in matrix(framework, ("fp32",)) if asked.family != "mixture"]
-        names = IN_THE_TESTS.get(framework, dict.fromkeys(asked.variant.name for asked in runs))
+        runs = [run for run in matrix(framework, ("fp32",)) if run.family != "mixture"]
+        names = IN_THE_TESTS.get(framework, dict.fromkeys(run.variant.name for run in runs))
         chosen = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
         chosen += zip(turns, [name for name in names if name != SINGLE.name], strict=False)
         chosen += [(family, name) for family, dividing in DIVIDING.items() for name in dividing]
         for key in chosen:
-            yield from (asked for asked in runs if (asked.family, asked.variant.name) == key)
+            yield from (run for run in runs if (run.family, run.variant.name) == key)
 
 
-def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
+def left_to_thorough(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """What `make test` leaves out: all but a few runs that have every feature of every framework between them.
 
     Greedy: the most new features for each rank first. Some are left out for their cost: torch's compiler, which calls a
     C++ compiler for half a minute, oneflow under tensor parallelism, whose waiting threads keep a core busy and which
     test_oneflow.py trains too, and a run of jax, whose ranks compile for seconds.
     """
-    listed = list(runs)
-    rest = [asked for asked in listed if not _is_slow(asked)]
-    kept: list[Asked] = []
+    test_runs = list(runs)
+    rest = [run for run in test_runs if not _is_slow(run)]
+    chosen: list[PlannedRun] = []
     covered: set[tuple[str, object]] = set()
     while rest:
-        best = max(rest, key=lambda asked: len(_features(asked) - covered) / asked.variant.ranks)
+        best = max(rest, key=lambda run: len(_features(run) - covered) / run.variant.ranks)
         if _features(best) <= covered:
             break
-        kept.append(best)
+        chosen.append(best)
         covered |= _features(best)
         rest.remove(best)
-    return [asked for asked in listed if asked not in kept]
+    return [run for run in test_runs if run not in chosen]
 
 
-def _is_slow(asked: Asked) -> bool:
-    divides = asked.framework == "oneflow" and asked.variant.layout.get("tensor", 1) > 1
-    return asked.variant.compile or divides or (asked.framework == "jax" and asked.variant.name == "DP2")
+def _is_slow(planned: PlannedRun) -> bool:
+    divides = planned.framework == "oneflow" and planned.variant.layout.get("tensor", 1) > 1
+    return planned.variant.compile or divides or (planned.framework == "jax" and planned.variant.name == "DP2")
 
 
-def _features(asked: Asked) -> set[tuple[str, object]]:
-    variant, layout = asked.variant, asked.variant.layout
+def _features(planned: PlannedRun) -> set[tuple[str, object]]:
+    variant, layout = planned.variant, planned.variant.layout
     divided = (name for name in ("data", "tensor", "pipeline", "context", "expert") if layout.get(name, 1) > 1)
     sharding = layout.get("sharding_stage", 0), layout.get("sharding_degree", 1) < layout.get("data", 1)
     tuning = variant.recompute, variant.recompute_layers, variant.micro_batch, variant.virtual_pipeline
     others = enumerate((*sharding, layout.get("sequence_parallel", False), *tuning))
-    return {(asked.framework, each) for each in (asked.family, *divided, *others)}
+    return {(planned.framework, feature) for feature in (planned.family, *divided, *others)}
 
 
-def difference(asked: Asked, python: Path | None, reference: Curve, model: dict[str, Any] | None = None) -> Difference:
+def difference(
+    planned: PlannedRun, python: Path | None, reference: Curve, model: dict[str, Any] | None = None
+) -> Difference:
     """Of one run from torch's curve in one process in float32, in as many steps. Raises RuntimeError for a rank that
     fails. model: the one of `reference`, if it is not the family's."""
-    return compare(train(*training_of_run(asked, python, len(reference.losses), model)), reference)
+    return compare(train(*training_of_run(planned, python, len(reference.losses), model)), reference)
 
 
 def training_of_run(
-    asked: Asked, python: Path | None, steps: int, model: dict[str, Any] | None = None
+    planned: PlannedRun, python: Path | None, steps: int, model: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], Path, Path | None]:
     """The job, the script and the interpreter of a run."""
-    scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if asked.precision == "fp16" else {}
-    job = job_of(model or MODELS[asked.family], asked.variant, steps, precision=asked.precision, **scale)
-    return job, script_of(asked.framework), python
+    scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if planned.precision == "fp16" else {}
+    job = job_of(model or MODELS[planned.family], planned.variant, steps, precision=planned.precision, **scale)
+    return job, script_of(planned.framework), python
 
 
 def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
@@ -189,21 +191,23 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
     """
     implementation, folder = registry.labelled(label)
     framework, path = implementation.framework, runs_path(implementation, folder)
-    listed = list(matrix(framework, implementation.precisions["cpu"]))
+    planned_runs = list(matrix(framework, implementation.precisions["cpu"]))
     record = RunRecord(path, implementation, folder)
-    for family in dict.fromkeys(asked.family for asked in listed):
+    for family in dict.fromkeys(planned.family for planned in planned_runs):
         reference_of(family)  # before: what it says of the recorded runs
     current = record.current(ReferenceState(registry))
     done = set() if again else current
     code = functools.partial(training_code, implementation, folder, "cpu")
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(environment, print):
-        for asked in listed:
-            if str(asked) in done or precision not in (None, asked.precision):
+        for planned_run in planned_runs:
+            if str(planned_run) in done or precision not in (None, planned_run.precision):
                 continue
-            run = record.runs[str(asked)] = _run(asked, Path(environment.python), reference_of(asked.family), code)
-            print(f"{asked}: {'passed' if run.passed else run}", flush=True)
-            record.write([str(each) for each in listed])
+            run = record.runs[str(planned_run)] = _run(
+                planned_run, Path(environment.python), reference_of(planned_run.family), code
+            )
+            print(f"{planned_run}: {'passed' if run.passed else run}", flush=True)
+            record.write([str(planned) for planned in planned_runs])
 
 
 class RunRecord:
@@ -226,12 +230,12 @@ class RunRecord:
             return set()
         self.runs = {f"{old.framework} {run.family} {run.precision} {run.name}": run for run in old.runs}
         faults = run_faults(old, self.implementation, self.folder, references)
-        found = zip(self.runs.items(), faults, strict=True)
-        return {name for (name, run), fault in found if run.passed and fault is None}
+        runs_with_faults = zip(self.runs.items(), faults, strict=True)
+        return {name for (name, run), fault in runs_with_faults if run.passed and fault is None}
 
-    def write(self, listed: Iterable[str]) -> None:
+    def write(self, names: Iterable[str]) -> None:
         """Write the runs of these names, in their order."""
-        runs = tuple(self.runs[name] for name in listed if name in self.runs)
+        runs = tuple(self.runs[name] for name in names if name in self.runs)
         self.path.write_text(dump(LayoutRuns(**self.head, runs=runs)))
 
 
@@ -241,23 +245,23 @@ def reference_of(family: str) -> ReferenceCurve:
     return train_references(Registry(), [family])[family]
 
 
-def _run(asked: Asked, python: Path, reference: ReferenceCurve, code: Callable[[], str]) -> MatrixRun:
+def _run(planned: PlannedRun, python: Path, reference: ReferenceCurve, code: Callable[[], str]) -> MatrixRun:
     """Train once. code: gives the digest of the code at hand."""
-    found, failure, before = None, None, code()
+    run_difference, failure, before = None, None, code()
     try:
-        curve = train(*training_of_run(asked, python, STEPS))
+        curve = train(*training_of_run(planned, python, STEPS))
         failure = edited(before, code())
-        found = None if failure else compare(curve, curve_of(reference.figures))
+        run_difference = None if failure else compare(curve, curve_of(reference.figures))
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
     return MatrixRun(
         **row_head(before),
-        name=asked.variant.name,
-        family=asked.family,
-        precision=asked.precision,
-        layout=Layout(**asked.variant.layout),
+        name=planned.variant.name,
+        family=planned.family,
+        precision=planned.precision,
+        layout=Layout(**planned.variant.layout),
         steps=STEPS,
-        difference=found,
+        difference=run_difference,
         failure=failure,
         noise=reference.noise,
         reference=reference.figures.key,
@@ -267,8 +271,8 @@ def _run(asked: Asked, python: Path, reference: ReferenceCurve, code: Callable[[
 def main() -> None:
     registry = Registry()
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
-    known = f"of {', '.join(registry.frameworks)}, also with a further version; all when none is given"
-    parser.add_argument("framework", nargs="*", help=known)
+    frameworks = f"of {', '.join(registry.frameworks)}, also with a further version; all when none is given"
+    parser.add_argument("framework", nargs="*", help=frameworks)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="only the runs in this one")
     parser.add_argument("--again", action="store_true", help="also the runs that are recorded of this very code")
     parser.add_argument("--references", action="store_true", help="only torch's curves, where their code has changed")

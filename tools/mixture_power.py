@@ -86,15 +86,15 @@ def training(kind: str, variant: Variant, code: str | None = None, precision: st
 
 def reference(kind: str, precision: str = "fp32") -> rules.TrainingCurve:
     """Return the reference: its own choices, by their digest."""
-    own, known = chosen(kind, precision)
-    return replace(own, follows=digest_of(known))
+    free_training, choices = chosen(kind, precision)
+    return replace(free_training, follows=digest_of(choices))
 
 
 def _trained(
-    kind: str, variant: Variant, code: str | None, precision: str, known: str | None
+    kind: str, variant: Variant, code: str | None, precision: str, followed: str | None
 ) -> tuple[rules.TrainingCurve, str]:
     """Return the training, and its own choices where it recorded them."""
-    job = {**job_of(KINDS[kind], variant, STEPS, precision=precision), "choices": {"known": known}}
+    job = {**job_of(KINDS[kind], variant, STEPS, precision=precision), "choices": {"known": followed}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ends = launch(job, folder, planted(folder, "torch", code) if code else None)
@@ -138,11 +138,11 @@ def limits_for(kind: str, precision: str = "fp32") -> rules.AlignmentLimits:
         noise_between(training(kind, variant, None, precision), right)._replace(kind=name, setting=name)
         for name, variant in LEARNT.items()
     ]
-    own = IN_FLOAT32 if precision == "fp32" else None
-    return replace(limits_of(rows, "the small mixture's noise", precision), routing=own)
+    routing = IN_FLOAT32 if precision == "fp32" else None
+    return replace(limits_of(rows, "the small mixture's noise", precision), routing=routing)
 
 
-def in_bf16(kind: str, variant: Variant, code: str | None) -> str:
+def bf16_verdict(kind: str, variant: Variant, code: str | None) -> str:
     """Return the verdict on the same in bf16, without a certificate. `failed`: the planted code has no form in bf16."""
     try:
         run = training(kind, variant, code, "bf16")
@@ -151,22 +151,22 @@ def in_bf16(kind: str, variant: Variant, code: str | None) -> str:
     return rules.align(run, reference(kind, "bf16"), limits_for(kind, "bf16")).verdict
 
 
-def judged(name: str, honest: bool, kind: str, variant: Variant, code: str | None) -> dict[str, Any]:
+def judge_run(name: str, honest: bool, kind: str, variant: Variant, code: str | None) -> dict[str, Any]:
     """Return a run's verdicts, the layers that failed, the first one's number, and what became of the own choices."""
     run = training(kind, variant, code)
-    found = rules.align(run, reference(kind), limits_for(kind))
-    first = next((layer for layer in found.layers if layer.passed is False and layer.value is not None), None)
+    alignment = rules.align(run, reference(kind), limits_for(kind))
+    first = next((layer for layer in alignment.layers if layer.passed is False and layer.value is not None), None)
     return {
         "run": name,
         "honest": honest,
         "mixture": kind,
-        "verdict": found.verdict,
-        "failed": [layer.name for layer in found.layers if layer.passed is False],
+        "verdict": alignment.verdict,
+        "failed": [layer.name for layer in alignment.layers if layer.passed is False],
         "value": first and rounded(first.value),
         "limit": first and rounded(first.limit),
-        "changed_choices": sum(each.changed for each in run.own_choices.values()),
-        "widest_margin": rounded(max(each.margin for each in run.own_choices.values())),
-        "bf16_alone": in_bf16(kind, variant, code),
+        "changed_choices": sum(choices.changed for choices in run.own_choices.values()),
+        "widest_margin": rounded(max(choices.margin for choices in run.own_choices.values())),
+        "bf16_alone": bf16_verdict(kind, variant, code),
     }
 
 
@@ -186,7 +186,7 @@ def judged_rows(
             *((name, True, variant, code) for name, (variant, code) in honest.items()),
         ]
         for name, is_honest, variant, code in runs:
-            yield judged(name, is_honest, kind, variant, code)
+            yield judge_run(name, is_honest, kind, variant, code)
 
 
 def section(rows: Sequence[Mapping[str, Any]]) -> str:

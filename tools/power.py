@@ -48,7 +48,7 @@ BEGIN, END = "<!-- written by tools/power.py: begin -->", "<!-- end -->"
 Rows = list[dict[str, Any]]
 
 
-def fault_rows(found: Sequence[Judgement]) -> Rows:
+def fault_rows(judged_runs: Sequence[Judgement]) -> Rows:
     """Return the faults with the layer that decides in fp32, and in bf16 by its own limits alone."""
     return [
         {
@@ -56,48 +56,50 @@ def fault_rows(found: Sequence[Judgement]) -> Rows:
             "fault": fault.name,
             "family": fault.family,
             "layout": None if fault.variant == SINGLE else fault.variant.name,
-            **_layers(found, fault, fault.family),
+            **_layers(judged_runs, fault, fault.family),
             "first_difference": fault.tensor or None,
         }
         for fault in (*FAULTS, *ELSEWHERE)
     ]
 
 
-def honest_rows(found: Sequence[Judgement]) -> Rows:
+def honest_rows(judged_runs: Sequence[Judgement]) -> Rows:
     return [
-        {"run": run.name, "family": family, **_layers(found, run, family)} for run in HONEST for family in EVERYWHERE
+        {"run": run.name, "family": family, **_layers(judged_runs, run, family)}
+        for run in HONEST
+        for family in EVERYWHERE
     ]
 
 
-def _layers(found: Sequence[Judgement], run: Fault | HonestRun, family: str) -> dict[str, str | None]:
+def _layers(judged_runs: Sequence[Judgement], run: Fault | HonestRun, family: str) -> dict[str, str | None]:
     """Return the deciding layer in each precision; None where the framework was not trained in it."""
     about = (run.framework, run.name, family)
-    by_precision = {j.precision: j.layer for j in found if (j.framework, j.name, j.family) == about}
+    by_precision = {j.precision: j.layer for j in judged_runs if (j.framework, j.name, j.family) == about}
     return {precision: by_precision.get(precision) for precision in PRECISIONS}
 
 
-def missed_rows(found: Sequence[Judgement]) -> Rows:
+def missed_rows(judged_runs: Sequence[Judgement]) -> Rows:
     """Return how many faults each set of layers misses, and which ones all layers miss."""
     rows = []
     for precision in PRECISIONS:
-        count = sum(j.fault and j.precision == precision for j in found)
+        count = sum(j.fault and j.precision == precision for j in judged_runs)
         for title, layers in LAYER_SETS.items():
-            names = missed(found, precision, layers)
+            names = missed(judged_runs, precision, layers)
             which = names if title == "all" else []
             rows.append({"layers": f"{precision}: {title}", "missed": len(names), "of": count, "which": which})
-    left = [name for (_, name, _), word in certified(j for j in found if j.fault).items() if word == "aligned"]
+    left = [name for (_, name, _), word in certified(j for j in judged_runs if j.fault).items() if word == "aligned"]
     return [*rows, {"layers": "bf16: all, with the certificate", "missed": len(left), "of": count, "which": left}]
 
 
-def measured(found: Sequence[Judgement]) -> dict[str, Rows]:
+def measured(judged_runs: Sequence[Judgement]) -> dict[str, Rows]:
     """Return what docs/data/power.json holds."""
-    return {"faults": fault_rows(found), "missed": missed_rows(found), "honest": honest_rows(found)}
+    return {"faults": fault_rows(judged_runs), "missed": missed_rows(judged_runs), "honest": honest_rows(judged_runs)}
 
 
 def section(data: Mapping[str, Rows]) -> str:
     """Return what stands between the marks of docs/alignment.md: the data, counted."""
     counts = {p: Counter(row[p] or "not trained" for row in data["faults"]) for p in PRECISIONS}
-    layers = sorted({word for each in counts.values() for word in each}, key=ORDER.index)
+    layers = sorted({word for counter in counts.values() for word in counter}, key=ORDER.index)
     deciding = ["| what decides | faults in fp32 | faults in bf16 alone |", "|---|---|---|"]
     deciding += [f"| {word} | {' | '.join(str(counts[p][word]) for p in PRECISIONS)} |" for word in layers]
     trained = {p: [row[p] for row in data["honest"] if row[p]] for p in PRECISIONS}
@@ -134,18 +136,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every judgement to this file")
     parser.add_argument("--curves", type=Path, help="keep every training's curve in this folder, and judge those there")
     options = parser.parse_args()
-    found = []
+    judged_runs = []
     with interpreters() as interpreter_of:
         trainings = Trainings(interpreter_of, options.curves)
         for precision in PRECISIONS:
-            for judged in judgements(precision, trainings):
-                found.append(judged)
-                print(f"{precision} {judged.family:5} {judged.framework:9} {judged.name}: {judged.layer}", flush=True)
+            for judgement in judgements(precision, trainings):
+                judged_runs.append(judgement)
+                print(
+                    f"{precision} {judgement.family:5} {judgement.framework:9} {judgement.name}: {judgement.layer}",
+                    flush=True,
+                )
     if options.json:
         options.json.write_text(
-            json.dumps({"processor": processor(), "judgements": [asdict(j) for j in found]}, indent=1)
+            json.dumps({"processor": processor(), "judgements": [asdict(j) for j in judged_runs]}, indent=1)
         )
-    data = measured(found)
+    data = measured(judged_runs)
     print(section(data))
     if options.docs:
         write_data(DATA, data)

@@ -60,8 +60,8 @@ def main() -> None:
 
 def entry(family: str, name: str, kind: str, is_fault: bool, curve: Curve, right: TrainingCurve) -> dict[str, object]:
     row = row_of(noise_between(training_of(curve), right), name, name, "", None, {})
-    kept = row.model_dump(mode="json", include={"first_step", "losses", "gradients", "weights"})
-    return {"family": family, "name": name, "kind": kind, "fault": is_fault, **kept}
+    differences = row.model_dump(mode="json", include={"first_step", "losses", "gradients", "weights"})
+    return {"family": family, "name": name, "kind": kind, "fault": is_fault, **differences}
 
 
 if __name__ == "__main__":

@@ -80,19 +80,19 @@ def run(options: argparse.Namespace, further: list[str]) -> tuple[dict[str, Any]
     if outside:
         raise RehearsalError(f"--rank {outside[0]}: the layout has ranks 0 to {world - 1}")
     standin = build(options.python)
-    found = rehearse(entry, options.python, standin, ranks, options.steps, options.timeout, older, options.parts)
-    return entry, found
+    reports = rehearse(entry, options.python, standin, ranks, options.steps, options.timeout, older, options.parts)
+    return entry, reports
 
 
 def report(entry: dict[str, Any], reports: list[dict[str, Any]], as_json: bool) -> int:
-    planned, found = planned_bytes(entry), findings(entry, reports)
+    planned, faults = planned_bytes(entry), findings(entry, reports)
     if as_json:
-        facts = {"asked": entry["plan"]["asked"], "planned_bytes": planned, "findings": found, "ranks": reports}
+        facts = {"asked": entry["plan"]["asked"], "planned_bytes": planned, "findings": faults, "ranks": reports}
         print(json.dumps(facts, indent=1))
     else:
-        print("\n".join([*lines_of(entry, planned, reports), *launch_lines(reports), *finding_lines(found)]))
-    failed = any(each.get("error") or each["exit_code"] for each in reports)
-    return 3 if failed else 4 if found else 0
+        print("\n".join([*lines_of(entry, planned, reports), *launch_lines(reports), *finding_lines(faults)]))
+    failed = any(rank.get("error") or rank["exit_code"] for rank in reports)
+    return 3 if failed else 4 if faults else 0
 
 
 if __name__ == "__main__":

@@ -71,14 +71,14 @@ class Evidence:
         for row in rows:
             began = time.monotonic()
             try:
-                found = self.rehearse_one(row, again)
+                result = self.rehearse_one(row, again)
             except RehearsalError as error:
                 print(f"{row}: FAILED: {error}", flush=True)
                 bad += 1
                 continue
-            failed = found.failed_allocations or found.flushes
+            failed = result.failed_allocations or result.flushes
             bad += bool(failed)
-            print(f"{row}: {said(found)} ({time.monotonic() - began:.0f} s)", flush=True)
+            print(f"{row}: {summary(result)} ({time.monotonic() - began:.0f} s)", flush=True)
         print(f"{len(rows) - bad} of {len(rows)} rehearsals passed")
         return 4 if bad else 0
 
@@ -86,16 +86,16 @@ class Evidence:
         """The row's evidence: what is recorded of the same code, or a rehearsal of its plan."""
         entry = make_plan(row.case, list(row.options))
         self.seen.add(plan_key(facts_of(entry)))
-        known = self.rows.get(plan_key(facts_of(entry)))
+        recorded = self.rows.get(plan_key(facts_of(entry)))
         code = self.code(entry)
-        failed = known is not None and (known.failed_allocations or known.flushes)
-        if known is not None and not again and not failed and known.code == code:
-            self.rows[plan_key(known)] = known.model_copy(update={"planned_bytes": planned_bytes(entry)})
+        failed = recorded is not None and (recorded.failed_allocations or recorded.flushes)
+        if recorded is not None and not again and not failed and recorded.code == code:
+            self.rows[plan_key(recorded)] = recorded.model_copy(update={"planned_bytes": planned_bytes(entry)})
             self.write()
-            return self.rows[plan_key(known)]
+            return self.rows[plan_key(recorded)]
         ranks = list(range(world_size(entry["job"]))) if row.delivered else telling_ranks(entry["job"])
         reports = rehearse(entry, self.python, self.standin, ranks, 2, SMALLEST_TIMEOUT)
-        broken = [each for each in reports if each.get("error") or each["exit_code"]]
+        broken = [report for report in reports if report.get("error") or report["exit_code"]]
         if broken:
             raise RehearsalError(f"rank {broken[0]['rank']}: {cause(broken[0])}"[:400])
         wrong = findings(entry, reports)
@@ -103,10 +103,10 @@ class Evidence:
             raise RehearsalError(f"not recorded: {'; '.join(wrong)}")
         if fault := edited(code, self.code(entry)):
             raise RehearsalError(f"not recorded: {fault}")
-        found = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_head(code)})
-        self.rows[plan_key(found)] = found
+        rehearsed = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_head(code)})
+        self.rows[plan_key(rehearsed)] = rehearsed
         self.write()
-        return found
+        return rehearsed
 
     def keep_seen(self) -> None:
         """Leave out what is no plan of the list any more."""
@@ -148,7 +148,7 @@ def plan_key(row: RehearsedRow | dict[str, Any]) -> tuple[Any, ...]:
 
 def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the last step: the largest of all ranks."""
-    steps = [each["steps"][-1] for each in reports]
+    steps = [report["steps"][-1] for report in reports]
 
     def most(pick: Any) -> Any:
         return max(pick(step) for step in steps)
@@ -157,9 +157,9 @@ def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
         return int(most(lambda step: sum(v["bytes"] for k, v in step["collectives"].items() if k.startswith(kind))))
 
     return {
-        "allocated_bytes": max(s["allocated_peak_bytes"] for each in reports for s in each["steps"]),
-        "reserved_bytes": max(s["reserved_peak_bytes"] for each in reports for s in each["steps"]),
-        "failed_allocations": sum(s["failed_allocations"] for each in reports for s in each["steps"]),
+        "allocated_bytes": max(s["allocated_peak_bytes"] for report in reports for s in report["steps"]),
+        "reserved_bytes": max(s["reserved_peak_bytes"] for report in reports for s in report["steps"]),
+        "failed_allocations": sum(s["failed_allocations"] for report in reports for s in report["steps"]),
         "flushes": most(lambda step: step["allocator_retries"]),
         "ranks": len(reports),
         "delivered": not reports[0]["alone"],
@@ -176,7 +176,7 @@ def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def said(row: RehearsedRow) -> str:
+def summary(row: RehearsedRow) -> str:
     planned = "-" if row.planned_bytes is None else f"{row.planned_bytes / GIB:.2f}"
     return (
         f"{row.layout} micro {row.micro_batch} {row.tuning.recomputation}: planned {planned}, "

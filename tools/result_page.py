@@ -126,10 +126,10 @@ def _section(title: str, opening: str, model: type[BaseModel]) -> list[str]:
 
 def _row(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     plain = field.is_required() or field.default is None
-    said = meaning(model, name) + ("" if plain else f" Default: {_json(field.default)}.")
+    description = meaning(model, name) + ("" if plain else f" Default: {_json(field.default)}.")
     kind = _type(field.annotation)
     kind = f"{kind.removesuffix(' or null')}?" if kind.endswith(" or null") else kind
-    return f"| `{name}` | {', '.join(filter(None, (kind, unit(model, name))))} | {said} |"
+    return f"| `{name}` | {', '.join(filter(None, (kind, unit(model, name))))} | {description} |"
 
 
 def _json(value: Any) -> str:

@@ -42,11 +42,11 @@ def main() -> None:
         count = 2 * SEEDS if name == "as the case" else SEEDS
         runs[name] = [losses(name, seed) for seed in range(100 * number, 100 * number + count)]
         print(name, [round(sum(run[STEPS // 2 :]) / (STEPS - STEPS // 2), 4) for run in runs[name]], flush=True)
-    curves = {name: [dict(enumerate(run, 1)) for run in found] for name, found in runs.items()}
-    found = {name: compare_tails(group, curves["as the case"], MARGIN) for name, group in curves.items()}
-    for name, answer in found.items():
+    curves = {name: [dict(enumerate(run, 1)) for run in group] for name, group in runs.items()}
+    comparisons = {name: compare_tails(group, curves["as the case"], MARGIN) for name, group in curves.items()}
+    for name, answer in comparisons.items():
         print(f"| {name} | {answer.difference:+.2%} | {answer.low:+.2%} to {answer.high:+.2%} | {answer.word} |")
-    seen = [name for name, answer in found.items() if answer.word == "beyond the margin"]
+    seen = [name for name, answer in comparisons.items() if answer.word == "beyond the margin"]
     OUTPUT.write_text(json.dumps({"steps": STEPS, "seen": seen, "runs": runs}) + "\n")
 
 

@@ -56,11 +56,11 @@ def table(case: str) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for name, layout, more in VARIANTS:
-        found = run(case, layout, more)
-        same = [("same" if found[key] == reference[key] else "DIFFERENT") for key in ("initial_weights", "tokens")]
-        losses = differences(found["losses"], reference["losses"])
-        norms = differences(found["norms"], reference["norms"])
-        cells = (name, found["devices"], f"{losses[0]:.1e}", f"{max(losses):.1e}", f"{max(norms):.1e}", *same)
+        figures = run(case, layout, more)
+        same = [("same" if figures[key] == reference[key] else "DIFFERENT") for key in ("initial_weights", "tokens")]
+        losses = differences(figures["losses"], reference["losses"])
+        norms = differences(figures["norms"], reference["norms"])
+        cells = (name, figures["devices"], f"{losses[0]:.1e}", f"{max(losses):.1e}", f"{max(norms):.1e}", *same)
         lines.append(f"| {' | '.join(map(str, cells))} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return lines
@@ -88,8 +88,8 @@ def run(case: str, layout: str, more: tuple[str, ...]) -> dict[str, Any]:
     return {**curve, "devices": result["devices"], **result["identity"]}
 
 
-def differences(found: list[float], reference: list[float]) -> list[float]:
-    return [abs(a - b) / abs(b) for a, b in zip(found, reference, strict=True)]
+def differences(values: list[float], reference: list[float]) -> list[float]:
+    return [abs(a - b) / abs(b) for a, b in zip(values, reference, strict=True)]
 
 
 if __name__ == "__main__":

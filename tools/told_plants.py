@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from faults.planted_steps import WITHOUT, Interval, Turn, at, counted_intervals, explained, in_turns, part_of
+from faults.planted_steps import WITHOUT, Interval, Turn, at, counted_intervals, explained, part_of, train_in_turns
 from faults.slow_links import PLANT, transfer_ms, two_hosts
 from faults.step_plants import AGAIN as REPEATED
 from faults.step_plants import GARBAGE, LATE, MATH, Plant, plants_of
@@ -49,35 +49,35 @@ Told = tuple[str, bool, float, float]  # the fault, whether its names are right,
 
 def order_of(names: Sequence[str], seed: int) -> list[str]:
     """Return the turns: each plant and one without any, in an order of the seed's."""
-    found = [*names, WITHOUT]
-    random.Random(seed).shuffle(found)
-    return found
+    turns = [*names, WITHOUT]
+    random.Random(seed).shuffle(turns)
+    return turns
 
 
-def named(found: StepDifference, part: str, where: str | None) -> bool:
+def names_plant(difference: StepDifference, part: str, where: str | None) -> bool:
     """Return whether the first sentence names the part and the place. Input has no place but itself."""
-    first = found.changes[0]
-    said = found.sentences[0]
-    return first.part == part and part in said and (where in (None, part) or where in said)
+    first = difference.changes[0]
+    sentence = difference.sentences[0]
+    return first.part == part and part in sentence and (where in (None, part) or where in sentence)
 
 
-def of_each(folder: Path, plants: dict[str, Plant], seed: int, **run: Any) -> tuple[dict[str, Turn], list[Told]]:
+def explain_plants(folder: Path, plants: dict[str, Plant], seed: int, **run: Any) -> tuple[dict[str, Turn], list[Told]]:
     """Return the turns of a run of one process, and how each of its plants is told."""
     code = "\n".join(plant.code for plant in plants.values())
-    turns = in_turns(folder, code, order_of(list(plants), seed), ROUNDS, seed=seed, **run)
-    before, told = turns[WITHOUT], []
+    turns = train_in_turns(folder, code, order_of(list(plants), seed), ROUNDS, seed=seed, **run)
+    before, plants_told = turns[WITHOUT], []
     for name, plant in plants.items():
         after = turns[name]
         change = step_difference(before.parts, after.parts)
         if plant.part == AGAIN:
-            amount = next(each.ms for each in change.changes if each.part == AGAIN)
+            amount = next(changed.ms for changed in change.changes if changed.part == AGAIN)
         elif plant.where:
             amount = at(after.parts, plant.part, plant.where) - at(before.parts, plant.part, plant.where)
         else:
             amount = part_of(after.parts, plant.part) - part_of(before.parts, plant.part)
         took = after.took[0].get(name, 0.0) - before.took[0].get(name, 0.0)
-        told.append((name, named(change, plant.part, plant.where or None), took, amount))
-    return turns, told
+        plants_told.append((name, names_plant(change, plant.part, plant.where or None), took, amount))
+    return turns, plants_told
 
 
 def late_rank(folder: Path, framework: str, seed: int, **run: Any) -> tuple[dict[str, Turn], list[Told]]:
@@ -87,7 +87,7 @@ def late_rank(folder: Path, framework: str, seed: int, **run: Any) -> tuple[dict
     plant = plants[name]
     order = order_of([name], seed)
     common = {"variant": TWO, "framework": framework, "seed": seed, **run}
-    turns = in_turns(folder, plant.of_rank(1), order, ROUNDS, **common)
+    turns = train_in_turns(folder, plant.code_for_rank(1), order, ROUNDS, **common)
     before, after = turns[WITHOUT], turns[name]
     took = after.took[1][name]
     first = after.parts.late[0] if after.parts.late else None
@@ -96,18 +96,18 @@ def late_rank(folder: Path, framework: str, seed: int, **run: Any) -> tuple[dict
     without = at(before.parts, plant.part, plant.where, 1) - at(before.parts, plant.part, plant.where, 0)
     longer = (first.longer_ms or 0.0) - without if first else 0.0
     change = step_difference(before.parts, after.parts)
-    waits = any(each.part == WAITING and "rank 1" in each.places[0].where for each in change.changes[:2])
+    waits = any(changed.part == WAITING and "rank 1" in changed.places[0].where for changed in change.changes[:2])
     return turns, [("a late rank", is_named and waits, took, longer)]
 
 
 def bubble(folder: Path, micro_batches: int, seed: int) -> Told:
     """Return the share of a bubble: as 1F1B has it with the times that the blocks took, and as it is told."""
     variant = Variant("PP4", {"pipeline": STAGES}, micro_batch=1)
-    found = explained(folder, LATE, variant, MODELS["llama"], 1, global_batch=micro_batches, seed=seed)
-    share = sum(part_of(found, BUBBLE, rank) for rank in range(STAGES)) / sum(rank.step.mean for rank in found.ranks)
-    largest = max((each for each in found.parts if each.part != "host"), key=lambda each: each.time.mean)
+    parts = explained(folder, LATE, variant, MODELS["llama"], 1, global_batch=micro_batches, seed=seed)
+    share = sum(part_of(parts, BUBBLE, rank) for rank in range(STAGES)) / sum(rank.step.mean for rank in parts.ranks)
+    largest = max((part for part in parts.parts if part.part != "host"), key=lambda part: part.time.mean)
     clocks = [counted_intervals(folder, rank)[0] for rank in range(STAGES)]
-    passes = [{kind: lengths(own, kind) for kind in ("forward", "backward")} for own in clocks]
+    passes = [{kind: lengths(intervals, kind) for kind in ("forward", "backward")} for intervals in clocks]
     name = f"bubble of {STAGES} stages, {micro_batches} micro-batches"
     return name, largest.part == BUBBLE, bubble_of(passes), share
 
@@ -118,7 +118,7 @@ def bubble_alone(micro_batches: int, seed: int, folder: Path) -> tuple[dict[str,
 
 
 def lengths(intervals: Sequence[Interval], kind: str) -> list[float]:
-    return [(each.end - each.begin) / 1e6 for each in sorted(intervals) if each.name == kind]
+    return [(interval.end - interval.begin) / 1e6 for interval in sorted(intervals) if interval.name == kind]
 
 
 def bubble_of(passes: Sequence[dict[str, list[float]]]) -> float:
@@ -141,7 +141,7 @@ def bubble_of(passes: Sequence[dict[str, list[float]]]) -> float:
                 begin = max(free[stage], ends.get((kind, source, micro), 0.0))
                 free[stage] = ends[kind, stage, micro] = begin + passes[stage][kind][micro]
                 left.pop(0)
-    work = [sum(own["forward"]) + sum(own["backward"]) for own in passes]
+    work = [sum(stage_passes["forward"]) + sum(stage_passes["backward"]) for stage_passes in passes]
     return 1 - fmean(work) / max(free)
 
 
@@ -158,12 +158,12 @@ def one_forward_one_backward(ahead: int, count: int) -> list[tuple[str, int]]:
 def slow_links(folder: Path, seed: int) -> tuple[dict[str, Turn], list[Told]]:
     """Return how it is told that the link between two hosts is slow."""
     with two_hosts() as code:
-        turns = in_turns(folder, code, order_of([PLANT], seed), ROUNDS, variant=TWO, seed=seed)
+        turns = train_in_turns(folder, code, order_of([PLANT], seed), ROUNDS, variant=TWO, seed=seed)
     before, after = turns[WITHOUT], turns[PLANT]
     took = transfer_ms(after.intervals, ROUNDS) - transfer_ms(before.intervals, ROUNDS)
     change = step_difference(before.parts, after.parts)
-    told = sum(each.ms for each in change.changes if each.part in COMMUNICATION)
-    return turns, [(PLANT, named(change, "all-reduce", None), took, told)]
+    amount = sum(changed.ms for changed in change.changes if changed.part in COMMUNICATION)
+    return turns, [(PLANT, names_plant(change, "all-reduce", None), took, amount)]
 
 
 OF_TORCH = {
@@ -178,10 +178,10 @@ def trainings(framework: str, seed: int, python: Path) -> Iterator[tuple[str, Ca
     """Give each training of a framework by a name: what runs it in a folder and returns its turns and what it tells."""
     common = {"framework": framework, "python": python}
     plants = OF_TORCH if framework == "torch" else plants_of(framework)
-    yield "each", lambda folder: of_each(folder, plants, seed, **common)
+    yield "each", lambda folder: explain_plants(folder, plants, seed, **common)
     yield "late", lambda folder: late_rank(folder, framework, seed, python=python)
     if framework == "torch":
-        yield "long", lambda folder: of_each(folder, OF_LONG, seed, sequence_length=LONG)
+        yield "long", lambda folder: explain_plants(folder, OF_LONG, seed, sequence_length=LONG)
         yield PLANT, lambda folder: slow_links(folder, seed)
         for count in (4, 16):
             yield f"bubble {count}", partial(bubble_alone, count, seed)
@@ -193,8 +193,8 @@ def rows_of(framework: str, seed: int, python: Path, names: Collection[str]) -> 
         if name not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            turns, told = train(Path(folder) / "run")
-        for fault, is_named, planted, amount in told:
+            turns, plants_told = train(Path(folder) / "run")
+        for fault, is_named, planted, amount in plants_told:
             row = {"framework": framework, "fault": fault, "seed": seed, "named": is_named}
             yield "plants", {**row, "planted": round(planted, 4), "told": round(amount, 4)}
         for at_turn, turn in turns.items():
@@ -224,16 +224,19 @@ TITLES = {
 
 def section(data: Data) -> str:
     """Return what stands between the marks of docs/explain.md: the data, counted."""
-    frameworks = [each for each in FRAMEWORKS if any(row["framework"] == each for row in data["plants"])]
+    frameworks = [name for name in FRAMEWORKS if any(row["framework"] == name for row in data["plants"])]
     lines = [f"| planted | {' | '.join(frameworks)} |", "|---" * (len(frameworks) + 1) + "|"]
     for fault, title in TITLES.items():
-        found = [[row for row in data["plants"] if (row["framework"], row["fault"]) == (f, fault)] for f in frameworks]
-        lines.append(f"| {title} | {' | '.join(cell(rows) for rows in found)} |")
+        cells = [[row for row in data["plants"] if (row["framework"], row["fault"]) == (f, fault)] for f in frameworks]
+        lines.append(f"| {title} | {' | '.join(cell(rows) for rows in cells)} |")
     if not data["sums"]:
         return "\n".join(lines)
     apart = [abs(row["parts_ms"] / row["clocked_ms"] - 1) for row in data["sums"]]
-    said = f"In {len(apart)} means of recorded steps, by rank, the sum of the parts differs from the worker's own clock"
-    return "\n".join([*lines, "", f"{said} by {fmean(apart):.2%}, at most {max(apart):.2%}."])
+    means = f"In {len(apart)} means of recorded steps, by rank"
+    agreement = (
+        f"the sum of the parts differs from the worker's own clock by {fmean(apart):.2%}, at most {max(apart):.2%}"
+    )
+    return "\n".join([*lines, "", f"{means}, {agreement}."])
 
 
 def cell(rows: Sequence[Row]) -> str:
@@ -255,12 +258,11 @@ def busy_core() -> Iterator[None]:
         process.wait()
 
 
-def joined(kept: Data, found: Data) -> Data:
-    """Return both, with `found` in place of older rows of the same framework, plant or training, and seed."""
+def joined(old: Data, new: Data) -> Data:
+    """Return both, with `new` in place of older rows of the same framework, plant or training, and seed."""
     keys = ("framework", "fault", "training", "seed", "rank", "turn")
     rows = {
-        kind: {tuple(row.get(key) for key in keys): row for row in (*kept.get(kind, ()), *found[kind])}
-        for kind in found
+        kind: {tuple(row.get(key) for key in keys): row for row in (*old.get(kind, ()), *new[kind])} for kind in new
     }
     return {
         kind: sorted(by_key.values(), key=lambda row: (FRAMEWORKS.index(row["framework"]), row["seed"]))
@@ -275,21 +277,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="each seed trains once")
     parser.add_argument("--docs", action="store_true", help="write docs/data/told_plants.json and its summary")
     options = parser.parse_args()
-    found: Data = {"plants": [], "sums": []}
+    results: Data = {"plants": [], "sums": []}
     with interpreters() as interpreter_of, busy_core():
         for framework in options.frameworks:
             for seed in range(options.seeds):
                 for kind, row in rows_of(framework, seed, interpreter_of(framework), options.trainings):
-                    found[kind].append(row)
+                    results[kind].append(row)
                     if kind == "plants":
                         word = "told" if is_told(row) else "NOT TOLD"
                         print(json.dumps(row), word, f"{error_of(row):.1%}", flush=True)
                 if options.docs:
-                    data = joined(json.loads(DATA.read_text()) if DATA.exists() else {}, found)
+                    data = joined(json.loads(DATA.read_text()) if DATA.exists() else {}, results)
                     write_data(DATA.with_suffix(".part"), data)
                     DATA.with_suffix(".part").rename(DATA)  # another process may read it now
                     PAGE.write_text(documented_between(BEGIN, PAGE.read_text(), section(data)))
-    print(section(found))
+    print(section(results))
 
 
 if __name__ == "__main__":

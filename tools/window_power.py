@@ -135,7 +135,7 @@ def trained_copy(case: str, copy: Path) -> RunPaths:
     return trained(case, COPY, folder / "runs", ("--plugins", str(folder), "--python", str(python)))
 
 
-def judged(case: str, name: str, kind: str, run: RunPaths) -> dict[str, Any]:
+def judge_run(case: str, name: str, kind: str, run: RunPaths) -> dict[str, Any]:
     """Return the verdict, and the place of the window that is the largest part of its limit; None in fp8."""
     plan, result = read_plan(run), load(Result, run.result)
     name_of = reference_name(case, "smoke", plan.work.training.precision)
@@ -158,17 +158,17 @@ def judged(case: str, name: str, kind: str, run: RunPaths) -> dict[str, Any]:
 def rows_of(case: str) -> Iterator[dict[str, Any]]:
     for name, options in HONEST.items() if case != IN_FP8 else ():
         with tempfile.TemporaryDirectory() as folder:
-            yield judged(case, name, "honest", trained(case, name.partition(",")[0], Path(folder) / "runs", options))
+            yield judge_run(case, name, "honest", trained(case, name.partition(",")[0], Path(folder) / "runs", options))
     for fault in FAULTS if case != IN_FP8 else ():
         with tempfile.TemporaryDirectory() as folder:
             copy = copied(Path(folder))
             plant(fault, copy)
-            yield judged(case, fault.name, "fault", trained_copy(case, copy))
+            yield judge_run(case, fault.name, "fault", trained_copy(case, copy))
     if case == IN_FP8:
         with tempfile.TemporaryDirectory() as folder:
             copy = copied(Path(folder))
             plant_bf16(copy)
-            yield judged(case, "none: all are in bf16", "fault", trained_copy(case, copy))
+            yield judge_run(case, "none: all are in bf16", "fault", trained_copy(case, copy))
 
 
 def section(rows: Sequence[dict[str, Any]]) -> str:
@@ -179,8 +179,8 @@ def section(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in (row for row in rows if row["kind"] == "fault"):
         beyond, times = ", ".join(row["beyond"]) or "none", row["times_limit"]
-        shown = "-" if times is None else f"{times:.2g}"
-        lines.append(f"| {row['run']} | {row['case']} | {row['verdict']} | {beyond} | {shown} |")
+        times_text = "-" if times is None else f"{times:.2g}"
+        lines.append(f"| {row['run']} | {row['case']} | {row['verdict']} | {beyond} | {times_text} |")
     for case in dict.fromkeys(row["case"] for row in rows if row["kind"] == "honest"):
         honest = [row for row in rows if row["kind"] == "honest" and row["case"] == case]
         most = max(honest, key=lambda row: row["times_limit"])

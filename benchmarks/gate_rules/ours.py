@@ -38,7 +38,7 @@ def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool =
     Each series has nodes of its own, and few series are judged together: none explains another. Under a new driver each
     is judged alone.
     """
-    found: list[list[Night]] = []
+    judged_series: list[list[Night]] = []
     count, last = nights.observed.shape
     together = MANY if nights.kind.driver is None else 1
     for first in range(0, count, together):
@@ -50,9 +50,9 @@ def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool =
             for name, row in rows.items():
                 finding = words.get(name)
                 row.append(Night(night, finding.word if finding else "", finding.pairs if finding else 0))
-        found += rows.values()
-    assert all(len(row) == last - nights.kind.start for row in found)
-    return found
+        judged_series += rows.values()
+    assert all(len(row) == last - nights.kind.start for row in judged_series)
+    return judged_series
 
 
 def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateReport]:
@@ -70,9 +70,9 @@ def _reports(
     start = nights.kind.start
     events = [_acceptance(name, of, start) for name, of in points.items()] if nights.kind.is_accepted else []
     for night in range(nights.kind.start, nights.observed.shape[1]):
-        known = {name: _until(of, night) for name, of in points.items()}
-        given = GateInput(_day(night), known, {}, events, past=past, conditions=_conditions)
-        first_builds = _first_builds(given)
+        points_so_far = {name: _until(of, night) for name, of in points.items()}
+        gate_input = GateInput(_day(night), points_so_far, {}, events, past=past, conditions=_conditions)
+        first_builds = _first_builds(gate_input)
 
         def run(series: str, is_null: bool, night: int = night, builds: dict[str, int] = first_builds) -> Pairs:
             first, most = builds[series], MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
@@ -84,14 +84,14 @@ def _reports(
         def nulls(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs:
             return run(series, True) if has_pairs else ()
 
-        report = compared(given, confirm, nulls, most_pairs)
+        report = compared(gate_input, confirm, nulls, most_pairs)
         yield report
         past += report.findings
 
 
-def _first_builds(given: GateInput) -> dict[str, int]:
+def _first_builds(gate_input: GateInput) -> dict[str, int]:
     """Return the night that first ran the A of each suspect's pairs, by the gate's own choice of it."""
-    builds = {suspect.series: suspect.examination.against for suspect in suspects(given)}
+    builds = {suspect.series: suspect.examination.against for suspect in suspects(gate_input)}
     return {series: int(run.partition("-")[2]) for series, run in builds.items()}
 
 

@@ -16,11 +16,11 @@ def seconds_of_gate(series: int) -> dict[str, float]:
     """Return the seconds of one gate over this many series, without the store."""
     random = np.random.default_rng(1)
     points = {f"series{i}": _points(i, random) for i in range(series)}
-    given = GateInput(_night(NIGHTS - 1), points, {})
+    gate_input = GateInput(_night(NIGHTS - 1), points, {})
     start = time.process_time()
-    found = compared(given)
+    report = compared(gate_input)
     seconds = time.process_time() - start
-    return {"series": series, "nights": NIGHTS, "seconds": seconds, "findings": len(found.findings)}
+    return {"series": series, "nights": NIGHTS, "seconds": seconds, "findings": len(report.findings)}
 
 
 def _points(series: int, random: np.random.Generator) -> list[Point]:

@@ -140,10 +140,10 @@ def _slow_state(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def _with_memory(innovations: Array, memory: float) -> Array:
     """Return AR(1) noise of variance 1 along the last axis, from innovations of variance 1."""
-    found = innovations.copy()
-    for night in range(1, found.shape[1]):
-        found[:, night] = memory * found[:, night - 1] + np.sqrt(1 - memory**2) * innovations[:, night]
-    return found
+    noise = innovations.copy()
+    for night in range(1, noise.shape[1]):
+        noise[:, night] = memory * noise[:, night - 1] + np.sqrt(1 - memory**2) * innovations[:, night]
+    return noise
 
 
 def _badness(random: np.random.Generator, shape: tuple[int, ...]) -> Array:

@@ -27,12 +27,12 @@ NOMINAL = 2 * normal_tail(Z)
 
 def fires(nights: int, nodes: int, repeats: int, random: np.random.Generator) -> int:
     """Return how many of so many nights tonight's rule takes for beyond their level, in either direction."""
-    found = 0
+    hits = 0
     for _ in range(repeats):
         *before, tonight = _nights(nights + 1, nodes, random)
         level = level_of(before, tonight.node)
-        found += level is not None and any(is_beyond(level, tonight, direction, Z) for direction in (1, -1))
-    return found
+        hits += level is not None and any(is_beyond(level, tonight, direction, Z) for direction in (1, -1))
+    return hits
 
 
 def _nights(count: int, nodes: int, random: np.random.Generator) -> list[Observation]:
@@ -46,10 +46,10 @@ def multiples(nights: int, repeats: int, tails: list[float], random: np.random.G
     levels = [level for _ in range(repeats) if (level := level_of(_nights(nights, 1, random), "0"))]
     scales = np.array([level.scale for level in levels])
     ratios = np.abs(random.normal(0, DEVIATION, (100, repeats)) / scales)
-    return [(float(np.quantile(ratios, 1 - 2 * tail)), _stated(levels[0], tail)) for tail in tails]
+    return [(float(np.quantile(ratios, 1 - 2 * tail)), _assumed_multiple(levels[0], tail)) for tail in tails]
 
 
-def _stated(level: Level, tail: float) -> float:
+def _assumed_multiple(level: Level, tail: float) -> float:
     return t_quantile(tail, level.freedom)
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     tails = [0.025, normal_tail(2.5), normal_tail(3.0)]
     print("| nights | tail 2.5 % | z 2.5 | z 3 |\n|---|---|---|---|")
     for nights in (FEWEST, 8, 10, 12, 15, 20, 30):
-        cells = [f"{needed:.2f} / {stated:.2f}" for needed, stated in multiples(nights, 4000, tails, random)]
+        cells = [f"{needed:.2f} / {assumed:.2f}" for needed, assumed in multiples(nights, 4000, tails, random)]
         print(f"| {nights} | {' | '.join(cells)} |")
 
 

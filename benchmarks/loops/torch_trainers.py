@@ -313,13 +313,13 @@ def peer(task: dict[str, Any], model: Any, tokens: tuple[Any, ...], loss_of: Cal
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    held = tokens if device == "cpu" else [each.pin_memory() for each in tokens]
+    host_tokens = tokens if device == "cpu" else [tensor.pin_memory() for tensor in tokens]
 
     def launch() -> tuple[Any, Any]:
-        there = [each.to(device, non_blocking=True) for each in held]
+        device_tokens = [tensor.to(device, non_blocking=True) for tensor in host_tokens]
         torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, torch.bfloat16, enabled=task["dtype"] == "bf16"):
-            loss = loss_of(*there)
+            loss = loss_of(*device_tokens)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()

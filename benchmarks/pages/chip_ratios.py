@@ -16,7 +16,7 @@ from itertools import combinations
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.specs.constants import SPEED_VENDORS
-from pages.unseen import LIKE, RECENT_RUNS, RUNS, Judged, OwnQuestions, Questions, judged, runs_of
+from pages.unseen import LIKE, RECENT_RUNS, RUNS, Judged, OwnQuestions, Questions, judge_runs, runs_of
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class ChipRatio:
 
 def chip_ratios(questions: Questions) -> list[ChipRatio]:
     """Return every ratio, by the constants of these questions."""
-    found = [j for path in (RUNS, RECENT_RUNS) for j in judged(runs_of(path), questions)]
+    runs = [j for path in (RUNS, RECENT_RUNS) for j in judge_runs(runs_of(path), questions)]
     fastest: dict[tuple[object, ...], dict[str, Judged]] = defaultdict(dict)
-    for j in found:
+    for j in runs:
         if j.speed_off is not None and j.run.row["model_settings"].get("experts") is None:
             run, row = j.run, j.run.row
             work = (run.program, run.framework, run.model, run.devices, row["sequence_length"], row["precision"])
             chips = fastest[work]
-            chips[row["chip"]] = max(chips.get(row["chip"], j), j, key=lambda each: each.run.rate or 0)
+            chips[row["chip"]] = max(chips.get(row["chip"], j), j, key=lambda candidate: candidate.run.rate or 0)
     return [
         ChipRatio(chips[one], chips[other])
         for chips in fastest.values()
@@ -60,30 +60,30 @@ def chip_ratios(questions: Questions) -> list[ChipRatio]:
     ]
 
 
-def by_chips(found: list[ChipRatio]) -> Mapping[tuple[str, str], float]:
+def errors_by_chips(ratios: list[ChipRatio]) -> Mapping[tuple[str, str], float]:
     """Return the median error of each pair of chips."""
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for each in found:
-        errors[each.chips].append(each.off)
+    for ratio in ratios:
+        errors[ratio.chips].append(ratio.off)
     return {chips: statistics.median(offs) for chips, offs in errors.items()}
 
 
-def known_pairs(found: list[ChipRatio], registry: Registry) -> tuple[int, float, float]:
+def known_pairs(ratios: list[ChipRatio], registry: Registry) -> tuple[int, float, float]:
     """Return of the pairs on chips whose makers' runs set rates: how many, the median of their errors, the largest."""
     sizes = [
         abs(off)
-        for chips, off in by_chips(found).items()
+        for chips, off in errors_by_chips(ratios).items()
         if all(find_chip(registry, LIKE.get(chip, (chip,))[0])[0].name in SPEED_VENDORS for chip in chips)
     ]
     return len(sizes), statistics.median(sizes), max(sizes)
 
 
 def ratio_lines(registry: Registry) -> Iterator[str]:
-    described, own = chip_ratios(Questions(registry)), chip_ratios(OwnQuestions(registry))
+    described, by_own_constants = chip_ratios(Questions(registry)), chip_ratios(OwnQuestions(registry))
     pairs, middle, most = known_pairs(described, registry)
-    _, own_middle, own_most = known_pairs(own, registry)
+    _, own_middle, own_most = known_pairs(by_own_constants, registry)
     makers = " and ".join(SPEED_VENDORS)
-    said = (
+    introduction = (
         "`plan --chip A,B` divides two predictions. The rows here are of one program that trained one dense model on "
         "two chips, equal in precision, sequence and number of devices; each chip counts by its fastest published row. "
         "Layout, global batch and the program's release may differ. A pair of chips counts once, by its median over "
@@ -94,16 +94,16 @@ def ratio_lines(registry: Registry) -> Iterator[str]:
     yield from [
         "## Two chips by one program",
         "",
-        *textwrap.wrap(said, 118),
+        *textwrap.wrap(introduction, 118),
         "",
         "| program | model | devices | sequence | precision | chips | published | planned | off | own constants |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(_ratio_line(each, mine) for each, mine in zip(described, own, strict=True)),
+        *(_ratio_line(ratio, own_ratio) for ratio, own_ratio in zip(described, by_own_constants, strict=True)),
     ]
 
 
-def _ratio_line(each: ChipRatio, own: ChipRatio) -> str:
-    run, row = each.one.run, each.one.run.row
-    cells = (run.program, run.model, run.devices, row["sequence_length"], row["precision"], " / ".join(each.chips))
-    ratios = f"{each.published:.2f} | {each.planned:.2f} | {each.off:+.0%} | {own.off:+.0%}"
+def _ratio_line(ratio: ChipRatio, own_ratio: ChipRatio) -> str:
+    run, row = ratio.one.run, ratio.one.run.row
+    cells = (run.program, run.model, run.devices, row["sequence_length"], row["precision"], " / ".join(ratio.chips))
+    ratios = f"{ratio.published:.2f} | {ratio.planned:.2f} | {ratio.off:+.0%} | {own_ratio.off:+.0%}"
     return f"| {' | '.join(map(str, cells))} | {ratios} |"

@@ -20,7 +20,7 @@ from pages.unseen import (
     OwnQuestions,
     Questions,
     Run,
-    judged,
+    judge_runs,
     runs_of,
     spread,
     sweeps_of,
@@ -33,21 +33,21 @@ TAU = 0.75
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure: its name, what was found in words, what is wanted, whether it is met."""
+    """An aim of the planner: its name, its figure now and its target in words, whether it is met."""
 
     name: str
-    found: str
-    wanted: str
+    figure: str
+    target: str
     met: bool
 
 
 def goals(registry: Registry) -> list[Goal]:
     """Return every figure, that of an unknown program first."""
     runs = runs_of(RUNS)
-    described = judged(runs, Questions(registry))
+    described = judge_runs(runs, Questions(registry))
     rows = timed_runs(runs, Questions(registry)) + timed_points(registry)
-    found = without_own(rows)
-    alone = [math.exp(off) - 1 for _, off in found]
+    errors = without_own(rows)
+    alone = [math.exp(off) - 1 for _, off in errors]
     return [
         _errors("a program whose runs set no rate (each without its own)", alone, 0.10, 0.25),
         _errors("programs as described", [math.exp(row.off({})) - 1 for row in rows if not row.fitted], 0.10, 0.25),
@@ -59,66 +59,66 @@ def goals(registry: Registry) -> list[Goal]:
         ),
         _errors("own constants on models/*, as chips ran it", [run.off for run in own_runs()], 0.10, 0.25),
         _errors("memory", _memory(registry, described), 0.05, 0.15),
-        _own(registry),
+        _own_plans(registry),
         *_sweeps(described),
-        _coverage([off for row, off in found if not row.fitted]),
+        _coverage([off for row, off in errors if not row.fitted]),
         _constants(),
     ]
 
 
 def _own_constants(runs: Iterable[Run], registry: Registry) -> list[float | None]:
     """Return the errors of the held half where nothing is said of the published program."""
-    return _held(judged([run for run in runs if not run.fitted], OwnQuestions(registry)))
+    return _held_out_errors(judge_runs([run for run in runs if not run.fitted], OwnQuestions(registry)))
 
 
 def _constants() -> Goal:
-    found = f"{len(RATES)} of speed, {CONSTANTS_BEFORE} before"
-    return Goal("fitted constants", found, "fewer than before", len(RATES) < CONSTANTS_BEFORE)
+    counts = f"{len(RATES)} of speed, {CONSTANTS_BEFORE} before"
+    return Goal("fitted constants", counts, "fewer than before", len(RATES) < CONSTANTS_BEFORE)
 
 
-def _own(registry: Registry) -> Goal:
+def _own_plans(registry: Registry) -> Goal:
     """Return whether any plan of models/* is faster than what a rehearsal counted can be."""
-    found = bounded(registry)
+    bounds = bounded(registry)
     return Goal(
-        "models/*: planned time over its bound", bound_words(found), "1 or more", all(each.holds for each in found)
+        "models/*: planned time over its bound", bound_words(bounds), "1 or more", all(plan.holds for plan in bounds)
     )
 
 
-def by_description(registry: Registry) -> Iterator[tuple[str, int, float, float]]:
+def errors_by_description(registry: Registry) -> Iterator[tuple[str, int, float, float]]:
     """Yield the errors of the held half by a framework's own constants, with ever more said of the published program:
     what is known, rows, the middle, the 90th percentile. The rates are the same throughout."""
-    runs, known = [run for run in runs_of(RUNS) if not run.fitted], list[str]()
+    runs, fields_so_far = [run for run in runs_of(RUNS) if not run.fitted], list[str]()
     for name, fields in DESCRIPTION:
-        known += fields
-        yield name, *spread(_held(judged(runs, OwnQuestions(registry, known))))
+        fields_so_far += fields
+        yield name, *spread(_held_out_errors(judge_runs(runs, OwnQuestions(registry, fields_so_far))))
 
 
 def _coverage(offs: list[float]) -> Goal:
     share = covered(offs)
-    found = f"{share:.0%} of {len(offs)} rows of the half that sets nothing"
-    return Goal("rows within the interval of an unknown program", found, "80 to 95%", 0.8 <= share <= 0.95)
+    coverage = f"{share:.0%} of {len(offs)} rows of the half that sets nothing"
+    return Goal("rows within the interval of an unknown program", coverage, "80 to 95%", 0.8 <= share <= 0.95)
 
 
 def _errors(name: str, errors: Iterable[float | None], middle: float, high: float) -> Goal:
     count, median, p90 = spread(errors)
-    found = f"{median:.1%} in the middle, {p90:.1%} at p90, of {count} rows"
-    return Goal(name, found, f"{middle:.0%}, {high:.0%}", median <= middle and p90 <= high)
+    spread_text = f"{median:.1%} in the middle, {p90:.1%} at p90, of {count} rows"
+    return Goal(name, spread_text, f"{middle:.0%}, {high:.0%}", median <= middle and p90 <= high)
 
 
-def _held(found: Iterable[Judged]) -> list[float | None]:
-    return [j.speed_off for j in found if not j.run.fitted]
+def _held_out_errors(runs: Iterable[Judged]) -> list[float | None]:
+    return [j.speed_off for j in runs if not j.run.fitted]
 
 
 def _memory(registry: Registry, described: Iterable[Judged]) -> list[float | None]:
     """Return the errors of memory of the held half, of both sets of published rows."""
     points = [p for p in points_of(registry)[0] if p.memory_bytes and p.left_out is None]
     half = {id(p) for name in {p.framework for p in points} for p in halves(points, name, memory)}
-    held = [math.exp(memory_off(p, p.question.constants)) - 1 for p in points if id(p) not in half]
-    return [*held, *(j.memory_off for j in described if not j.run.fitted)]
+    held_out = [math.exp(memory_off(p, p.question.constants)) - 1 for p in points if id(p) not in half]
+    return [*held_out, *(j.memory_off for j in described if not j.run.fitted)]
 
 
-def _sweeps(found: Iterable[Judged]) -> Iterator[Goal]:
-    sweeps = sweeps_of(found)
+def _sweeps(runs: Iterable[Judged]) -> Iterator[Goal]:
+    sweeps = sweeps_of(runs)
     ran, near = sum(s.first_ran for s in sweeps), sum(s.first_ran and s.regret <= REGRET for s in sweeps)
     yield Goal("the first-ranked layout ran", f"in {ran} of {len(sweeps)} sweeps", "all", ran == len(sweeps))
     share = near / len(sweeps)
@@ -127,13 +127,13 @@ def _sweeps(found: Iterable[Judged]) -> Iterator[Goal]:
     yield Goal("order of the layouts (Kendall's tau)", f"{tau:.2f} in the middle", f"{TAU}", tau >= TAU)
 
 
-def goals_lines(found: list[Goal]) -> Iterator[str]:
-    for goal in found:
-        yield f"{'met   ' if goal.met else 'MISSED'} {goal.name}: {goal.found} (wanted: {goal.wanted})"
+def goals_lines(rows: list[Goal]) -> Iterator[str]:
+    for goal in rows:
+        yield f"{'met   ' if goal.met else 'MISSED'} {goal.name}: {goal.figure} (wanted: {goal.target})"
 
 
-def goals_table(found: list[Goal]) -> Iterator[str]:
+def goals_table(rows: list[Goal]) -> Iterator[str]:
     yield "| figure | found | wanted | |"
     yield "|---|---|---|---|"
-    for goal in found:
-        yield f"| {goal.name} | {goal.found} | {goal.wanted} | {'met' if goal.met else '**missed**'} |"
+    for goal in rows:
+        yield f"| {goal.name} | {goal.figure} | {goal.target} | {'met' if goal.met else '**missed**'} |"

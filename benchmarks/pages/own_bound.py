@@ -53,9 +53,9 @@ def bounded(registry: Registry) -> list[Bounded]:
 
 
 def beside(registry: Registry, row: RehearsedRow) -> Bounded:
-    named = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
-    found = find(registry, parse_selector(named))
-    question = question_of(LayoutTask(found, found.case.work("full"), row.nodes, row.devices))
+    selector = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
+    selection = find(registry, parse_selector(selector))
+    question = question_of(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
     assert question is not None
     tuning = row.tuning
     setup = setup_of(question.work, tuning, False, question.constants.keeping)
@@ -110,18 +110,18 @@ def _beyond(question: LayoutQuestion, tuning: Tuning, planned: float, bound: flo
     }
 
 
-def bound_words(found: list[Bounded]) -> str:
-    ratios = [each.ratio for each in found]
-    held = f"{sum(each.holds for each in found)} of {len(found)} rehearsed plans"
-    return f"{held}, {statistics.median(ratios):.2f} times in the middle, {max(ratios):.2f} at most"
+def bound_words(bounds: list[Bounded]) -> str:
+    ratios = [plan.ratio for plan in bounds]
+    share = f"{sum(plan.holds for plan in bounds)} of {len(bounds)} rehearsed plans"
+    return f"{share}, {statistics.median(ratios):.2f} times in the middle, {max(ratios):.2f} at most"
 
 
-def bound_table(found: Iterable[Bounded]) -> Iterator[str]:
+def bound_table(bounds: Iterable[Bounded]) -> Iterator[str]:
     causes = ("gaps of calls", "memory traffic", "messages and pipeline", "below the full rates")
     yield f"| case | framework | chip | devices | layout | micro | planned | bound | times | {' | '.join(causes)} |"
     yield "|---" * (9 + len(causes)) + "|"
-    for each in found:
-        row, shares = each.row, (f"{each.beyond[cause] / each.planned:.0%}" for cause in causes)
-        named = (row.case, row.framework, row.chip, row.nodes * row.devices, row.layout, row.micro_batch)
-        seconds = f"{each.planned:.2f} s | {each.bound:.2f} s | {each.ratio:.2f}"
-        yield f"| {' | '.join(map(str, named))} | {seconds} | {' | '.join(shares)} |"
+    for plan in bounds:
+        row, shares = plan.row, (f"{plan.beyond[cause] / plan.planned:.0%}" for cause in causes)
+        cells = (row.case, row.framework, row.chip, row.nodes * row.devices, row.layout, row.micro_batch)
+        seconds = f"{plan.planned:.2f} s | {plan.bound:.2f} s | {plan.ratio:.2f}"
+        yield f"| {' | '.join(map(str, cells))} | {seconds} | {' | '.join(shares)} |"

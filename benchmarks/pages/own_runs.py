@@ -43,32 +43,32 @@ def own_runs(folder: Path = RESULTS) -> list[OwnRun]:
     """Return every eager run at full scale of a folder of results, beside its plan of now."""
     registry = Registry(case_files=sorted(CASES.glob("*.yaml")))
     return [
-        _beside(registry, f"{path.parent.name.upper()} {path.stem}", found)
+        _beside(registry, f"{path.parent.name.upper()} {path.stem}", result)
         for path in sorted(folder.glob("*/*.json"))
-        if (found := load(Result, path)).status.word == "valid" and found.scale == "full" and not found.compile
+        if (result := load(Result, path)).status.word == "valid" and result.scale == "full" and not result.compile
     ]
 
 
-def _beside(registry: Registry, name: str, found: Result) -> OwnRun:
-    named = f"{found.case}:{found.framework}:{found.chip}:{found.nodes}:{found.devices}"
-    pair = find(registry, parse_selector(named))
-    question = question_of(LayoutTask(pair, pair.case.work("full"), found.nodes, found.devices))
-    assert question is not None and found.throughput is not None
+def _beside(registry: Registry, name: str, result: Result) -> OwnRun:
+    selector = f"{result.case}:{result.framework}:{result.chip}:{result.nodes}:{result.devices}"
+    selection = find(registry, parse_selector(selector))
+    question = question_of(LayoutTask(selection, selection.case.work("full"), result.nodes, result.devices))
+    assert question is not None and result.throughput is not None
     tuning = Tuning(
-        layout=Layout.model_validate(found.layout.model_dump()),
-        micro_batch=found.micro_batch,
-        virtual_pipeline=found.virtual_pipeline,
-        recompute=found.recompute,
-        recompute_layers=found.recompute_layers,
+        layout=Layout.model_validate(result.layout.model_dump()),
+        micro_batch=result.micro_batch,
+        virtual_pipeline=result.virtual_pipeline,
+        recompute=result.recompute,
+        recompute_layers=result.recompute_layers,
     )
     planned = predict(question, tuning).tokens_per_second
-    return OwnRun(name, found, found.throughput.tokens_per_second_per_device, planned)
+    return OwnRun(name, result, result.throughput.tokens_per_second_per_device, planned)
 
 
-def own_runs_table(found: Iterable[OwnRun]) -> Iterator[str]:
+def own_runs_table(runs: Iterable[OwnRun]) -> Iterator[str]:
     yield "| run | framework | micro-batch | planned tokens/s | measured | off |"
     yield "|---|---|---|---|---|---|"
-    for run in found:
+    for run in runs:
         micro = run.result.micro_batch
         rates = f"{run.planned:,.0f} | {run.measured:,.0f} | {run.off:+.1%}"
         yield f"| {run.name} | {run.result.framework} | {micro} | {rates} |"

@@ -42,14 +42,14 @@ class Point:
     def framework(self) -> str:
         return self.row.setting.framework
 
-    def stated(self, constants: Constants) -> Constants:
+    def stated_constants(self, constants: Constants) -> Constants:
         """Return the constants with what the published commands state."""
         if self.set_name not in WITHOUT_OVERLAP:
             return constants
         return constants.model_copy(update={"pace": constants.pace.model_copy(update={"overlap": 0.0})})
 
     def predicted(self, constants: Constants) -> layout_search.LayoutEstimate:
-        return layout_search.predict(replace(self.question, constants=self.stated(constants)), self.tuning)
+        return layout_search.predict(replace(self.question, constants=self.stated_constants(constants)), self.tuning)
 
 
 def points_of(registry: Registry) -> tuple[list[Point], list[tuple[str, str, str]]]:

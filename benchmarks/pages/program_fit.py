@@ -67,10 +67,10 @@ class Timed:
 
 def timed_runs(runs: Iterable[Run], questions: Questions) -> list[Timed]:
     """Return the runs whose speed counts."""
-    return [_of_run(run, questions) for run in runs if run.rate and run.speed_stated and run.group not in LEFT_OUT]
+    return [_timed_run(run, questions) for run in runs if run.rate and run.speed_stated and run.group not in LEFT_OUT]
 
 
-def _of_run(run: Run, questions: Questions) -> Timed:
+def _timed_run(run: Run, questions: Questions) -> Timed:
     question = questions.question(run)
     programs = questions.constants_with_programs(run.framework).programs
     program = run.program if run.program in programs else run.framework
@@ -94,11 +94,14 @@ def timed_points(registry: Registry) -> list[Timed]:
     points, _ = points_of(registry)
     frameworks = sorted({p.framework for p in points})
     half = {id(p) for name in frameworks for p in halves(points, name, throughput)}
-    return [_of_point(p, id(p) in half) for p in points if p.tokens_per_second and p.left_out is None]
+    return [_timed_point(p, id(p) in half) for p in points if p.tokens_per_second and p.left_out is None]
 
 
-def _of_point(point: Point, fitted: bool) -> Timed:
-    question, setting = replace(point.question, constants=point.stated(point.question.constants)), point.row.setting
+def _timed_point(point: Point, fitted: bool) -> Timed:
+    question, setting = (
+        replace(point.question, constants=point.stated_constants(point.question.constants)),
+        point.row.setting,
+    )
     return Timed(
         name=point.row.name,
         family=point.set_name,
@@ -134,10 +137,10 @@ def _moved(cases: list[Timed], name: str, step: float, rates: Rates, best: float
     low, high = RANGES[name]
     while True:
         value = min(high, max(low, rates[name] * (high / low) ** (step / 2)))
-        tried = {**rates, name: float(f"{value:.3g}")}
-        if tried[name] == rates[name] or not (found := _loss(cases, tried)) < best - 1e-5:
+        changed = {**rates, name: float(f"{value:.3g}")}
+        if changed[name] == rates[name] or not (loss := _loss(cases, changed)) < best - 1e-5:
             return rates, best
-        rates, best = tried, found
+        rates, best = changed, loss
 
 
 def _loss(cases: list[Timed], rates: Rates) -> float:
@@ -151,11 +154,11 @@ def _loss(cases: list[Timed], rates: Rates) -> float:
 
 def without_own(rows: list[Timed]) -> list[tuple[Timed, float]]:
     """Return each row with its logarithm by the rates that its program's rows did not set."""
-    found = []
+    errors = []
     for name in sorted({row.family for row in rows}):
         rates = fitted_rates(row for row in rows if row.fitted and row.family != name)
-        found += [(row, row.off(rates)) for row in rows if row.family == name]
-    return found
+        errors += [(row, row.off(rates)) for row in rows if row.family == name]
+    return errors
 
 
 def interval(alone: list[tuple[Timed, float]]) -> tuple[float, float]:

@@ -33,7 +33,7 @@ def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dic
         "![predicted against published](planner-residuals.svg)",
     ]
     lines += ["", "## Left out", "", "| set | row | why |", "|---|---|---|"]
-    lines += [f"| {name} | {row} | {why} |" for name, row, why in skipped]
+    lines += [f"| {name} | {row} | {reason} |" for name, row, reason in skipped]
     lines += [f"| {p.set_name} | {p.row.name} | not in a fit: {p.left_out} |" for p in points if p.left_out]
     return "\n".join(lines) + "\n"
 
@@ -56,10 +56,14 @@ def medians_table(points: list[Point], fitted: dict[str, Constants]) -> list[str
         mine = [p for p in points if name in (p.framework, "all") and p.left_out is None]
         weighed = [abs(percent(memory_off(p, fitted[p.framework]))) for p in mine if p.memory_bytes is not None]
         timed = {p.row.name: p for p in mine if p.tokens_per_second is not None}
-        own = {q.row.name for f in fitted for q in halves(points, f, throughput)}
+        fitted_names = {q.row.name for f in fitted for q in halves(points, f, throughput)}
         inside, outside = (
-            [abs(percent(time_off(p, fitted[p.framework]))) for n, p in timed.items() if (n in own) is wanted]
-            for wanted in (True, False)
+            [
+                abs(percent(time_off(p, fitted[p.framework])))
+                for n, p in timed.items()
+                if (n in fitted_names) is is_fitted
+            ]
+            for is_fitted in (True, False)
         )
         lines.append(
             f"| {name} | {_worst(weighed)} | {len(weighed)} | {_worst(outside)} | {len(outside)} "
@@ -81,12 +85,12 @@ def rows(points: list[Point], fitted: dict[str, Constants]) -> str:
     table.writerow(["set", "row", "status", "fits", *_columns("memory_gib"), *_columns("tokens_per_second_per_device")])
     for name in SETS:
         for point in (p for p in points if p.set_name == name):
-            found = point.predicted(fitted[point.framework])
+            estimate = point.predicted(fitted[point.framework])
             table.writerow(
                 [
-                    *(name, point.row.name, point.row.status, "yes" if found.fits else "no"),
-                    *_cells(point.memory_bytes, found.memory.total, GIB, 1, point.row.name in weighed),
-                    *_cells(point.tokens_per_second, found.tokens_per_second, 1, 0, point.row.name in timed),
+                    *(name, point.row.name, point.row.status, "yes" if estimate.fits else "no"),
+                    *_cells(point.memory_bytes, estimate.memory.total, GIB, 1, point.row.name in weighed),
+                    *_cells(point.tokens_per_second, estimate.tokens_per_second, 1, 0, point.row.name in timed),
                 ]
             )
     return written.getvalue()
@@ -120,12 +124,12 @@ def scatter(points: list[Point], fitted: dict[str, Constants]) -> str:
     )
 
 
-def _predicted_memory(found: layout_search.LayoutEstimate) -> float:
-    return found.memory.total
+def _predicted_memory(estimate: layout_search.LayoutEstimate) -> float:
+    return estimate.memory.total
 
 
-def _predicted_rate(found: layout_search.LayoutEstimate) -> float:
-    return found.tokens_per_second
+def _predicted_rate(estimate: layout_search.LayoutEstimate) -> float:
+    return estimate.tokens_per_second
 
 
 def _panel(
@@ -163,11 +167,11 @@ def _panel(
         value = published(point)
         if value is None:
             continue
-        found = predicted(point.predicted(fitted[point.framework])) / unit
+        prediction = predicted(point.predicted(fitted[point.framework])) / unit
         colour = COLOURS[names.index(point.framework)]
         fill = "none" if point.left_out else colour
         lines.append(
-            f'<circle cx="{left + place(value / unit):.1f}" cy="{TOP + SIDE - place(found):.1f}" r="4" '
+            f'<circle cx="{left + place(value / unit):.1f}" cy="{TOP + SIDE - place(prediction):.1f}" r="4" '
             f'fill="{fill}" fill-opacity="0.6" stroke="{colour}"><title>{point.row.name}</title></circle>'
         )
     return lines

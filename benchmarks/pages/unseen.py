@@ -71,8 +71,8 @@ PROGRAMS = (
 class Run:
     """A published run. rate: tokens/s of one device; memory_bytes: as published; both None where not published.
 
-    fitted: whether the constants may be fitted on it. ran_out: it ran out of memory. stated: the source states the
-    settings, so that the row counts in medians. speed_stated: the same for the unit of its speed.
+    fitted: whether the constants may be fitted on it. ran_out: it ran out of memory. has_all_settings: the
+    source states them, so that the row counts in medians. speed_stated: the same for the unit of its speed.
     """
 
     name: str
@@ -95,12 +95,12 @@ class Run:
         return bool(self.row["settings"] == "oom")
 
     @property
-    def stated(self) -> bool:
+    def has_all_settings(self) -> bool:
         return self.row["settings"] != "partial"
 
     @property
     def speed_stated(self) -> bool:
-        return self.stated and not self.row["quality"].startswith("throughput unit")
+        return self.has_all_settings and not self.row["quality"].startswith("throughput unit")
 
     @property
     def devices(self) -> int:
@@ -109,10 +109,10 @@ class Run:
     @property
     def program(self) -> str | None:
         """Return the program that ran it, by what the row says; None: the framework's own."""
-        said = " ".join(str(self.row.get(key)) for key in ("group", "note", "source"))
-        named = next((name for mark, name in PROGRAMS if mark in said), None)
+        description = " ".join(str(self.row.get(key)) for key in ("group", "note", "source"))
+        program = next((name for mark, name in PROGRAMS if mark in description), None)
         # No FlashAttention runs on a V100: Megatron materialised the scores there.
-        return "megatron_2021" if named is None and self.row["chip"].startswith("V100") else named
+        return "megatron_2021" if program is None and self.row["chip"].startswith("V100") else program
 
     @property
     def sweep(self) -> tuple[object, ...]:
@@ -199,13 +199,13 @@ class Questions:
 
     def constants_with_programs(self, framework: str) -> Constants:
         """Return the constants of a framework, with the old programs beside those of configs/planner."""
-        found = self.registry.constants(framework)
-        assert found is not None
-        return found.model_copy(update={"programs": {**found.programs, **old_programs().get(framework, {})}})
+        constants = self.registry.constants(framework)
+        assert constants is not None
+        return constants.model_copy(update={"programs": {**constants.programs, **old_programs().get(framework, {})}})
 
     def constants(self, run: Run) -> Constants:
-        own = self.constants_with_programs(run.framework)
-        return own.for_program(run.program) if run.program in own.programs else own
+        constants = self.constants_with_programs(run.framework)
+        return constants.for_program(run.program) if run.program in constants.programs else constants
 
     def _chip(self, name: str) -> tuple[Chip, float]:
         """Return the chip, and the share of its power that it may take."""
@@ -247,23 +247,23 @@ DESCRIPTION = (
 
 class OwnQuestions(Questions):
     """The questions by the framework's own constants, which every default plan takes, with as much of the published
-    program's description as `known` names."""
+    program's description as `described_fields` names."""
 
-    def __init__(self, registry: Registry, known: Iterable[str] = ()) -> None:
+    def __init__(self, registry: Registry, described_fields: Iterable[str] = ()) -> None:
         super().__init__(registry)
-        self.known = frozenset(known)
+        self.described_fields = frozenset(described_fields)
 
     def constants(self, run: Run) -> Constants:
-        own, described = self.constants_with_programs(run.framework), super().constants(run)
-        return own.model_copy(
+        constants, described = self.constants_with_programs(run.framework), super().constants(run)
+        return constants.model_copy(
             update={
-                "pace": own.pace.model_copy(update=self._said(described.pace)),
-                "keeping": own.keeping.model_copy(update=self._said(described.keeping)),
+                "pace": constants.pace.model_copy(update=self._described_values(described.pace)),
+                "keeping": constants.keeping.model_copy(update=self._described_values(described.keeping)),
             }
         )
 
-    def _said(self, part: Pace | MemoryModel) -> dict[str, object]:
-        return {name: getattr(part, name) for name in self.known & set(type(part).model_fields)}
+    def _described_values(self, part: Pace | MemoryModel) -> dict[str, object]:
+        return {name: getattr(part, name) for name in self.described_fields & set(type(part).model_fields)}
 
 
 @dataclass(frozen=True)
@@ -289,14 +289,14 @@ class Judged:
     @property
     def memory_off(self) -> float | None:
         memory = self.run.memory_bytes
-        return None if memory is None or not self.run.stated else self.estimate.memory.total / memory - 1
+        return None if memory is None or not self.run.has_all_settings else self.estimate.memory.total / memory - 1
 
 
-def judged(runs: Iterable[Run], questions: Questions) -> list[Judged]:
-    return [_judged(run, questions.question(run)) for run in runs]
+def judge_runs(runs: Iterable[Run], questions: Questions) -> list[Judged]:
+    return [_judge_run(run, questions.question(run)) for run in runs]
 
 
-def _judged(run: Run, question: layout_search.LayoutQuestion) -> Judged:
+def _judge_run(run: Run, question: layout_search.LayoutQuestion) -> Judged:
     row = layout_search.predict(question, run.tuning)
     return Judged(run, row, question.capacity_bytes or 0, layout_search.is_tight(question, row.memory.total))
 
@@ -350,14 +350,14 @@ def kendall(pairs: list[tuple[float, float]]) -> float:
     return sum((s > 0) - (s < 0) for s in signs) / len(signs)
 
 
-def sweeps_of(found: Iterable[Judged]) -> list[Sweep]:
+def sweeps_of(judged_runs: Iterable[Judged]) -> list[Sweep]:
     """Return the sweeps in which at least two runs have a published rate."""
     sets: dict[tuple[object, ...], list[Judged]] = {}
-    for j in found:
+    for j in judged_runs:
         if j.run.speed_stated and (j.run.rate or j.run.ran_out):
             sets.setdefault(j.run.sweep, []).append(j)
-    named = [Sweep(" ".join(str(part) for part in key), tuple(runs)) for key, runs in sets.items()]
-    return [s for s in named if sum(j.run.rate is not None for j in s.runs) >= SHORT_SWEEP]
+    sweeps = [Sweep(" ".join(str(part) for part in key), tuple(runs)) for key, runs in sets.items()]
+    return [s for s in sweeps if sum(j.run.rate is not None for j in s.runs) >= SHORT_SWEEP]
 
 
 __all__ = [
@@ -369,7 +369,7 @@ __all__ = [
     "Questions",
     "Run",
     "Sweep",
-    "judged",
+    "judge_runs",
     "replace",
     "runs_of",
     "spread",

@@ -60,13 +60,13 @@ MISSES = {
 
 def page(
     goals: list[Goal],
-    found: list[Judged],
+    runs: list[Judged],
     context: list[Judged],
-    own: list[Bounded],
+    own_plans: list[Bounded],
     described: Iterable[tuple[str, int, float, float]],
     registry: Registry,
 ) -> str:
-    """Return the page. own: the rehearsed plans; described: the errors of own constants, as ever more is known."""
+    """Return the page. own_plans: the rehearsed plans. described: the errors of own constants, as more is known."""
     lines = [
         "# The planner against runs that it was not fitted to",
         "",
@@ -86,21 +86,21 @@ def page(
         "",
         "## Order of the layouts",
         "",
-        *_sweeps(sweeps_of(found)),
+        *_sweeps(sweeps_of(runs)),
         "",
-        *_missed(sweeps_of(found)),
+        *_missed(sweeps_of(runs)),
         "",
         "## Rows that are off by more than a fifth",
         "",
         "| row | speed | memory | reason |",
         "|---|---|---|---|",
-        *(_far_row(j) for j in found if _is_far(j)),
+        *(_far_row(j) for j in runs if _is_far(j)),
         "",
         *_context(context),
         "",
         *_own_runs(),
         "",
-        *_own(own),
+        *_own_plans(own_plans),
         "",
         "## In no fit",
         "",
@@ -135,20 +135,20 @@ def _own_runs() -> Iterator[str]:
     ]
 
 
-def _own(found: list[Bounded]) -> Iterator[str]:
+def _own_plans(bounds: list[Bounded]) -> Iterator[str]:
     yield from [
         "## Own code beside a bound",
         "",
         "Every rehearsed plan (docs/verified/rehearsed.md) beside the time that its counted products, attention's core",
         "and its messages take at the chip's full rates. The last columns share the plan's time beyond that.",
         "",
-        *bound_table(found),
+        *bound_table(bounds),
     ]
 
 
-def tables(found: list[Judged], context: list[Judged]) -> dict[str, str]:
+def tables(runs: list[Judged], context: list[Judged]) -> dict[str, str]:
     """Return the rows behind the page, as CSV by the name of the file."""
-    held_out = [j for j in found if not j.run.fitted]
+    held_out = [j for j in runs if not j.run.fitted]
     groups = [["group", *_ERRORS]]
     for name in sorted({j.run.group for j in held_out}):
         groups.append([name.replace("|", ", "), *_numbers([j for j in held_out if j.run.group == name])])
@@ -173,13 +173,13 @@ def _csv(rows: list[list[str]]) -> str:
     return written.getvalue()
 
 
-def _cells(name: str, found: Iterable[Judged]) -> str:
-    return f"| {name} | {' | '.join(_numbers(found))} |"
+def _cells(name: str, runs: Iterable[Judged]) -> str:
+    return f"| {name} | {' | '.join(_numbers(runs))} |"
 
 
-def _numbers(found: Iterable[Judged]) -> list[str]:
-    kept = list(found)
-    return [*_errors(j.speed_off for j in kept), *_errors(j.memory_off for j in kept)]
+def _numbers(runs: Iterable[Judged]) -> list[str]:
+    listed_runs = list(runs)
+    return [*_errors(j.speed_off for j in listed_runs), *_errors(j.memory_off for j in listed_runs)]
 
 
 def _errors(errors: Iterable[float | None]) -> list[str]:
@@ -200,9 +200,9 @@ def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
     yield f"| **all** | | {ran} of {len(sweeps)} | {near} within 10 % | {middle} in the middle |"
 
 
-def _context(found: list[Judged]) -> Iterator[str]:
+def _context(runs: list[Judged]) -> Iterator[str]:
     """Yield the section of the runs with context parallelism, row by row."""
-    ring, gathered = ([j for j in found if j.run.framework == name] for name in ("megatron", "torch"))
+    ring, gathered = ([j for j in runs if j.run.framework == name] for name in ("megatron", "torch"))
     yield from [
         "## Context parallelism",
         "",
@@ -219,7 +219,7 @@ def _context(found: list[Judged]) -> Iterator[str]:
 
 def _context_row(j: Judged) -> list[str]:
     run, off = j.run, j.speed_off or 0
-    reason = next((why for start, why in REASONS if run.name.startswith(start)), "no cause was found")
+    reason = next((cause for start, cause in REASONS if run.name.startswith(start)), "no cause was found")
     return [
         *(run.name, str(run.tuning.layout), str(run.row["sequence_length"])),
         *(f"{run.rate:.0f}", f"{j.estimate.tokens_per_second:.0f}", f"{off:+.1%}"),
@@ -234,7 +234,7 @@ def _is_far(j: Judged) -> bool:
 
 
 def _far_row(j: Judged) -> str:
-    reason = next((why for start, why in REASONS if j.run.name.startswith(start)), "no cause was found")
+    reason = next((cause for start, cause in REASONS if j.run.name.startswith(start)), "no cause was found")
     speed, memory = ("" if off is None else f"{off:+.0%}" for off in (j.speed_off, j.memory_off))
     fitted = ", fit" if j.run.fitted else ""
     return f"| {j.run.name}{fitted} | {speed} | {memory} | {reason} |"
@@ -258,7 +258,7 @@ def _missed(sweeps: list[Sweep]) -> Iterator[str]:
                 yield f"| {_title(s)} | {layout} | {speeds} | {need} | {'tight' if j.is_tight else ''} |"
     for s in missed:
         yield ""
-        reason = next((why for name, why in MISSES.items() if s.name.startswith(name)), "no cause was found")
+        reason = next((cause for name, cause in MISSES.items() if s.name.startswith(name)), "no cause was found")
         yield from textwrap.wrap(f"- {_title(s)}: {reason}", 118, subsequent_indent="  ")
 
 

@@ -21,7 +21,7 @@ import pytest
 from chip_check.plan import PLAN, Entry, read_plan
 from chip_check.python import found_in, given_python
 from chip_check.record import code_digest, read_records
-from chip_check.runs import Machine, judged, run_entry
+from chip_check.runs import Machine, compare_with_plan, run_entry
 from chip_check.speed import read_expected, speed_tables
 from chip_check.summary import energies, layout_text, read_rehearsed, rehearsed_of, summarise
 from gpu_check import CUDA, cannot_run
@@ -183,7 +183,7 @@ def test_the_rows_of_a_program_are_recorded(tmp_path: Path) -> None:
     path.write_text("import sys; sys.exit('RuntimeError: no kernel')")
     record = run_entry(entry, machine)
     assert record["rows"] == []
-    assert judged(entry, record) == (False, record["why_not"])
+    assert compare_with_plan(entry, record) == (False, record["why_not"])
     assert record["why_not"].endswith("RuntimeError: no kernel")
 
 
@@ -387,7 +387,7 @@ def test_energy_by_counter_and_by_sampled_power(tmp_path: Path) -> None:
 )
 def test_a_record_is_judged_by_its_word_and_verdict(record: dict[str, Any], judgement: tuple[bool, str | None]) -> None:
     entry = Entry("name", 1, ("--case",), "shows", verdicts=("aligned",))
-    assert judged(entry, record) == judgement
+    assert compare_with_plan(entry, record) == judgement
 
 
 def test_a_plan_that_is_none_is_an_error(tmp_path: Path) -> None:

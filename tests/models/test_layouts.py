@@ -17,7 +17,7 @@ from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.framework_kit.small_jobs import with_large_vocabulary
 from matrix import (
     VARIANTS,
-    Asked,
+    PlannedRun,
     difference,
     left_to_thorough,
     matrix,
@@ -45,7 +45,7 @@ LATER = left_to_thorough(reduced())
     "asked", [pytest.param(a, marks=[pytest.mark.thorough] if a in LATER else []) for a in reduced()], ids=str
 )
 def test_same_curve_as_torch_in_one_process(
-    asked: Asked, torch_of: Callable[[dict[str, Any]], Curve], interpreter_of: Callable[[str], Path]
+    asked: PlannedRun, torch_of: Callable[[dict[str, Any]], Curve], interpreter_of: Callable[[str], Path]
 ) -> None:
     """In few steps, and with two layers where no more stages divide them; the long runs have all of both."""
     whole, model = asked in LONG, MODELS[asked.family]

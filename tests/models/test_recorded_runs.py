@@ -19,7 +19,7 @@ from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
 from levelfield.testing.framework_kit.layout_checks import row_head
-from matrix import VARIANTS, Asked, RunRecord
+from matrix import VARIANTS, PlannedRun, RunRecord
 from trainings import references
 from trainings.references import confirms, curve_of, figures_of, train_references
 
@@ -202,7 +202,7 @@ def test_a_run_of_unknown_code_does_not_count_and_one_from_outside_of_git_does(m
 def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, python = Asked("paddle", "gpt", "fp32", SINGLE), Path("python")
+    asked, python = PlannedRun("paddle", "gpt", "fp32", SINGLE), Path("python")
     reference = load(ReferenceCurves, models / "models" / "torch" / REFERENCES).curves[0]
     monkeypatch.setattr(matrix, "train", lambda *_: _curve())
     assert matrix._run(asked, python, reference, lambda: code_of(models, "paddle")).passed
@@ -326,7 +326,7 @@ def test_runs_of_two_states_of_the_code_stand_in_one_file(models: Path) -> None:
     written = RunRecord(path, implementation, folder)
     written.current(ReferenceState(registry))
     (old,) = written.runs.values()
-    name = str(Asked("paddle", "gpt", "fp32", VARIANTS["DP2"]))
+    name = str(PlannedRun("paddle", "gpt", "fp32", VARIANTS["DP2"]))
     written.runs[name] = old.model_copy(update={"name": "DP2", **row_head(code_of(models, "paddle"))})
     written.write([*written.runs])
     faults = run_faults(load(LayoutRuns, path), implementation, folder, ReferenceState(registry))

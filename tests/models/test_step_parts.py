@@ -41,7 +41,7 @@ def test_what_is_planted_is_told_by_part_place_and_amount(tmp_path: Path) -> Non
 
 def test_a_late_rank_is_told_with_its_place_and_what_the_other_waits(tmp_path: Path) -> None:
     late = PLANTS["a sleep"]
-    found = explained(tmp_path / "late", late.of_rank(1), Variant("DP2", {"data": 2}, micro_batch=1))
+    found = explained(tmp_path / "late", late.code_for_rank(1), Variant("DP2", {"data": 2}, micro_batch=1))
     took = planted_ms(tmp_path / "late", rank=1)["a sleep"]
     assert found.late[0].rank == 1
     assert (found.late[0].part, found.late[0].where) == (late.part, late.where)

@@ -170,7 +170,7 @@ def test_the_backward_pass_of_paddle_belongs_to_its_layers(
 def test_a_late_rank_of_paddle_is_told_with_its_place(tmp_path: Path, paddle: Path) -> None:
     late = IN_PADDLE["a sleep"]
     variant = Variant("DP2", {"data": 2}, micro_batch=1)
-    found = explained(tmp_path / "late", late.of_rank(1), variant, framework="paddle", python=paddle)
+    found = explained(tmp_path / "late", late.code_for_rank(1), variant, framework="paddle", python=paddle)
     took = planted_ms(tmp_path / "late", rank=1)["a sleep"]
     assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
     assert_told(found.late[0].longer_ms, took)
@@ -181,7 +181,7 @@ def test_a_late_rank_of_paddle_is_told_with_its_place(tmp_path: Path, paddle: Pa
 def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path) -> None:
     late = PLANTS["an mlp"]
     variant = Variant("DP2", {"data": 2}, micro_batch=1)
-    found = explained(tmp_path / "late", late.of_rank(1), variant, framework="jax", python=python)
+    found = explained(tmp_path / "late", late.code_for_rank(1), variant, framework="jax", python=python)
     took = planted_ms(tmp_path / "late", rank=1)["an mlp"]
     assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
     assert_told(found.late[0].longer_ms, took)

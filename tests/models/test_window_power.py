@@ -17,7 +17,7 @@ from window_power import (
     IN_FP8,
     LateFault,
     copied,
-    judged,
+    judge_run,
     plant,
     plant_bf16,
     trained_copy,
@@ -71,5 +71,5 @@ def test_a_training_whose_window_is_in_8_bits_is_different(
     case, fault = "llama3_8b_bf16", FAULTS[0]
     copy = copied(tmp_path)
     plant(fault, copy)
-    row = judged(case, fault.name, "fault", trained_copy(case, copy))
+    row = judge_run(case, fault.name, "fault", trained_copy(case, copy))
     assert row["verdict"] == "different" and "window" in row["beyond"]

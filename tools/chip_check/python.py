@@ -46,9 +46,9 @@ def _on_top(folder: Path, carried: list[str]) -> Path:
     argv = [sys.executable, "-m", "venv", "--clear", "--without-pip", "--system-site-packages", str(folder)]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
-        why = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason was printed"]
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason was printed"]
         raise ValueError(
-            f"found no way to make an environment on {sys.executable}: {why[0]}; name a Python by --python"
+            f"found no way to make an environment on {sys.executable}: {reason[0]}; name a Python by --python"
         )
     packages = next((folder / "lib").glob("python*/site-packages"))
     lines = [*carried, *(p for p in site.getsitepackages() if Path(p).is_dir())]

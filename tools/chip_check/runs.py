@@ -74,7 +74,7 @@ def run_entry(entry: Entry, machine: Machine) -> dict[str, Any]:
         record |= facts_of(result)
     elif ended.code != 0:
         record["said"] = last_line(ended.err)
-    record["as_expected"], record["why_not"] = judged(entry, record)
+    record["as_expected"], record["why_not"] = compare_with_plan(entry, record)
     return record | {"minutes": round((time.monotonic() - began) / 60, 2)}
 
 
@@ -94,11 +94,11 @@ def filled(entry: Entry, machine: Machine) -> list[str]:
     if entry.is_program:
         return list(entry.arguments)
     values = {"vendor": machine.vendor, "count": str(machine.devices)}
-    own = ["--json", "--no-store"] if entry.trains else []
-    own += [part for folder in machine.plugins for part in ("--plugins", folder)]
+    common = ["--json", "--no-store"] if entry.trains else []
+    common += [part for folder in machine.plugins for part in ("--plugins", folder)]
     if machine.python and (entry.trains or entry.arguments[:2] == ("site", "preflight")):
-        own += ["--python", machine.python]
-    return [argument.format(**values) for argument in entry.arguments] + own
+        common += ["--python", machine.python]
+    return [argument.format(**values) for argument in entry.arguments] + common
 
 
 def benchmark(machine: Machine, arguments: list[str], entry: Entry | None = None) -> Ended:
@@ -162,10 +162,10 @@ def _break(process: subprocess.Popen[bytes], runs: Path, number: int, limit: flo
     """Send the last rank this signal once it has trained FAULT_STEP steps."""
     deadline = time.monotonic() + limit
     while process.poll() is None and time.monotonic() < deadline:
-        for rank, (found, job) in sorted(ranks_of(runs).items(), reverse=True)[:1]:
+        for rank, (pid, job) in sorted(ranks_of(runs).items(), reverse=True)[:1]:
             events = job.parent / "events" / f"rank{rank}.jsonl"
             if events.exists() and f'"step":{FAULT_STEP},' in events.read_text():
-                os.kill(found, number)
+                os.kill(pid, number)
                 return
         time.sleep(0.02)
 
@@ -240,11 +240,12 @@ def facts_of(result: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def judged(entry: Entry, record: dict[str, Any]) -> tuple[bool, str | None]:
+def compare_with_plan(entry: Entry, record: dict[str, Any]) -> tuple[bool, str | None]:
     """Return whether the entry ended as the plan expects, and else what was found and expected."""
     if record["word"] not in entry.expects:
-        said = "; ".join((record.get("status") or {}).get("reasons", ())) or record.get("said") or ""
-        return False, f"found {record['word']}, expected {' or '.join(entry.expects)}" + (f": {said}" if said else "")
+        reasons = "; ".join((record.get("status") or {}).get("reasons", ())) or record.get("said") or ""
+        because = f": {reasons}" if reasons else ""
+        return False, f"found {record['word']}, expected {' or '.join(entry.expects)}{because}"
     if entry.verdicts and record.get("verdict") not in entry.verdicts:
         return False, f"found alignment {record.get('verdict')}, expected {' or '.join(entry.verdicts)}"
     return True, None

@@ -39,11 +39,11 @@ def speed_tables(records: dict[str, Row], expected: Row) -> Iterator[tuple[str, 
     yield "Runs, tokens/s of a device", ("entry", "before", "expected", "measured"), runs
     head = ("part", "ms", "rate", "expected rate", "loss off by", "gradient off by")
     yield "Parts alone", head, [part_cells(row, expected["ceilings"]) for row in parts]
-    names = list(dict.fromkeys(name for each in expected["changes"] for name in each["ms"]))
+    names = list(dict.fromkeys(name for change in expected["changes"] for name in change["ms"]))
     yield (
         "What each change was expected to be worth, ms of a step",
         ("change", *names),
-        [[each["change"], *(number(each["ms"].get(name)) for name in names)] for each in expected["changes"]],
+        [[change["change"], *(number(change["ms"].get(name)) for name in names)] for change in expected["changes"]],
     )
     yield "Graphs: the same losses as eager?", ("step", "losses"), [*graph_cells(steps)]
 
@@ -51,20 +51,28 @@ def speed_tables(records: dict[str, Row], expected: Row) -> Iterator[tuple[str, 
 def step_cells(row: Row, expected: Row) -> list[str]:
     predicted = expected.get(row["shape"], {})
     where = f" (host, on a pretended {row['pretended']})" if row.get("pretended") else ""
-    wanted = [row["shape"] + where, number(predicted.get("before")), number(predicted.get("ours_ms"))]
+    first_cells = [row["shape"] + where, number(predicted.get("before")), number(predicted.get("ours_ms"))]
     if "failed" in row:
-        return [*wanted, f"failed: {row['failed']}", *["-"] * (len(PEERS) + 4)]
+        return [*first_cells, f"failed: {row['failed']}", *["-"] * (len(PEERS) + 4)]
     ours = row["trainers"]["ours"]
     peers = [number(row["ratios"].get(who), 2) if who in row["ratios"] else row["left_out"][who] for who in PEERS]
     best = f"{row['best']['ratio']:.2f} ({row['best']['peer']})" if row["best"] else "-"
     ratio = predicted.get("transformers")
     hope = "-" if ratio is None else f"{ratio:.2f} to transformers"
-    return [*wanted, number(ours["ms"], 1), number(ours["host_ms"], 1), number(ours["launches"]), *peers, best, hope]
+    return [
+        *first_cells,
+        number(ours["ms"], 1),
+        number(ours["host_ms"], 1),
+        number(ours["launches"]),
+        *peers,
+        best,
+        hope,
+    ]
 
 
 def run_cells(name: str, record: Row, predicted: Row) -> list[str]:
     figures = (predicted["before"], predicted["tokens_per_second"], record.get("tokens_per_second_per_device"))
-    return [name, *(number(each) for each in figures)]
+    return [name, *(number(figure) for figure in figures)]
 
 
 def part_cells(row: Row, expected: Row) -> list[str]:

@@ -45,20 +45,22 @@ def rehearsed_of(record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict
     """Return the rehearsed row of the same plan. Changed steps and batches have the same memory."""
     if record.get("scale") != "full":
         return None
-    wanted = {key: record[key] for key in ("framework", "chip", "nodes", "devices", "micro_batch", "recompute")}
-    wanted |= {"case": record["case"].partition("+")[0], "layout": layout_text(record["layout"])}
-    return next((row for row in rows if all(row.get(k) == v for k, v in wanted.items())), None)
+    same_plan = {key: record[key] for key in ("framework", "chip", "nodes", "devices", "micro_batch", "recompute")}
+    same_plan |= {"case": record["case"].partition("+")[0], "layout": layout_text(record["layout"])}
+    return next((row for row in rows if all(row.get(k) == v for k, v in same_plan.items())), None)
 
 
-def summarise(records: Records, left_out: dict[str, str], rows: list[dict[str, Any]], said: str, folder: Path) -> None:
+def summarise(
+    records: Records, left_out: dict[str, str], rows: list[dict[str, Any]], rehearsed_state: str, folder: Path
+) -> None:
     """Write both files. left_out: why, by the entry's name."""
     table = [
         table_row(name, record, rehearsed_of(record, rows)) for name, record in records.items() if "layout" in record
     ]
     others = {name: record for name, record in records.items() if "layout" not in record}
-    content = {"rows": table, "others": others, "left_out": left_out, "rehearsed": said}
+    content = {"rows": table, "others": others, "left_out": left_out, "rehearsed": rehearsed_state}
     write_whole(folder / "summary.json", json.dumps(content, indent=1) + "\n")
-    write_whole(folder / "summary.md", "\n".join(page(records, table, left_out, said)) + "\n")
+    write_whole(folder / "summary.md", "\n".join(page(records, table, left_out, rehearsed_state)) + "\n")
 
 
 def table_row(name: str, record: dict[str, Any], rehearsed: dict[str, Any] | None) -> dict[str, Any]:
@@ -81,12 +83,14 @@ def table_row(name: str, record: dict[str, Any], rehearsed: dict[str, Any] | Non
     }
 
 
-def page(records: Records, table: list[dict[str, Any]], left_out: dict[str, str], said: str) -> Iterable[str]:
+def page(
+    records: Records, table: list[dict[str, Any]], left_out: dict[str, str], rehearsed_state: str
+) -> Iterable[str]:
     yield "# gpu-check\n"
-    yield f"Rehearsed figures: {said}. GiB: allocated / reserved; tokens/s of one device.\n"
+    yield f"Rehearsed figures: {rehearsed_state}. GiB: allocated / reserved; tokens/s of one device.\n"
     yield from markdown(HEAD, (cells(row) for row in table))
     expected = read_expected()
-    speed = [each for each in speed_tables(records, expected) if each[2]]
+    speed = [table_of_speed for table_of_speed in speed_tables(records, expected) if table_of_speed[2]]
     if speed:
         yield f"\n## Speed\n\nExpected on {expected['chip']}: {expected['basis']}."
     for heading, head, rows in speed:
@@ -98,7 +102,7 @@ def page(records: Records, table: list[dict[str, Any]], left_out: dict[str, str]
     yield from markdown(("entry", "word", "as expected", "minutes"), (end_cells(n, r) for n, r in records.items()))
     if left_out:
         yield "\n## Left out\n"
-        yield from (f"- {name}: {why}" for name, why in left_out.items())
+        yield from (f"- {name}: {reason}" for name, reason in left_out.items())
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterable[str]:
@@ -121,8 +125,8 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def end_cells(name: str, record: dict[str, Any]) -> list[str]:
-    found = "yes" if record["as_expected"] else str(record["why_not"]).replace("|", "\\|").replace("\n", " ")
-    return [name, record["word"], found, f"{record['minutes']:.1f}"]
+    as_expected = "yes" if record["as_expected"] else str(record["why_not"]).replace("|", "\\|").replace("\n", " ")
+    return [name, record["word"], as_expected, f"{record['minutes']:.1f}"]
 
 
 def gib(value: float | None) -> str:
@@ -134,11 +138,11 @@ def rate(value: float | None) -> str:
 
 
 def energy_lines(table: list[dict[str, Any]]) -> Iterable[str]:
-    known = [(row["entry"], device) for row in table for device in row["energy"] or ()]
-    if not known:
+    readings = [(row["entry"], device) for row in table for device in row["energy"] or ()]
+    if not readings:
         yield "No run has both readings."
         return
-    rows = ([e, str(d["device"]), rate(d["counter_joules"]), rate(d["sampled_joules"])] for e, d in known)
+    rows = ([e, str(d["device"]), rate(d["counter_joules"]), rate(d["sampled_joules"])] for e, d in readings)
     yield from markdown(("entry", "device", "counter, J", "sampled, J"), rows)
 
 

@@ -121,11 +121,11 @@ def judge(
     """Return the platform's verdict on the curve that `trained` returns; a training that raises is `failed`."""
     about = (run.name, isinstance(run, Fault), run.framework, family, precision)
     try:
-        found = rules.align(training_of(trained()), by.training, by.limits)
+        alignment = rules.align(training_of(trained()), by.training, by.limits)
     except RuntimeError as error:
         return Judgement(*about, "failed", reason=str(error).strip().splitlines()[-1][:200])
-    failed = tuple(layer.name for layer in found.layers if layer.passed is False)
-    return Judgement(*about, found.verdict, failed, found.reason)
+    failed = tuple(layer.name for layer in alignment.layers if layer.passed is False)
+    return Judgement(*about, alignment.verdict, failed, alignment.reason)
 
 
 def curve_of(run: Fault | HonestRun, family: str, precision: str, python: Path | None = None) -> Curve:
@@ -145,10 +145,10 @@ class Trainings:
         path = self.folder and self.folder / f"{precision} {family} {run.framework} {run.name}".replace("/", " ")
         if path is None or not path.exists():
             python = None if run.framework == "torch" else self.interpreter_of(run.framework)
-            found = curve_of(run, family, precision, python)
+            trained = curve_of(run, family, precision, python)
             if path is None:
-                return found
-            path.write_bytes(pickle.dumps(found))
+                return trained
+            path.write_bytes(pickle.dumps(trained))
         return pickle.loads(path.read_bytes())
 
 
@@ -181,25 +181,25 @@ LAYER_SETS = {
 }
 
 
-def certified(judged: Iterable[Judgement]) -> dict[tuple[str, str, str], str]:
+def certified(judged_runs: Iterable[Judgement]) -> dict[tuple[str, str, str], str]:
     """Return the verdict on each run in bf16 with its certificate, by (framework, name, family).
 
     `aligned` needs the same code and layout aligned in fp32; it is `consistent` otherwise.
     """
-    listed = list(judged)
-    aligned = {key_of(j) for j in listed if j.precision == "fp32" and j.verdict == "aligned"}
+    all_judgements = list(judged_runs)
+    aligned = {key_of(j) for j in all_judgements if j.precision == "fp32" and j.verdict == "aligned"}
     return {
         key_of(j): "consistent" if j.verdict == "aligned" and key_of(j) not in aligned else j.verdict
-        for j in listed
+        for j in all_judgements
         if j.precision == "bf16"
     }
 
 
-def key_of(judged: Judgement) -> tuple[str, str, str]:
-    return judged.framework, judged.name, judged.family
+def key_of(judgement: Judgement) -> tuple[str, str, str]:
+    return judgement.framework, judgement.name, judgement.family
 
 
-def missed(judged: Iterable[Judgement], precision: str, layers: Sequence[str]) -> list[str]:
+def missed(judged_runs: Iterable[Judgement], precision: str, layers: Sequence[str]) -> list[str]:
     """Return the faults that none of `layers` finds."""
-    faults = [j for j in judged if j.fault and j.precision == precision and j.verdict != "failed"]
+    faults = [j for j in judged_runs if j.fault and j.precision == precision and j.verdict != "failed"]
     return [j.title for j in faults if not set(j.failed) & set(layers)]

@@ -24,9 +24,9 @@ SMALL = shallow(MODELS["llama"])
 WITHOUT = ""  # the turn of no plant
 
 
-def explained(folder: Path, *run: Any, **named: Any) -> StepParts:
+def explained(folder: Path, *run: Any, **options: Any) -> StepParts:
     """The parts of a step of a small training, as `recorded` has it."""
-    return parts_in(folder, folder, recorded(folder, *run, **named))
+    return parts_in(folder, folder, recorded(folder, *run, **options))
 
 
 def recorded(
@@ -51,18 +51,18 @@ def recorded(
 
 def parts_in(folder: Path, events_folder: Path, run: RecordedRun) -> StepParts:
     """The parts of a step. events_folder: has the events of the steps that are to be read."""
-    found = parts_of(run, events_folder, folder / "profile")
-    assert not found.missing, found.missing
-    for rank in found.ranks:
+    parts = parts_of(run, events_folder, folder / "profile")
+    assert not parts.missing, parts.missing
+    for rank in parts.ranks:
         for whole in (sum(part.time.mean for part in rank.parts), sum(place.ms for place in rank.places)):
             assert math.isclose(whole, rank.step.mean, rel_tol=0.02), (whole, rank.step.mean)
-    return found
+    return parts
 
 
-def in_turns(folder: Path, code: str, order: Sequence[str], rounds: int, **run: Any) -> dict[str, Turn]:
+def train_in_turns(folder: Path, code: str, order: Sequence[str], rounds: int, **run: Any) -> dict[str, Turn]:
     """Train with plants that take turns in `order`, and record each `rounds` times. Return the steps of each."""
-    found = recorded(folder, f"{code}\ntake_turns({list(order)!r})", steps=rounds * len(order), **run)
-    return {name: _turn(folder, found, name, order) for name in order}
+    run_of_all_turns = recorded(folder, f"{code}\ntake_turns({list(order)!r})", steps=rounds * len(order), **run)
+    return {name: _turn(folder, run_of_all_turns, name, order) for name in order}
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,26 @@ class Turn:
 
 
 def _turn(folder: Path, run: RecordedRun, name: str, order: Sequence[str]) -> Turn:
-    own = folder / f"turn {list(order).index(name)}"
-    own.mkdir()
+    turn_folder = folder / f"turn {list(order).index(name)}"
+    turn_folder.mkdir()
     steps = []
     for rank in range(run.ranks):
-        kept = [event for event in events(folder, rank) if event["event"] == "measured"]
-        for event in kept:
-            event["values"] = _of_turn(event["values"], lambda number: order[number % len(order)] == name)
-        kept = [event for event in kept if event["values"]]
-        (own / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept))
-        steps.append(_counted_steps(kept))
-    found = [[each for each in intervals_of(folder, rank) if each.within(steps[rank])] for rank in range(run.ranks)]
-    took = [_took(each, len(mine)) for each, mine in zip(found, steps, strict=True)]
-    clocked = [sum(end - begin for begin, end in each) / 1e6 / len(each) for each in steps]
-    return Turn(parts_in(folder, own, run), tuple(took), tuple(clocked), tuple(found))
+        measured = [event for event in events(folder, rank) if event["event"] == "measured"]
+        for event in measured:
+            event["values"] = _values_in_turn(event["values"], lambda number: order[number % len(order)] == name)
+        measured = [event for event in measured if event["values"]]
+        (turn_folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in measured))
+        steps.append(_counted_steps(measured))
+    intervals = [
+        [interval for interval in intervals_of(folder, rank) if interval.within(steps[rank])]
+        for rank in range(run.ranks)
+    ]
+    took = [_took(rank_intervals, len(rank_steps)) for rank_intervals, rank_steps in zip(intervals, steps, strict=True)]
+    clocked = [sum(end - begin for begin, end in rank_steps) / 1e6 / len(rank_steps) for rank_steps in steps]
+    return Turn(parts_in(folder, turn_folder, run), tuple(took), tuple(clocked), tuple(intervals))
 
 
-def _of_turn(values: dict[str, Any], is_of: Callable[[int], bool]) -> dict[str, Any]:
+def _values_in_turn(values: dict[str, Any], is_of: Callable[[int], bool]) -> dict[str, Any]:
     """An event's values without the steps of other turns; nothing of an event that has none of this turn."""
     if "files" in values:
         files = {name: digest for name, digest in values["files"].items() if is_of(int(name.split(".")[1][4:]))}
@@ -102,13 +105,13 @@ def _of_turn(values: dict[str, Any], is_of: Callable[[int], bool]) -> dict[str, 
     return values if is_of(values["number"]) else {}
 
 
-def at(found: StepParts, part: str, where: str, rank: int = 0) -> float:
+def at(parts: StepParts, part: str, where: str, rank: int = 0) -> float:
     """The milliseconds of a place, in all phases."""
-    return sum(place.ms for place in found.ranks[rank].places if (place.part, place.where) == (part, where))
+    return sum(place.ms for place in parts.ranks[rank].places if (place.part, place.where) == (part, where))
 
 
-def part_of(found: StepParts, part: str, rank: int = 0) -> float:
-    return sum(each.time.mean for each in found.ranks[rank].parts if each.part == part)
+def part_of(parts: StepParts, part: str, rank: int = 0) -> float:
+    return sum(time_part.time.mean for time_part in parts.ranks[rank].parts if time_part.part == part)
 
 
 class Interval(NamedTuple):
@@ -136,16 +139,16 @@ def planted_ms(folder: Path, rank: int = 0) -> dict[str, float]:
 def counted_intervals(folder: Path, rank: int) -> tuple[list[Interval], int]:
     """Return what the plants' clocks counted in the recorded steps that count, and how many these are."""
     steps = _counted_steps([event for event in events(folder, rank) if event["event"] == "measured"])
-    return [each for each in intervals_of(folder, rank) if each.within(steps)], len(steps)
+    return [interval for interval in intervals_of(folder, rank) if interval.within(steps)], len(steps)
 
 
 def _counted_steps(measured: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
-    found = [event["values"] for event in measured if event["name"] == "profiled_step"]
-    return [(step["begin_ns"], step["end_ns"]) for step in found if step["recorded"] and step["counted"]]
+    profiled = [event["values"] for event in measured if event["name"] == "profiled_step"]
+    return [(step["begin_ns"], step["end_ns"]) for step in profiled if step["recorded"] and step["counted"]]
 
 
-def _took(found: Sequence[Interval], steps: int) -> dict[str, float]:
+def _took(intervals: Sequence[Interval], steps: int) -> dict[str, float]:
     took: dict[str, float] = defaultdict(float)
-    for each in found:
-        took[each.name] += (each.end - each.begin) / 1e6 / steps
+    for interval in intervals:
+        took[interval.name] += (interval.end - interval.begin) / 1e6 / steps
     return took

@@ -77,7 +77,7 @@ def two_hosts() -> Iterator[str]:
             "type",
             "veth",
             "peer",
-            *(word for each in end.items() for word in each),
+            *(word for item in end.items() for word in item),
         )
         for host, address in zip(hosts, ADDRESSES, strict=True):
             run("-n", host, "addr", "add", f"{address}/24", "dev", "eth0")
@@ -98,6 +98,7 @@ def transfer_ms(intervals: Sequence[Sequence[Interval]], steps: int) -> float:
 
     intervals: by rank, those of the exchanges in some steps, whose clocks are one machine's.
     """
-    pairs = list(zip(*(sorted(each for each in own if each.name == PLANT) for own in intervals), strict=True))
-    spans = [each.end - max(one.begin for one in pair) for pair in pairs for each in pair]
+    exchanges = [sorted(interval for interval in rank if interval.name == PLANT) for rank in intervals]
+    pairs = zip(*exchanges, strict=True)
+    spans = [interval.end - max(other.begin for other in pair) for pair in pairs for interval in pair]
     return sum(spans) / 1e6 / len(intervals) / steps

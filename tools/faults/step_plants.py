@@ -20,7 +20,7 @@ class Plant:
     part: str
     where: str
 
-    def of_rank(self, rank: int) -> str:
+    def code_for_rank(self, rank: int) -> str:
         return f"if job.rank == {rank}:\n" + textwrap.indent(self.code, "    ")
 
 

@@ -24,16 +24,16 @@ GIB = 2**30
 def findings(entry: dict[str, Any], reports: list[dict[str, Any]]) -> list[str]:
     """What is wrong with each rank's report, in sentences. A rank that failed has its own lines and is left out."""
     framework = entry["plan"]["implementation"]["framework"]
-    found = []
+    faults = []
     for report in reports:
         if report.get("error") or report["exit_code"] or not report["steps"]:
             continue
         work = RankWork(entry["job"], framework, report["rank"])
-        found += [f"rank {report['rank']}: {said}" for said in of_rank(entry, work, report)]
-    return found
+        faults += [f"rank {report['rank']}: {fault}" for fault in rank_findings(entry, work, report)]
+    return faults
 
 
-def of_rank(entry: dict[str, Any], work: RankWork, report: dict[str, Any]) -> Iterator[str]:
+def rank_findings(entry: dict[str, Any], work: RankWork, report: dict[str, Any]) -> Iterator[str]:
     last = report["steps"][-1]
     failed = sum(step["failed_allocations"] for step in report["steps"])
     if failed:
@@ -74,9 +74,9 @@ def products(work: RankWork, step: dict[str, Any], attention: set[str]) -> Itera
         return
     if experts is not None and (experts.capacity_factor is not None or work.width == FLOAT32):
         return
-    expected, found = work.product_flops(core), step["product_flops"]
-    if abs(found - expected) > TOLERANCE * expected:
-        yield f"matrix products of {found:.6g} FLOPs, expected {expected:.6g} ({found / expected - 1:+.2%})"
+    expected, flops = work.product_flops(core), step["product_flops"]
+    if abs(flops - expected) > TOLERANCE * expected:
+        yield f"matrix products of {flops:.6g} FLOPs, expected {expected:.6g} ({flops / expected - 1:+.2%})"
 
 
 def collectives(needs: list[Need], sent: dict[str, dict[str, int]]) -> Iterator[str]:
@@ -85,10 +85,10 @@ def collectives(needs: list[Need], sent: dict[str, dict[str, int]]) -> Iterator[
     for need in needs:
         together[need.kinds, need.ranks].append(need)
     for (kinds, ranks), several in together.items():
-        found = sum(sent.get(f"{kind} over {ranks}", {"bytes": 0})["bytes"] for kind in kinds)
+        sent_bytes = sum(sent.get(f"{kind} over {ranks}", {"bytes": 0})["bytes"] for kind in kinds)
         least, what = sum(need.least for need in several), ", ".join(dict.fromkeys(need.what for need in several))
-        words = f"{' and '.join(kinds)} over {ranks} ranks ({what}): {found:,} bytes"
-        if found < least * (1 - TOLERANCE):
+        words = f"{' and '.join(kinds)} over {ranks} ranks ({what}): {sent_bytes:,} bytes"
+        if sent_bytes < least * (1 - TOLERANCE):
             yield f"{words}, expected at least {least:,.0f}"
-        elif all(need.exact for need in several) and found > least * (1 + TOLERANCE) + SMALL:
+        elif all(need.exact for need in several) and sent_bytes > least * (1 + TOLERANCE) + SMALL:
             yield f"{words}, expected at most {least:,.0f}"

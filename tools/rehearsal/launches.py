@@ -25,8 +25,8 @@ def launches_by_part(folder: Path, rank: int) -> dict[str, int] | None:
         return None
     content: dict[str, Any] = json.loads(trace.read_text())
     content["traceEvents"] += events_of(calls.read_text(), int(content["baseTimeNanoseconds"]))
-    found = timeline(content)
-    return dict(Counter(each.part for each in found.kernels) + Counter(each.kind for each in found.messages))
+    timings = timeline(content)
+    return dict(Counter(event.part for event in timings.kernels) + Counter(event.kind for event in timings.messages))
 
 
 def events_of(calls: str, base_ns: int) -> Iterator[dict[str, Any]]:

@@ -29,8 +29,8 @@ def environment(framework: str) -> Path:
 
 def default_python(framework: str) -> Path:
     """The platform's environment of this framework; where it is not whole, the Python that the variable names."""
-    own, given = environment(framework), os.environ.get(VARIABLE)
-    return Path(given) if given and not (own.parents[1] / STAMP).exists() else own
+    platform_python, override = environment(framework), os.environ.get(VARIABLE)
+    return Path(override) if override and not (platform_python.parents[1] / STAMP).exists() else platform_python
 
 
 def check_needs(case: str, python: Path) -> None:
@@ -48,8 +48,8 @@ def check_needs(case: str, python: Path) -> None:
     try:
         cuda_torch(python)
     except BuildError as error:
-        found = str(error).partition(": install")[0]
-        raise BuildError(f"{found}. {INDEX if python == environment(framework) else how}") from None
+        lacking_torch = str(error).partition(": install")[0]
+        raise BuildError(f"{lacking_torch}. {INDEX if python == environment(framework) else how}") from None
     if lacking := packages_lacking(python, PACKAGES[framework]):
         raise RehearsalError(f"{python}: found no {' and no '.join(lacking)}, expected {framework} for CUDA: {how}")
 
@@ -65,5 +65,5 @@ def packages_lacking(python: Path, names: tuple[str, ...]) -> list[str]:
     done = subprocess.run([str(python), "-c", LACKING, *names], capture_output=True, text=True)
     if done.returncode:
         raise RehearsalError(f"{python}: cannot look for {', '.join(names)}: {done.stderr.strip()[-300:]}")
-    found: list[str] = json.loads(done.stdout)
-    return found
+    lacking: list[str] = json.loads(done.stdout)
+    return lacking

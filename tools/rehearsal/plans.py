@@ -25,29 +25,29 @@ class RehearsalError(Exception):
     """A rehearsal cannot begin; the message says why and what to do."""
 
 
-def case_string(given: str) -> str:
+def case_string(case: str) -> str:
     """The case string with the framework, chip, nodes and devices that it leaves out."""
-    parts = given.split(":")
+    parts = case.split(":")
     if not 1 <= len(parts) <= 5 or not all(parts):
-        raise RehearsalError(f"{given!r}: expected CASE[:framework[:chip[:nodes[:devices]]]]")
+        raise RehearsalError(f"{case!r}: expected CASE[:framework[:chip[:nodes[:devices]]]]")
     return ":".join(parts + list(DEFAULTS[len(parts) - 1 :]))
 
 
-def framework_of(given: str) -> str:
+def framework_of(case: str) -> str:
     """The framework of a case string, without its version."""
-    return case_string(given).split(":")[1].partition("_")[0]
+    return case_string(case).split(":")[1].partition("_")[0]
 
 
 def make_plan(case: str, options: list[str], checkout: Path = CHECKOUT) -> dict[str, Any]:
     """The entry of `--dry-run --json`: plan, request and job."""
     argv = [sys.executable, str(checkout / "run_benchmarks.py"), "--case", case_string(case)]
-    own = {"LEVELFIELD_NO_BOOTSTRAP": "1", "LEVELFIELD_STORE": "none", "PYTHONPATH": str(checkout / "platform")}
+    variables = {"LEVELFIELD_NO_BOOTSTRAP": "1", "LEVELFIELD_STORE": "none", "PYTHONPATH": str(checkout / "platform")}
     done = subprocess.run(
         [*argv, "--dry-run", "--json", *options],
         capture_output=True,
         text=True,
         cwd=checkout,
-        env={**os.environ, **own},
+        env={**os.environ, **variables},
     )
     if done.returncode:
         raise RehearsalError(f"{case}: no plan: {done.stderr.strip() or done.stdout.strip()[:500]}")

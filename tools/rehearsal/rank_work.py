@@ -101,15 +101,15 @@ class RankWork:
         """
         head = self.model.hidden_size * self.model.vocab_size / self.tensor if self.is_last else 0
         again = self._repeated()
-        repeated = self._in_layers(again, core) - self._unrepeated(again)
-        return 2 * self.tokens * self.count * (3 * (self._in_layers(self.layers, core) + head) + repeated)
+        repeated = self._token_multiplications(again, core) - self._unrepeated(again)
+        return 2 * self.tokens * self.count * (3 * (self._token_multiplications(self.layers, core) + head) + repeated)
 
-    def _in_layers(self, layers: Sequence[int], core: bool) -> float:
+    def _token_multiplications(self, layers: Sequence[int], core: bool) -> float:
         """Multiplications of the forward pass of a token in these layers."""
-        found = sum(active_weights(self.model, layer) / self.tensor for layer in layers)
+        weights = sum(active_weights(self.model, layer) / self.tensor for layer in layers)
         routed = sum(self.model.is_mixture(layer) for layer in layers)
-        found += routed * (self.model.experts.count * self.model.hidden_size if self.model.experts else 0)
-        return found + (len(layers) * 2 * core_width(self.model) / self.tensor * self._keys() if core else 0)
+        weights += routed * (self.model.experts.count * self.model.hidden_size if self.model.experts else 0)
+        return weights + (len(layers) * 2 * core_width(self.model) / self.tensor * self._keys() if core else 0)
 
     def _repeated(self) -> Sequence[int]:
         """The layers that `full` recomputes: all, or the first ones of each model chunk."""
@@ -134,16 +134,16 @@ class RankWork:
         """How often torch's training may wait in a step: for the numbers of tokens that each mixture exchanges, which
         in float32 each of its products reads too, and a few times more: DDP twice for the new buckets of a chunk."""
         passes = 1 if self.tuning["recompute"] == "none" else 2
-        each = 12 if self.width == FLOAT32 else 3
-        return 6 + 2 * len(self.chunks) + each * len(self.mixtures) * self.count * passes
+        waits_per_pass = 12 if self.width == FLOAT32 else 3
+        return 6 + 2 * len(self.chunks) + waits_per_pass * len(self.mixtures) * self.count * passes
 
     def _has_capacity(self) -> bool:
         return self.model.experts is not None and self.model.experts.capacity_factor is not None
 
     def needs(self) -> list[Need]:
         """All collectives that move gradients, parameters or activations."""
-        found = [*self._dense(), *self._experts_apart(), *self._between_stages(), *self._within_layers()]
-        return [need for need in found if need.ranks > 1 and need.least]
+        needs = [*self._dense(), *self._experts_apart(), *self._between_stages(), *self._within_layers()]
+        return [need for need in needs if need.ranks > 1 and need.least]
 
     def _dense(self) -> Iterator[Need]:
         """Gradients in float32, and the parameters that ZeRO gathers."""
@@ -200,8 +200,8 @@ class RankWork:
 
     def _between_stages(self) -> Iterator[Need]:
         """Activations to the next stage, and their gradients to the one before."""
-        each = self.count * self.tokens * self.model.hidden_size * self.width
-        each /= self.tensor if self.layout["sequence_parallel"] else 1
+        message_bytes = self.count * self.tokens * self.model.hidden_size * self.width
+        message_bytes /= self.tensor if self.layout["sequence_parallel"] else 1
         chunks = len(self.chunks)
         interleaved = chunks > 1
         sure = (self.framework == "torch" or not interleaved) and self.tensor == 1
@@ -210,8 +210,8 @@ class RankWork:
         if self.framework == "megatron" and self.stages == 2 and interleaved:  # it sends back over the group of all
             world = self.stages * self.ranks * self.tensor
             send, receive = (world, send) if self.is_last else (send, world)
-        yield Need("activations", ("send",), send, neighbours * each, sure)
-        yield Need("activations", ("recv",), receive, neighbours * each, False)
+        yield Need("activations", ("send",), send, neighbours * message_bytes, sure)
+        yield Need("activations", ("recv",), receive, neighbours * message_bytes, False)
         if self.model.tied_embeddings and self.stages > 1 and self.stage in (0, self.stages - 1):
             size = next(n for name, n in self.parameters() if name == "embedding.weight")
             shard = self.shard if self.framework == "torch" else 1

@@ -49,8 +49,8 @@ def rehearse(
             if older is not None:
                 spec["checkout"] = str(older)
                 (Path(folder) / "spec.json").write_text(json.dumps(spec))
-            given = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
-            run_parent(INSIDE / parent_of(entry["job"], by_part), spec, python, given)
+            environment = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
+            run_parent(INSIDE / parent_of(entry["job"], by_part), spec, python, environment)
         finally:
             if space:
                 shutil.rmtree(space, ignore_errors=True)
@@ -91,15 +91,22 @@ def free_port() -> int:
 
 
 def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeout: int) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in REMOVED}
+    inherited = {name: value for name, value in os.environ.items() if name not in REMOVED}
     devices = entry["plan"]["hardware"]["devices_per_node"]
-    own = entry["plan"]["implementation"].get("environment") or {}
+    framework_environment = entry["plan"]["implementation"].get("environment") or {}
     tuned = entry["plan"]["tuning"].get("environment") or {}
     more = {"LEVELFIELD_STANDIN_SPACE": space} if space else {}
     limit = {"LEVELFIELD_STANDIN_TIMEOUT_SECONDS": str(timeout)}
     if entry["job"]["model"].get("experts"):
         limit["LEVELFIELD_STANDIN_COPY_BYTES"] = str(COUNTS_BYTES)
-    return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
+    return {
+        **inherited,
+        **framework_environment,
+        **tuned,
+        **standin.environment(chip_of(entry), devices),
+        **more,
+        **limit,
+    }
 
 
 def parent_of(job: dict[str, Any], by_part: bool) -> str:
@@ -119,13 +126,13 @@ def run_parent(parent: Path, spec: dict[str, Any], python: Path, environment: di
         argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, said = process.communicate()
+        _, errors = process.communicate()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # also what a rank that ended has left
         process.wait()
     if process.returncode:
-        raise RehearsalError(f"the ranks did not start: {said.strip()[-2000:]}")
+        raise RehearsalError(f"the ranks did not start: {errors.strip()[-2000:]}")
 
 
 def read_report(folder: Path, rank: int) -> dict[str, Any]:

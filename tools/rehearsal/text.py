@@ -51,7 +51,7 @@ def compile_lines(steps: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"  step {step['step']}: {step['graphs']} graphs compiled, {sum(breaks.values())} graph breaks"
             )
-        lines += [f"    {many} x {why}"[:80] for why, many in breaks.items()]
+        lines += [f"    {many} x {reason}"[:80] for reason, many in breaks.items()]
     return lines
 
 
@@ -70,10 +70,10 @@ def cause(report: dict[str, Any]) -> str:
 
 
 def failure_lines(report: dict[str, Any]) -> list[str]:
-    why = cause(report)
+    reason = cause(report)
     printed = [line for line in (report.get("printed") or "").splitlines() if line.strip()]
-    said = [line for line in printed if line.startswith(("stand-in", "  rank"))] or printed[-3:]
-    return [f"rank {report['rank']}: {why}"[:400], *(f"  {line}"[:400] for line in said)]
+    last_lines = [line for line in printed if line.startswith(("stand-in", "  rank"))] or printed[-3:]
+    return [f"rank {report['rank']}: {reason}"[:400], *(f"  {line}"[:400] for line in last_lines)]
 
 
 def step_lines(step: dict[str, Any]) -> list[str]:
@@ -96,17 +96,17 @@ def work_lines(step: dict[str, Any]) -> list[str]:
     return lines + [f"  {many} x {name[:60]}" for name, many in step["attention_kernels"].items()]
 
 
-def finding_lines(found: list[str]) -> list[str]:
+def finding_lines(findings: list[str]) -> list[str]:
     """What rehearsal/judgement.py found."""
-    return [line for each in found for line in textwrap.wrap(f"FINDING: {each}", 80, subsequent_indent="  ")]
+    return [line for finding in findings for line in textwrap.wrap(f"FINDING: {finding}", 80, subsequent_indent="  ")]
 
 
 def launch_lines(reports: list[dict[str, Any]]) -> Iterator[str]:
     """How many launches of the recorded step each part has, of each rank."""
     for report in reports:
-        if found := report.get("launches"):
-            every, no_part = sum(found.values()), found.get("unexplained", 0)
+        if launches := report.get("launches"):
+            every, no_part = sum(launches.values()), launches.get("unexplained", 0)
             yield f"rank {report['rank']}: {every} launches of one step; unexplained {no_part / every:.2%}"
-            yield from (f"  {many:>7} {part}" for part, many in sorted(found.items(), key=lambda each: -each[1]))
+            yield from (f"  {many:>7} {part}" for part, many in sorted(launches.items(), key=lambda item: -item[1]))
         elif "launches" in report:
             yield f"rank {report['rank']}: no step was recorded"

@@ -72,8 +72,8 @@ def ready(stage: Stage, box: Box) -> None:
 
 
 def linked(stage: Stage, box: Box) -> None:
-    shutil.copytree(stage.ready, box.own, symlinks=True)
-    box.venv.symlink_to(f".venvs/{box.own.name}")
+    shutil.copytree(stage.ready, box.environment, symlinks=True)
+    box.venv.symlink_to(f".venvs/{box.environment.name}")
 
 
 def outdated(stage: Stage, box: Box) -> None:
@@ -82,20 +82,20 @@ def outdated(stage: Stage, box: Box) -> None:
 
 
 def outdated_link(stage: Stage, box: Box) -> None:
-    old = box.own.with_name("levelfield-000000000000")
+    old = box.environment.with_name("levelfield-000000000000")
     shutil.copytree(stage.ready, old, symlinks=True)
     (old / STAMP).write_text("0" * 64)
     box.venv.symlink_to(f".venvs/{old.name}")
 
 
 def interrupted(stage: Stage, box: Box) -> None:
-    box.own.mkdir(parents=True)
-    (box.own / "levelfield-made-this").touch()
-    (box.own / "pyvenv.cfg").touch()
+    box.environment.mkdir(parents=True)
+    (box.environment / "levelfield-made-this").touch()
+    (box.environment / "pyvenv.cfg").touch()
 
 
 def link_to_removed(stage: Stage, box: Box) -> None:
-    box.venv.symlink_to(f".venvs/{box.own.name}")
+    box.venv.symlink_to(f".venvs/{box.environment.name}")
 
 
 def empty(stage: Stage, box: Box) -> None:
@@ -274,8 +274,8 @@ def _refused() -> Iterator[Row]:
 
 
 def made(box: Box) -> list[str]:
-    found = list(box.venv.glob("lib/python3*/site-packages/acme.py"))
-    return [] if found and (box.venv / STAMP).read_text() == DIGEST else [".venv is not complete"]
+    installed = list(box.venv.glob("lib/python3*/site-packages/acme.py"))
+    return [] if installed and (box.venv / STAMP).read_text() == DIGEST else [".venv is not complete"]
 
 
 def _made(every: bool) -> Iterator[Row]:
@@ -365,14 +365,16 @@ def _single() -> Iterator[Row]:
         yield Row("nothing, no folder of wheels", 2, "found no folder there", variables=bad, writes=MADE).by(user)
     for name, around in SOME.items():
         yield Row("another user's, nothing", 2, "checkout of your own").by(ORDINARY, "root").within(name, around)
-    gone = python_to("/no/such/python")
-    yield Row("another user's, bin/python is gone", 2, "has to be made again", prepare=(gone,)).by(ORDINARY, "root")
+    python_is_gone = python_to("/no/such/python")
+    yield Row("another user's, bin/python is gone", 2, "has to be made again", prepare=(python_is_gone,)).by(
+        ORDINARY, "root"
+    )
     yield Row("another user's, outdated", 2, "cannot write", prepare=(outdated,)).by(ORDINARY, "root")
     yield Row("unreadable requirements.lock", 2, missing, prepare=(ready, unreadable)).by(ORDINARY, "root")
-    own = 'exec "$(dirname "$2")/.venv/bin/python" "$2" --version'
+    with_own_python = 'exec "$(dirname "$2")/.venv/bin/python" "$2" --version'
     for user in USERS:
         for name, prepare in (("ready", ready), ("ready by a link", linked), ("foreign", foreign_environment)):
-            yield Row(f"by the environment's own Python, {name}", prepare=(prepare,), command=own).by(user)
+            yield Row(f"by the environment's own Python, {name}", prepare=(prepare,), command=with_own_python).by(user)
 
 
 # -- rows with something beside them
@@ -423,12 +425,16 @@ def lock_is_there(stage: Stage, box: Box) -> None:
 
 
 def old_is_left(box: Box) -> list[str]:
-    old = box.own.with_name("levelfield-000000000000")
+    old = box.environment.with_name("levelfield-000000000000")
     return made(box) if (old / "bin/python").exists() else ["an environment in use was removed"]
 
 
 def old_is_removed(box: Box) -> list[str]:
-    return ["an unused environment was left"] if box.own.with_name("levelfield-000000000000").exists() else made(box)
+    return (
+        ["an unused environment was left"]
+        if box.environment.with_name("levelfield-000000000000").exists()
+        else made(box)
+    )
 
 
 def no_installer(box: Box) -> list[str]:
@@ -449,8 +455,8 @@ def _beside() -> Iterator[Row]:
         yield replace(in_use, beside=(holds(".venv/pyvenv.cfg", 1, 30),)).by(user)
     yield replace(in_use, name="outdated, and an earlier version runs", beside=(runs_from,))
     others = Row("another user's, bin/python is gone, and a command runs from it", 2, "has to be made again: ")
-    gone = (python_to("/no/such/python"), lock_is_there)
-    yield replace(others, prepare=gone, beside=(named_from,)).by(ORDINARY, "root")
+    python_is_gone = (python_to("/no/such/python"), lock_is_there)
+    yield replace(others, prepare=python_is_gone, beside=(named_from,)).by(ORDINARY, "root")
     old = holds(".venvs/levelfield-000000000000/pyvenv.cfg", 1, 30)
     yield Row("outdated link in use", 0, READY, prepare=(outdated_link,), beside=(old,), writes=MADE, check=old_is_left)
     yield Row("outdated link not in use", 0, READY, prepare=(outdated_link,), writes=MADE, check=old_is_removed)

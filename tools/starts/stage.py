@@ -80,7 +80,7 @@ class Box:
         return self.checkout / ".venv"
 
     @property
-    def own(self) -> Path:
+    def environment(self) -> Path:
         return self.checkout / ".venvs" / f"levelfield-{DIGEST[:12]}"
 
 
@@ -170,15 +170,15 @@ class Stage:
         return Started(process.returncode, out, err, time.monotonic() - begun)
 
     def _variables(self, box: Box, row: Row) -> dict[str, str]:
-        own = {
+        defaults = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(box.root / "home"),
             "TMPDIR": str(box.root / "tmp"),
             "LEVELFIELD_WHEELS": str(self.wheels),
             "LEVELFIELD_STORE": "none",
         }
-        given = {name: value.replace("BOX", str(box.root)) for name, value in row.variables.items()}
-        return {name: value for name, value in {**own, **given}.items() if value != "UNSET"}
+        changes = {name: value.replace("BOX", str(box.root)) for name, value in row.variables.items()}
+        return {name: value for name, value in {**defaults, **changes}.items() if value != "UNSET"}
 
     def remove(self, box: Box) -> None:
         for process in box.helpers:

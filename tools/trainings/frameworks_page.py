@@ -43,8 +43,8 @@ class RecordedRuns:
 
 def page(registry: Registry) -> str:
     """docs/frameworks.md, whole."""
-    found = {label: _recorded(registry, label) for label in registry.labels()}
-    recorded = [runs for runs in found.values() if runs]
+    recorded_runs = {label: _recorded(registry, label) for label in registry.labels()}
+    recorded = [runs for runs in recorded_runs.values() if runs]
     return (
         "\n".join(
             [
@@ -101,26 +101,26 @@ def _kinds(registry: Registry) -> Iterator[str]:
     """Framework x kind of layout: over its families and precisions, the worst that there is to say."""
     heads = ["framework", *(HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
     yield from _head(heads)
-    found = list(rows(registry))
+    support = list(rows(registry))
     for label in registry.labels():
-        own = [row for row in found if row.framework == label]
-        cells = (WORDS[_worst_state(row.cells[key] for row in own)] for key in LAYOUTS)
-        yield _line([label, *cells, _on_processors(own), _in_precisions(own, ("chip",))])
+        framework_rows = [row for row in support if row.framework == label]
+        cells = (WORDS[_worst_state(row.cells[key] for row in framework_rows)] for key in LAYOUTS)
+        yield _line([label, *cells, _on_processors(framework_rows), _precisions_with(framework_rows, ("chip",))])
 
 
 def _worst_state(states: Iterable[State]) -> State:
-    there = set(states)
-    return next(state for state in WORST_FIRST if state in there)
+    present = set(states)
+    return next(state for state in WORST_FIRST if state in present)
 
 
-def _in_precisions(own: list[SupportRow], states: tuple[State, ...]) -> str:
+def _precisions_with(cases: list[SupportRow], states: tuple[State, ...]) -> str:
     """The precisions in which one process has one of these states."""
-    return ", ".join(p for p in PRECISIONS if any(r.precision == p and r.cells["one"] in states for r in own)) or "-"
+    return ", ".join(p for p in PRECISIONS if any(r.precision == p and r.cells["one"] in states for r in cases)) or "-"
 
 
-def _on_processors(own: list[SupportRow]) -> str:
-    some = _in_precisions(own, ("some",))
-    return _in_precisions(own, ("tested", "fails", "written")) + ("" if some == "-" else f"; {some} on some")
+def _on_processors(cases: list[SupportRow]) -> str:
+    some = _precisions_with(cases, ("some",))
+    return _precisions_with(cases, ("tested", "fails", "written")) + ("" if some == "-" else f"; {some} on some")
 
 
 def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
@@ -140,20 +140,22 @@ def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
     for runs in recorded:
         tested = runs.tested
         for precision in PRECISIONS:
-            own = [(r, fault) for r, fault in zip(tested.runs, runs.faults, strict=True) if r.precision == precision]
-            if own:
-                passed, count = sum(run.passed for run, _ in own), counting([fault for _, fault in own])
-                head = (f"{tested.framework} {tested.version}", precision, str(len(own)), str(passed), count)
-                yield _line([*head, *_largest([run for run, _ in own]), max(run.date for run, _ in own)])
+            pairs = [
+                (run, fault) for run, fault in zip(tested.runs, runs.faults, strict=True) if run.precision == precision
+            ]
+            if pairs:
+                passed, count = sum(run.passed for run, _ in pairs), counting([fault for _, fault in pairs])
+                head = (f"{tested.framework} {tested.version}", precision, str(len(pairs)), str(passed), count)
+                yield _line([*head, *_largest([run for run, _ in pairs]), max(run.date for run, _ in pairs)])
     machines = dict.fromkeys(f"{runs.tested.device_kind} ({runs.tested.machine})" for runs in recorded)
     yield from ("", f"Trained on: {'; '.join(machines)}.")
 
 
-def _largest(own: list[MatrixRun]) -> Iterator[str]:
+def _largest(matrix_runs: list[MatrixRun]) -> Iterator[str]:
     for figure in FIGURES:
-        values = [getattr(run.difference, figure) for run in own if run.difference]
-        known = [value for value in values if value is not None]
-        yield f"{max(known):.1e}" if known else "-"
+        values = [getattr(run.difference, figure) for run in matrix_runs if run.difference]
+        differences = [value for value in values if value is not None]
+        yield f"{max(differences):.1e}" if differences else "-"
 
 
 def counting(faults: list[str | None]) -> str:
@@ -179,8 +181,8 @@ def _default_plans() -> Iterator[str]:
     counts = json.loads(DEFAULT_PLANS.read_text())
     kinds = sorted({kind for of_framework in counts.values() for kind in of_framework})
     yield from _head(["framework", *kinds])
-    for framework, found in sorted(counts.items()):
-        yield _line([framework, *(f"{found.get(kind, 0):,}" for kind in kinds)])
+    for framework, plans in sorted(counts.items()):
+        yield _line([framework, *(f"{plans.get(kind, 0):,}" for kind in kinds)])
 
 
 def _head(names: list[str]) -> list[str]:

@@ -46,15 +46,15 @@ def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, 
     old = state.recorded
     curves = {} if old is None else {curve.family: curve for curve in old.curves}
     for family in families:
-        known = curves.get(family)
-        if known is not None and known.machine == machine() and state.fault(family, known.figures.key) is None:
+        recorded = curves.get(family)
+        if recorded is not None and recorded.machine == machine() and state.fault(family, recorded.figures.key) is None:
             continue
         code = training_code(implementation, folder, HOST_KIND)
         curve = train(job_of(MODELS[family], SINGLE, STEPS))
         if fault := edited(code, training_code(implementation, folder, HOST_KIND)):
             raise SystemExit(f"reference {family}: {fault}")
-        curves[family] = _confirmed(known, curve, code) or _new(family, curve, code)
-        print(f"reference {family}: {_said(known, curves[family])}", flush=True)
+        curves[family] = _confirmed(recorded, curve, code) or _new(family, curve, code)
+        print(f"reference {family}: {_outcome(recorded, curves[family])}", flush=True)
         part = _path(registry).with_suffix(".part")
         part.write_text(dump(ReferenceCurves(curves=tuple(curves.values()))))
         part.replace(_path(registry))
@@ -65,14 +65,14 @@ def _path(registry: Registry) -> Path:
     return registry.implementation(REFERENCE)[1] / REFERENCES
 
 
-def _confirmed(known: ReferenceCurve | None, curve: Curve, code: str) -> ReferenceCurve | None:
+def _confirmed(recorded: ReferenceCurve | None, curve: Curve, code: str) -> ReferenceCurve | None:
     """The recorded reference where the new curve is within its noise; else None."""
-    if known is None:
+    if recorded is None:
         return None
-    difference = compare(curve, curve_of(known.figures))
-    if not confirms(difference, known.noise):
+    difference = compare(curve, curve_of(recorded.figures))
+    if not confirms(difference, recorded.noise):
         return None
-    return known.model_copy(update={**row_head(code), "difference": difference, "machine": machine()})
+    return recorded.model_copy(update={**row_head(code), "difference": difference, "machine": machine()})
 
 
 def confirms(difference: Difference, noise: OwnNoise) -> bool:
@@ -87,23 +87,25 @@ def _new(family: str, curve: Curve, code: str) -> ReferenceCurve:
         **row_head(code),
         family=family,
         figures=figures_of(curve),
-        noise=honest_noise(MODELS[family], curve, [each for each in TRIED if each.name in HONEST]),
+        noise=honest_noise(MODELS[family], curve, [variant for variant in TRIED if variant.name in HONEST]),
         difference=compare(curve, curve),
         machine=machine(),
     )
 
 
-def _said(known: ReferenceCurve | None, now: ReferenceCurve) -> str:
-    if known is None or known.figures.key != now.figures.key:
-        return "another curve; all runs of the family are trained again" if known else "recorded"
+def _outcome(recorded: ReferenceCurve | None, now: ReferenceCurve) -> str:
+    if recorded is None or recorded.figures.key != now.figures.key:
+        return "another curve; all runs of the family are trained again" if recorded else "recorded"
     return "the same curve" if now.difference.loss == 0 else "within its noise"
 
 
 def honest_noise(model: dict[str, Any], reference: Curve, variants: Iterable[Variant]) -> OwnNoise:
     """The largest differences of torch's runs of `model` in these layouts from its one process."""
     steps = len(reference.losses)
-    found = [compare(train(job_of(model, variant, steps)), reference) for variant in variants]
-    return OwnNoise(**{name: max(getattr(each, name) for each in found) for name in OwnNoise.model_fields})
+    differences = [compare(train(job_of(model, variant, steps)), reference) for variant in variants]
+    return OwnNoise(
+        **{name: max(getattr(difference, name) for difference in differences) for name in OwnNoise.model_fields}
+    )
 
 
 def figures_of(curve: Curve) -> CurveFigures:
@@ -111,8 +113,8 @@ def figures_of(curve: Curve) -> CurveFigures:
 
 
 def curve_of(figures: CurveFigures) -> Curve:
-    known = {field.name for field in fields(Curve)}
-    return Curve(**{name: getattr(figures, name) for name in CurveFigures.model_fields if name in known})
+    names = {field.name for field in fields(Curve)}
+    return Curve(**{name: getattr(figures, name) for name in CurveFigures.model_fields if name in names})
 
 
 def machine() -> str:

@@ -392,7 +392,7 @@ def test_on_real_unpaired_curves_nothing_is_claimed_from_one_run_in_its_warm_up(
 @pytest.mark.parametrize("rows", [2, 6, 9])
 def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows: int) -> None:
     finding = limit_rates.rates("gpt", rows, draws=30)
-    (alarms, runs), (former, all_runs), (seen, faults) = finding.known, finding.former, finding.faults
+    (alarms, runs), (former, all_runs), (seen, faults) = finding.same_kind, finding.former, finding.faults
     assert alarms == 0 and runs > 80
     assert seen == faults > 200
     if rows == 2:
@@ -402,5 +402,5 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows: i
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
     monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
-    alarms, runs = limit_rates.rates("gpt", 6, draws=10).known
+    alarms, runs = limit_rates.rates("gpt", 6, draws=10).same_kind
     assert alarms > runs / 2

@@ -33,7 +33,7 @@ def unseen(request: pytest.FixtureRequest) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def planned_runs(unseen: ModuleType) -> list[Any]:
-    return list(unseen.judged(unseen.runs_of(unseen.RUNS), unseen.Questions(Registry())))
+    return list(unseen.judge_runs(unseen.runs_of(unseen.RUNS), unseen.Questions(Registry())))
 
 
 def test_half_of_the_runs_are_held_out(planned_runs: list[Any]) -> None:
@@ -73,7 +73,7 @@ def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
     registry = Registry()
     ratios = chip_ratios.chip_ratios(unseen.OwnQuestions(registry))
     pairs, *off = chip_ratios.known_pairs(ratios, registry)
-    assert pairs == CHIP_PAIRS == len(chip_ratios.by_chips(ratios)) - 1
+    assert pairs == CHIP_PAIRS == len(chip_ratios.errors_by_chips(ratios)) - 1
     assert tuple(round(error, 2) for error in off) == CHIP_RATIO_OFF
     for error in ratios:
         one, other = error.one.run, error.other.run
@@ -139,7 +139,7 @@ def test_no_group_is_off_by_more_than_a_fifth_in_the_middle(unseen: ModuleType, 
 
 def test_what_ran_fits_and_what_did_not_does_not(planned_runs: list[Any]) -> None:
     ran, out = (
-        [j for j in planned_runs if not j.run.ran_out and j.run.stated],
+        [j for j in planned_runs if not j.run.ran_out and j.run.has_all_settings],
         [j for j in planned_runs if j.run.ran_out],
     )
     assert sum(j.estimate.fits for j in ran) >= len(ran) - 2
@@ -150,7 +150,7 @@ def test_own_constants_with_all_that_is_said_of_a_program_are_those_of_the_progr
     registry, runs = Registry(), unseen.runs_of(unseen.RUNS)[::25]
     everything = [name for _, fields in unseen.DESCRIPTION for name in fields]
     plain, stated, described = (
-        [j.estimate.time.compute for j in unseen.judged(runs, questions)]
+        [j.estimate.time.compute for j in unseen.judge_runs(runs, questions)]
         for questions in (
             unseen.OwnQuestions(registry),
             unseen.OwnQuestions(registry, everything),
@@ -212,7 +212,7 @@ def test_the_first_ranked_layout_ran_in_all_sweeps(unseen: ModuleType, planned_r
 
 @pytest.fixture(scope="module")
 def mixtures(unseen: ModuleType) -> list[Any]:
-    return list(unseen.judged(unseen.runs_of(unseen.MIXTURE_RUNS), unseen.Questions(Registry())))
+    return list(unseen.judge_runs(unseen.runs_of(unseen.MIXTURE_RUNS), unseen.Questions(Registry())))
 
 
 def test_mixtures_of_experts(unseen: ModuleType, mixtures: list[Any]) -> None:
@@ -234,14 +234,14 @@ def test_the_exchange_of_tokens_is_no_small_part_of_a_mixture(mixtures: list[Any
 
 def test_a_loss_that_is_compiled_with_its_cast_keeps_16_bit_logits(unseen: ModuleType) -> None:
     runs = [run for run in unseen.runs_of(unseen.RECENT_RUNS) if run.group == "torchtitan_h200_202506"]
-    rows = unseen.judged(runs, unseen.Questions(Registry()))
+    rows = unseen.judge_runs(runs, unseen.Questions(Registry()))
     assert len(rows) == 2 and {j.run.program for j in rows} == {"torchtitan_2025"}
     assert all(abs(j.memory_off or 1) < 0.1 for j in rows)
 
 
 @pytest.fixture(scope="module")
 def shared(unseen: ModuleType) -> list[Any]:
-    return list(unseen.judged(unseen.runs_of(unseen.CONTEXT_RUNS), unseen.Questions(Registry())))
+    return list(unseen.judge_runs(unseen.runs_of(unseen.CONTEXT_RUNS), unseen.Questions(Registry())))
 
 
 def test_context_parallelism_in_a_ring(unseen: ModuleType, shared: list[Any]) -> None:
@@ -378,7 +378,7 @@ def test_a_wrong_row_is_found(unseen: ModuleType, fault: Any) -> None:
 
 
 def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> None:
-    rows = unseen.judged(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
+    rows = unseen.judge_runs(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
     count, middle, high = unseen.spread(j.speed_off for j in rows)
     assert count > 170 and middle < 0.15 and high < 0.40
 
@@ -420,21 +420,21 @@ def recipe(recipes: ModuleType) -> Any:
 
 def test_a_recipe_has_its_rank_and_its_loss(recipes: ModuleType, recipe: Any) -> None:
     assert recipe.rank is not None and 1 <= recipe.rank <= recipe.layouts
-    assert recipe.loss == pytest.approx(1 - recipe.own.tokens_per_second / recipe.best.tokens_per_second)
-    assert recipe.best.tokens_per_second >= recipe.own.tokens_per_second or recipe.over_gib > 0
+    assert recipe.loss == pytest.approx(1 - recipe.estimate.tokens_per_second / recipe.best.tokens_per_second)
+    assert recipe.best.tokens_per_second >= recipe.estimate.tokens_per_second or recipe.over_gib > 0
     row = list(recipes.lines([recipe]))[-1]
     assert row.startswith(f"| titan-8B-8-bf16 | 8 | DP8TP1PP1SH3SP8, 1 | {recipe.best.layout}, ")
 
 
 def test_the_parts_of_a_loss_are_those_of_the_step(recipes: ModuleType, recipe: Any) -> None:
-    slow = recipe.own.time._replace(data=recipe.own.time.data + recipe.best.time.total / 2)
-    worse = replace(recipe, own=replace(recipe.own, time=slow), rank=9)
+    slow = recipe.estimate.time._replace(data=recipe.estimate.time.data + recipe.best.time.total / 2)
+    worse = replace(recipe, estimate=replace(recipe.estimate, time=slow), rank=9)
     name, share = worse.parts[0]
-    difference = (recipe.own.time.data - recipe.best.time.data) / recipe.best.time.total
+    difference = (recipe.estimate.time.data - recipe.best.time.data) / recipe.best.time.total
     assert name == "data" and share == pytest.approx(0.5 + difference)
-    assert recipes.why(worse).startswith("data +") and "among" not in recipes.why(worse)
-    assert "among the first three" in recipes.why(replace(recipe, rank=3))
-    assert "GiB over the memory" in recipes.why(replace(worse, capacity_bytes=2**30))
+    assert recipes.explain_loss(worse).startswith("data +") and "among" not in recipes.explain_loss(worse)
+    assert "among the first three" in recipes.explain_loss(replace(recipe, rank=3))
+    assert "GiB over the memory" in recipes.explain_loss(replace(worse, capacity_bytes=2**30))
 
 
 def test_the_recipes_are_runs_of_the_data_by_six_programs(recipes: ModuleType) -> None:
