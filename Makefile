@@ -62,7 +62,7 @@ on-machines: $(STAMP)
 	$(PYTEST) -m "machines and $(NEW)" tests/machines
 
 end-to-end: $(STAMP)
-	$(IN_MEMORY) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
+	$(IN_MEMORY) -n 4 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
