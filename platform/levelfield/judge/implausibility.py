@@ -13,7 +13,7 @@ from levelfield.measure.device_use import in_use
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_peaks
 from levelfield.measure.other_use import used_seconds
-from levelfield.measure.raw_facts import by_rank, coverage, too_little
+from levelfield.measure.raw_facts import by_rank, too_little
 from levelfield.measure.utilisation import chip_limit, core_limit
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
@@ -72,7 +72,7 @@ def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     window_ns = part.window_ns(plan.work.window)
     for index, used in zip(part.indices, used_peaks(part.telemetry.readings, part.indices), strict=True):
         readings = (r for r in part.telemetry.readings if r.device == index and r.memory_used_bytes is not None)
-        if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in readings), *window_ns)):
+        if window_ns is not None and not too_little(sorted(r.time_ns for r in readings), *window_ns):
             yield f"device {part.device(index)}", used
 
 
@@ -110,7 +110,7 @@ def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int,
         window_ns, host = part.window_ns(plan.work.window), part.telemetry.host
         if window_ns is None or not host:
             continue
-        if too_little(coverage(sorted(reading.time_ns for reading in host), *window_ns)):
+        if too_little(sorted(reading.time_ns for reading in host), *window_ns):
             continue
         ranks, cores = len(part.ranks), max(1, host[-1].cores)
         share, limit = flops * ranks / plan.world_size, cores * core_limit(plan.work.training.precision, None)

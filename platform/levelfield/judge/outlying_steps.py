@@ -45,7 +45,8 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
         return None, None
     outliers, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
     unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
-    lost, limit, seen = outliers.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
+    lost, limit = outliers.lost_part(unexplained), plan.work.window.disturbance_limit
+    least, most = raw.seen[0].seconds if 0 in raw.seen else (0.0, 0.0)
     part = next((part for part in parts if rank in part.ranks), parts[0])  # parts[0]: a rank that the plan lacks
     figures = Disturbance(
         slowest=_slowest(part, outliers, whole),
@@ -54,7 +55,7 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
         unexplained=lost,
         limit=limit,
         mean_over_median=outliers.mean_seconds / outliers.median_seconds,
-        platform_seconds=(max(0.0, seen.least_seconds), seen.most_seconds) if seen else None,
+        platform_seconds=(max(0.0, least), most) if 0 in raw.seen else None,
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})

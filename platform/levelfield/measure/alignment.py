@@ -30,7 +30,15 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from levelfield.measure.curves import least_jump, spike_steps
-from levelfield.measure.routing import ChoiceLimits, OwnChoices, Rerouting, Routing, choice_finding, rerouting
+from levelfield.measure.routing import (
+    ChoiceLimits,
+    OwnChoices,
+    Rerouting,
+    Routing,
+    choice_finding,
+    most_changed,
+    rerouting,
+)
 from levelfield.measure.weights import WHOLE_GRADIENT, Norms, group_of
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
@@ -138,22 +146,19 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
         *([spikes(run, reference)] if is_known else []),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
-    return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
-
-
-def _verdict(
-    layers: Sequence[Layer], run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits
-) -> tuple[Verdict, str]:
     failed = next((layer for layer in layers if layer.passed is False), None)
-    if failed is None:
-        open_ = [layer.name for layer in layers if layer.passed is None]
-        if open_:
-            return "inconclusive", f"{', '.join(open_)}: {next(x.detail for x in layers if x.passed is None)}"
-        absent = "" if reference.weights else "; final weights: not in the reference"
-        return "aligned", f"every layer within its limit ({limits.source}){absent}"
-    if failed.name == "curve":
-        return "diverged", f"first at step {first_beyond(run.losses, reference.losses, limits.curve)}: {failed.detail}"
-    return "different", f"{failed.name}: {failed.detail}"
+    open_layers = [layer for layer in layers if layer.passed is None]
+    absent = "" if reference.weights else "; final weights: not in the reference"
+    verdict: Verdict = "aligned"
+    reason = f"every layer within its limit ({limits.source}){absent}"
+    if failed is not None and failed.name == "curve":
+        step = first_beyond(run.losses, reference.losses, limits.curve)
+        verdict, reason = "diverged", f"first at step {step}: {failed.detail}"
+    elif failed is not None:
+        verdict, reason = "different", f"{failed.name}: {failed.detail}"
+    elif open_layers:
+        verdict, reason = "inconclusive", f"{', '.join(x.name for x in open_layers)}: {open_layers[0].detail}"
+    return AlignmentFinding(verdict, reason, tuple(layers))
 
 
 def before(training: TrainingCurve, step: int | None) -> TrainingCurve:
@@ -347,10 +352,12 @@ def window_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Pla
                 for group, norm in expected.items():
                     signed.setdefault(group, []).append((run.window[step][group] - norm) / max(norm, floor, 1e-300))
         name = f"{third[0]}-{third[-1]}"
-        differences += [
-            PlacedDifference(_interquartile_size(values), (name, group), f"{group} in steps {name}")
-            for group, values in signed.items()
-        ]
+        for group, values in signed.items():
+            # the mean without the lowest and the highest quarter; infinite where a value is not finite
+            middle = sorted(values)[len(values) // 4 : len(values) - len(values) // 4]
+            is_finite = all(map(math.isfinite, values))
+            size = abs(math.fsum(middle) / len(middle)) if is_finite else math.inf
+            differences.append(PlacedDifference(size, (name, group), f"{group} in steps {name}"))
     return differences
 
 
@@ -367,15 +374,6 @@ def part_of_the_way(norms: Mapping[str, float], start: Mapping[str, float], end:
     return covered / length if length else math.nan
 
 
-def _interquartile_size(values: Sequence[float]) -> float:
-    """Return the size of the mean without the lowest and the highest quarter; infinite where a value is not finite."""
-    if not all(map(math.isfinite, values)):
-        return math.inf
-    left_out = len(values) // 4
-    middle = sorted(values)[left_out : len(values) - left_out]
-    return abs(math.fsum(middle) / len(middle))
-
-
 def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limits: AlignmentLimits) -> Layer:
     """Compare the choices of experts. Open where they differ and the run did not follow the reference's."""
     if not moved.changed:
@@ -389,8 +387,7 @@ def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limi
     if limits.routing is None:
         detail = f"{moved.sentence}; not judged in this precision, where rounding decides many choices"
         return Layer("routing", True, None, None, detail)
-    if moved.beyond(limits.routing):
-        number = moved.changed[moved.first]
+    if (number := moved.changed[moved.first]) > most_changed(limits.routing, moved.choices):
         return Layer("routing", False, None, None, f"{moved.sentence}: {number:,} at once, more than rounding changes")
     detail = f"{moved.sentence}, and the run did not follow the reference's: nothing is compared from there on"
     return Layer("routing", None, None, None, detail)

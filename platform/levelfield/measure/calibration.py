@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from levelfield.measure.alignment import (
     AlignmentLimits,
@@ -230,18 +230,12 @@ def _largest(differences: Iterable[PlacedDifference]) -> dict[Place, float]:
 
 def _larger(row: Noise, other: Noise) -> Noise:
     """Return the row with the larger value at each place of either."""
-
-    def larger(a: Places | None, b: Places | None) -> Places | None:
+    larger: dict[str, Any] = {}
+    for name in ("gradient", "curve", "weights", "norms", "window"):
+        a, b = getattr(row, name), getattr(other, name)
         if a is None or b is None:
-            return a if b is None else b
-        places = {*a, *b}
-        return {p: max(a.get(p, a.get(None, 0.0)), b.get(p, b.get(None, 0.0))) for p in places}
-
-    return row._replace(
-        first_step=max(row.first_step, other.first_step),
-        gradient=larger(row.gradient, other.gradient),
-        curve=larger(row.curve, other.curve) or row.curve,
-        weights=larger(row.weights, other.weights),
-        norms=larger(row.norms, other.norms),
-        window=larger(row.window, other.window),
-    )
+            larger[name] = a if b is None else b
+        else:
+            places = {*a, *b}
+            larger[name] = {p: max(a.get(p, a.get(None, 0.0)), b.get(p, b.get(None, 0.0))) for p in places}
+    return row._replace(first_step=max(row.first_step, other.first_step), **larger)

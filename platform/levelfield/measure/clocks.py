@@ -37,12 +37,10 @@ class WindowSighting:
     end: Sighting
 
     @property
-    def least_seconds(self) -> float:
-        return (self.end.after_ns - self.begin.seen_ns) / NANOSECONDS
-
-    @property
-    def most_seconds(self) -> float:
-        return (self.end.seen_ns - self.begin.after_ns) / NANOSECONDS
+    def seconds(self) -> tuple[float, float]:
+        """How long the window lasted at least and at most."""
+        least, most = self.end.after_ns - self.begin.seen_ns, self.end.seen_ns - self.begin.after_ns
+        return least / NANOSECONDS, most / NANOSECONDS
 
 
 def platform_clock_reasons(
@@ -57,7 +55,7 @@ def platform_clock_reasons(
         ends = {r.step: r.end_ns for r in steps}
         if rank in seen and {window.first_step - 1, window.last_step} <= ends.keys():
             counted = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
-            least, most = seen[rank].least_seconds, seen[rank].most_seconds
+            least, most = seen[rank].seconds
             low, high = counted * (1 - TOLERANCE), counted * (1 + TOLERANCE)
             if not (least - SLACK_SECONDS <= high and low <= most + SLACK_SECONDS):
                 lasted = f"{max(0.0, least):.2f} to {most:.2f} s"

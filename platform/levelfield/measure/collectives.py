@@ -7,20 +7,8 @@ figures of different numbers of ranks can be compared with one link's rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-
 
 def bus_factor(operation: str, ranks: int) -> float:
     """Return bus bandwidth over algorithm bandwidth. Raises KeyError for an unknown operation."""
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0}[operation]
-
-
-def slowest_blocks(seconds: Mapping[int, Sequence[float]]) -> list[float]:
-    """Return the seconds of each block by its slowest rank: a collective has ended when the last rank has."""
-    return [max(block) for block in zip(*seconds.values(), strict=True)]
-
-
-def middle_and_best(blocks: Sequence[float]) -> tuple[float, float]:
-    return median(blocks), min(blocks)

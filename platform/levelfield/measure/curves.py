@@ -78,7 +78,7 @@ def compare_tails(
     logged = [*ours, *theirs]
     if broken := first_break(logged, names or [f"curve {number}" for number in range(1, len(logged) + 1)], from_step):
         return TailComparison("broken curve", broken.reason, margin)
-    curves = [{s: loss for s, loss in curve.items() if loss is not None and _is_loss(loss)} for curve in logged]
+    curves = [{s: loss for s, loss in curve.items() if loss is not None and 0 < loss < math.inf} for curve in logged]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     tail = [s for s in common if s >= from_step] if from_step is not None else common[len(common) // 2 :]
     if len(tail) < LEAST_STEPS:
@@ -96,7 +96,15 @@ def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: 
     end = max(max(curve) for curve in curves)
     breaks = []
     for name, curve, part in zip(names, curves, parts, strict=True):
-        breaks += [CurveBreak(gap.step, f"{name}: {gap.reason}") for gap in _breaks(part)]
+        # the first step that lacks a positive loss: by its value, or as one that the curve's interval has
+        wrong = {step: loss for step, loss in part.items() if loss is not None and not 0 < loss < math.inf}
+        wrong |= {before + interval_of(part): math.nan for before, _ in _holes(part)}
+        for step, loss in sorted(wrong.items())[:1]:
+            value = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
+            before = max((earlier for earlier in part if earlier < step), default=None)
+            until = "" if before is None else f"; --to-step {before} compares what is before"
+            expected = f"expected a positive number: the training diverged, or the file is not whole{until}"
+            breaks.append(CurveBreak(step, f"{name}: found {value} at step {step}, {expected}"))
         if part and min(part) - begin >= _intervals_of_ends(part)[0]:
             expected = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
             breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {expected}"))
@@ -105,22 +113,6 @@ def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: 
             expected = f"expected steps up to {end} as in another curve; --to-step {last} compares up to there"
             breaks.append(CurveBreak(last + apart, f"{name}: it ends at step {last}, {expected}"))
     return min(breaks, default=None, key=lambda gap: gap.step)
-
-
-def _breaks(curve: LoggedCurve) -> Iterator[CurveBreak]:
-    """Yield the first step that lacks a positive loss: by its value, or as one that the curve's interval has."""
-    wrong = {step: loss for step, loss in curve.items() if loss is not None and not _is_loss(loss)}
-    wrong |= {before + interval_of(curve): math.nan for before, _ in _holes(curve)}
-    for step, loss in sorted(wrong.items())[:1]:
-        value = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
-        before = max((earlier for earlier in curve if earlier < step), default=None)
-        until = "" if before is None else f"; --to-step {before} compares what is before"
-        expected = f"expected a positive number: the training diverged, or the file is not whole{until}"
-        yield CurveBreak(step, f"found {value} at step {step}, {expected}")
-
-
-def _is_loss(loss: float) -> bool:
-    return 0 < loss < math.inf
 
 
 def interval_of(steps: Collection[int]) -> int:
@@ -206,22 +198,29 @@ def _compare_means(
     half = quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
     spread = max(statistics.stdev(ours), statistics.stdev(theirs))
     low, high = difference - half, difference + half
-    return TailComparison(*_word(low, high, margin), margin, steps, difference, spread, low, high)
-
-
-def _word(low: float, high: float, margin: float) -> tuple[Word, str]:
-    interval = f"between {low:+.2%} and {high:+.2%} (90 % interval), margin {margin:.2%}"
+    word: Word = "inconclusive"
+    reason = f"between {low:+.2%} and {high:+.2%} (90 % interval), margin {margin:.2%}"
     if -margin < low and high < margin:
-        return "within the margin", interval
-    if low > margin or high < -margin:
-        return "beyond the margin", interval
-    return "inconclusive", f"{interval}; more runs narrow the interval"
+        word = "within the margin"
+    elif low > margin or high < -margin:
+        word = "beyond the margin"
+    else:
+        reason += "; more runs narrow the interval"
+    return TailComparison(word, reason, margin, steps, difference, spread, low, high)
 
 
 def is_one_run(curve: LoggedCurve, other: LoggedCurve) -> bool:
     """Return whether two curves agree at every common step. Curves without a common step are of two runs."""
     common = curve.keys() & other.keys()
-    return bool(common) and all(_agree(curve[step], other[step]) for step in common)
+    for step in common:
+        loss, again = curve[step], other[step]
+        if loss is None or again is None:  # the optimizer skipped the step: in one run it is skipped in both
+            is_same = loss is again
+        else:  # two that are no number are the same one
+            is_same = loss == again or (loss != loss and again != again) or abs(loss - again) <= SAME * abs(loss)
+        if not is_same:
+            return False
+    return bool(common)
 
 
 def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
@@ -235,13 +234,6 @@ def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
         same = (first for first in dict.fromkeys(firsts) if is_one_run(curves[first], curve))
         firsts.append(next(same, number))
     return firsts
-
-
-def _agree(loss: float | None, other: float | None) -> bool:
-    """Return whether two losses are the same one. Two that are no number, or of skipped steps, are the same."""
-    if loss is None or other is None:
-        return loss is other
-    return loss == other or (loss != loss and other != other) or abs(loss - other) <= SAME * abs(loss)
 
 
 def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:

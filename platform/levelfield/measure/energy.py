@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, coverage, too_little
+from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, too_little
 
 BOUNDARY = "chip"
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
@@ -74,45 +74,34 @@ class NodeUse:
 def node_use(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) -> NodeUse:
     """Return the energy of a node from begin_ns to end_ns on the readings' clock."""
     every = sorted(readings, key=lambda r: r.time_ns)
+    # without those that repeat an old one
     fresh = [b for a, b in zip([None, *every[:-1]], every, strict=True) if not (a and a.stamp and a.stamp == b.stamp)]
     inside = [r for r in fresh if begin_ns <= r.time_ns <= end_ns]
     gaps = [(b.time_ns - a.time_ns) / NANOSECONDS for a, b in pairwise(inside)]
     periods = [r.period_seconds for r in inside if r.period_seconds is not None]
     resolution = max([median(gaps), *periods]) if gaps else None
-    if reason := _no_node_energy(every, fresh, inside, resolution, begin_ns, end_ns):
-        return NodeUse(None, reason, len(inside), resolution)
-    joules = integral([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
-    watts = joules / ((end_ns - begin_ns) / NANOSECONDS)
-    if not 0 < watts <= IMPLAUSIBLE_NODE_WATTS:
-        return NodeUse(None, f"{watts:.6g} W on average is no node's power: units differ", len(inside), resolution)
-    return NodeUse(joules, None, len(inside), resolution)
-
-
-def _no_node_energy(
-    every: Sequence[PowerReading],
-    fresh: Sequence[PowerReading],
-    inside: Sequence[PowerReading],
-    resolution: float | None,
-    begin_ns: int,
-    end_ns: int,
-) -> str | None:
-    """Return why readings give no energy, or None. fresh: without those that repeat an old one."""
     window, stale = (end_ns - begin_ns) / NANOSECONDS, len(every) - len(fresh)
-    repeated = f" ({stale} had the time of the one before)" if stale else ""
+    joules: float | None = None
+    reason: str | None = None
     if not all(math.isfinite(r.watts) and r.watts > 0 for r in fresh):
-        return "a reading is zero, negative or not finite"
-    if every and (every[-1].time_ns < begin_ns or every[0].time_ns > end_ns):
-        return "no reading falls near the window: the clocks of the node and of this machine differ"
-    if len(inside) < LEAST_READINGS or resolution is None:
-        return f"{len(inside)} readings in a window of {window:.3g} s{repeated}, at least {LEAST_READINGS} are needed"
-    if not resolution <= window / (LEAST_READINGS - 1):
-        return (
-            f"readings are averages over {resolution:.3g} s, a tenth of the window of {window:.3g} s at most is needed"
-        )
-    if len({r.watts for r in inside}) == 1:
-        return f"all {len(inside)} readings are {inside[0].watts:g} W: the source repeats an old one"
-    longest = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
-    return too_little(coverage([r.time_ns for r in fresh], begin_ns, end_ns, longest))
+        reason = "a reading is zero, negative or not finite"
+    elif every and (every[-1].time_ns < begin_ns or every[0].time_ns > end_ns):
+        reason = "no reading falls near the window: the clocks of the node and of this machine differ"
+    elif len(inside) < LEAST_READINGS or resolution is None:
+        repeated = f" ({stale} had the time of the one before)" if stale else ""
+        reason = f"{len(inside)} readings in a window of {window:.3g} s{repeated}, at least {LEAST_READINGS} are needed"
+    elif not resolution <= window / (LEAST_READINGS - 1):
+        most = f"a tenth of the window of {window:.3g} s at most is needed"
+        reason = f"readings are averages over {resolution:.3g} s, {most}"
+    elif len({r.watts for r in inside}) == 1:
+        reason = f"all {len(inside)} readings are {inside[0].watts:g} W: the source repeats an old one"
+    else:
+        longest = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
+        if not (reason := too_little([r.time_ns for r in fresh], begin_ns, end_ns, longest)):
+            joules = integral([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
+            if not 0 < (watts := joules / window) <= IMPLAUSIBLE_NODE_WATTS:
+                joules, reason = None, f"{watts:.6g} W on average is no node's power: units differ"
+    return NodeUse(joules, reason, len(inside), resolution)
 
 
 def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:
@@ -138,7 +127,7 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
         points = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
     if not points:
         return "neither power nor an energy counter could be read"
-    if reason := too_little(coverage([time for time, _ in points], begin_ns, end_ns)):
+    if reason := too_little([time for time, _ in points], begin_ns, end_ns):
         return reason
     joules = (counted_joules if is_counted else integral)(points, begin_ns, end_ns)
     watts = joules / ((end_ns - begin_ns) / NANOSECONDS)

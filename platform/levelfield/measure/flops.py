@@ -59,12 +59,17 @@ def flops_per_token(
     if formula == "megatron-2021":
         return _narayanan(model, sequence_length, recompute, len(layers))
     if formula == "megatron":
-        logits = 2.0 * model.hidden_size * model.vocab_size
-        forward = _layers_forward(model, sequence_length, range(model.layers)) + logits
-        again = _core_forward(model, sequence_length, len(layers)) if recompute == "selective-attention" else 0.0
+        # queries x keys and weights x values: 2 x 2 x width for each key that a token attends to
+        width, keys = core_width(model), attended_keys(model, sequence_length)
+        forward, again = (
+            2.0 * sum(active_weights(model, layer) for layer in part) + 4.0 * len(part) * width * keys
+            for part in (range(model.layers), layers if recompute in FULL else ())
+        )
         if recompute in FULL:
-            again = _layers_forward(model, sequence_length, layers) - _unrepeated(model, recompute, len(layers))
-        return 3 * forward + again
+            again -= _unrepeated(model, recompute, len(layers))
+        elif recompute == "selective-attention":
+            again = 4.0 * len(layers) * width * keys
+        return 3 * (forward + 2.0 * model.hidden_size * model.vocab_size) + again
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
     count = parameters(model, sequence_length).active if parameters_override is None else parameters_override
     if not (math.isfinite(count) and count > 0):
@@ -112,17 +117,6 @@ def _unrepeated(model: Model, recompute: Recomputation, layers: int) -> float:
     if model.experts is not None:
         raise FormulaError("full-except-down is not defined for a mixture of experts")
     return 2.0 * layers * math.prod(layer_matrices(model)["mlp.down"])
-
-
-def _layers_forward(model: Model, sequence_length: int, layers: Collection[int]) -> float:
-    weights = sum(active_weights(model, layer) for layer in layers)
-    return 2.0 * weights + _core_forward(model, sequence_length, len(layers))
-
-
-def _core_forward(model: Model, sequence_length: int, layers: int) -> float:
-    """Return FLOPs of queries x keys and weights x values of so many layers: 2 x 2 x width for each key that a token
-    attends to."""
-    return 4.0 * layers * core_width(model) * attended_keys(model, sequence_length)
 
 
 def attended_keys(model: Model, sequence_length: int) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from levelfield.measure.raw_facts import Reading, StepRecord, by_rank, coverage, too_little
+from levelfield.measure.raw_facts import Reading, StepRecord, by_rank, too_little
 from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
@@ -62,7 +62,7 @@ def memory(
     )
     peaks = dict(zip(capacity_bytes, used_peaks(ordered, capacity_bytes), strict=True))
     largest = _worst(peaks, "device", "the vendor's tool")
-    used = _plausible(_covered(largest, ordered, capacity_bytes, window_ns), capacity_bytes, allocated)
+    used = _checked(largest, ordered, capacity_bytes, window_ns, allocated)
     return MemoryPeaks(used, allocated, reserved, process)
 
 
@@ -126,22 +126,21 @@ def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPe
     return MemoryPeak(peaks[name], name)
 
 
-def _covered(
-    used: MemoryPeak, readings: Sequence[Reading], devices: Iterable[str], window_ns: tuple[int, int] | None
+def _checked(
+    used: MemoryPeak,
+    readings: Sequence[Reading],
+    capacity_bytes: Mapping[str, int | None],
+    window_ns: tuple[int, int] | None,
+    allocated: MemoryPeak,
 ) -> MemoryPeak:
-    """Return the peak, or None when the readings of a device miss a part of the window: the peak may be in it."""
-    if used.peak_bytes is None or window_ns is None:
-        return used
-    for device in devices:
-        times = [r.time_ns for r in readings if r.device == device and r.memory_used_bytes is not None]
-        if reason := too_little(coverage(times, *window_ns)):
-            return MemoryPeak(reason=f"device {device}: {reason}")
-    return used
-
-
-def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], allocated: MemoryPeak) -> MemoryPeak:
+    """Return the peak; or None when the readings of a device miss a part of the window, in which the peak may be, and
+    when no device of this capacity, and of what a rank allocated, can have it."""
     if used.peak_bytes is None or used.where is None:
         return used
+    for device in capacity_bytes if window_ns else ():
+        times = [r.time_ns for r in readings if r.device == device and r.memory_used_bytes is not None]
+        if window_ns and (reason := too_little(times, *window_ns)):
+            return MemoryPeak(reason=f"device {device}: {reason}")
     capacity, device = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
     if capacity is not None and not used.peak_bytes <= capacity:
         return MemoryPeak(reason=f"{device} used of {capacity}: units or device differ")

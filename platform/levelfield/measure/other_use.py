@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from levelfield.measure.raw_facts import NANOSECONDS, HostReading, coverage, too_little
+from levelfield.measure.raw_facts import NANOSECONDS, HostReading, too_little
 
 HOST_LIMIT = 0.10
 Counter = Callable[[HostReading], float]
@@ -48,7 +48,7 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
     if not ordered:
         return HostUse(None, None, "the operating system gave no processor times")
     cores = ordered[-1].cores
-    if reason := too_little(coverage([r.time_ns for r in ordered], begin_ns, end_ns)):
+    if reason := too_little([r.time_ns for r in ordered], begin_ns, end_ns):
         return HostUse(None, cores, reason)
     if any(r.own_seconds is None for r in ordered):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
@@ -74,14 +74,11 @@ def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) ->
 
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:
     """Return how many cores a counter of processor seconds kept busy between two times."""
-    risen = _at(readings, counter, end_ns) - _at(readings, counter, begin_ns)
-    return risen * NANOSECONDS / (end_ns - begin_ns)
-
-
-def _at(readings: Sequence[HostReading], counter: Counter, time_ns: int) -> float:
-    """Return a counter at a time, interpolated between two readings; by the nearest reading outside of all."""
-    before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)
-    after = min((r for r in readings if r.time_ns >= time_ns), default=readings[-1], key=lambda r: r.time_ns)
-    first, last = counter(before), counter(after)
-    span = after.time_ns - before.time_ns
-    return first + (last - first) * (time_ns - before.time_ns) / span if span > 0 else first
+    counts = []
+    for time_ns in (begin_ns, end_ns):  # interpolated between two readings; by the nearest reading outside of all
+        before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)
+        after = min((r for r in readings if r.time_ns >= time_ns), default=readings[-1], key=lambda r: r.time_ns)
+        first, last = counter(before), counter(after)
+        span = after.time_ns - before.time_ns
+        counts.append(first + (last - first) * (time_ns - before.time_ns) / span if span > 0 else first)
+    return (counts[1] - counts[0]) * NANOSECONDS / (end_ns - begin_ns)

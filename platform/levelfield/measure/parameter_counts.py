@@ -78,7 +78,14 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
 
 def layer_shapes(model: Model, layer: int = 0) -> Shapes:
     """Return the parameters of layer `layer`, without `layers.{i}.` before their names."""
-    shapes = _norm("attention_norm", model) | _norm("mlp_norm", model) | _inner_norms(model)
+    shapes, latent = _norm("attention_norm", model) | _norm("mlp_norm", model), model.latent_attention
+    # inside attention: of each head's query and key, or of the latents
+    inner: dict[str, int | None] = {"query_norm": model.head_size, "key_norm": model.head_size}
+    if latent is not None:
+        inner = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
+    elif not model.query_key_norm:
+        inner = {}
+    shapes |= {f"attention.{name}.weight": (size,) for name, size in inner.items() if size}
     for name, matrix in layer_matrices(model, layer).items():
         shapes[f"{name}.weight"] = matrix
         if model.bias or (model.qkv_bias and name.split(".")[-1] in _QKV):
@@ -91,7 +98,22 @@ def layer_matrices(model: Model, layer: int = 0) -> Shapes:
 
     Those of the routed experts are [expert, out, in]; a token uses `chosen` of them (see `active_weights`).
     """
-    return {**_attention_matrices(model), **(expert_matrices(model) if model.is_mixture(layer) else _mlp(model))}
+    hidden, latent, shapes = model.hidden_size, model.latent_attention, Shapes()
+    if latent is not None:
+        queries, width = model.heads * (latent.plain_size + latent.rotary_size), model.heads * latent.value_size
+        if latent.query_rank:
+            shapes["attention.query_down"] = (latent.query_rank, hidden)
+            shapes["attention.query_up"] = (queries, latent.query_rank)
+        else:
+            shapes["attention.query"] = (queries, hidden)
+        shapes["attention.latent_down"] = (latent.key_value_rank + latent.rotary_size, hidden)
+        keys_and_values = model.heads * (latent.plain_size + latent.value_size)
+        shapes["attention.latent_up"] = (keys_and_values, latent.key_value_rank)
+    else:
+        width, keys = model.heads * model.head_size, model.kv_heads * model.head_size
+        shapes |= {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (width, keys, keys), strict=True)}
+    shapes["attention.output"] = (hidden, width)
+    return {**shapes, **(expert_matrices(model) if model.is_mixture(layer) else _mlp(model))}
 
 
 def active_weights(model: Model, layer: int = 0) -> int:
@@ -125,40 +147,12 @@ _QKV = ("query", "key", "value")
 _PARTS = ("embedding", "position", "head", "final_norm")
 
 
-def _attention_matrices(model: Model) -> Shapes:
-    hidden, latent = model.hidden_size, model.latent_attention
-    if latent is not None:
-        queries, rank = model.heads * (latent.plain_size + latent.rotary_size), latent.query_rank
-        through_latent: Shapes = {"attention.query_down": (rank or 0, hidden)}
-        through_latent["attention.query_up"] = (queries, rank or 0)
-        return {
-            **(through_latent if rank else {"attention.query": (queries, hidden)}),
-            "attention.latent_down": (latent.key_value_rank + latent.rotary_size, hidden),
-            "attention.latent_up": (model.heads * (latent.plain_size + latent.value_size), latent.key_value_rank),
-            "attention.output": (hidden, model.heads * latent.value_size),
-        }
-    queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
-    shapes: Shapes = {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (queries, keys, keys), strict=True)}
-    shapes["attention.output"] = (hidden, queries)
-    return shapes
-
-
 def _mlp(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:
     hidden, ffn = model.hidden_size, inner or model.ffn_hidden_size
     shapes: Shapes = {f"{name}.up": (ffn, hidden)}
     if model.is_gated:
         shapes[f"{name}.gate"] = (ffn, hidden)
     return {**shapes, f"{name}.down": (hidden, ffn)}
-
-
-def _inner_norms(model: Model) -> Shapes:
-    """Return the norms inside attention: of each head's query and key, or of the latents."""
-    latent = model.latent_attention
-    if latent is not None:
-        ranks = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
-        return {f"attention.{name}.weight": (rank,) for name, rank in ranks.items() if rank}
-    names = ("query_norm", "key_norm") if model.query_key_norm else ()
-    return {f"attention.{name}.weight": (model.head_size,) for name in names}
 
 
 def _norm(name: str, model: Model) -> Shapes:

@@ -197,15 +197,15 @@ def curve_of(records: Iterable[StepRecord], value: Callable[[StepRecord], float 
     return {record.step: number for record in ordered if (number := value(record)) is not None}
 
 
-def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS) -> float:
-    """Return the part of the window between readings that are at most `longest_gap` seconds apart. The times ascend."""
+def too_little(
+    times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS
+) -> str | None:
+    """Return why readings do not cover the window, or None. The times ascend.
+
+    Covered is what lies between readings that are at most `longest_gap` seconds apart.
+    """
     near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
-    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near)
-    return covered / (end_ns - begin_ns)
-
-
-def too_little(covered: float) -> str | None:
-    """Return why a coverage is not enough, or None."""
+    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near) / (end_ns - begin_ns)
     if covered >= LEAST_COVERAGE:
         return None
     return f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"

@@ -57,7 +57,16 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
     experts = work.model.experts
     if experts is None:
         return ["a routing was recorded, and the model has no experts"] if shares else []
-    reasons = [reason for share in shares if (reason := _share_reason(share, work.model, experts))]
+    reasons = []
+    for share in shares:
+        where = f"step {share.step}, layer {share.layer}, rank {share.rank}"
+        negative = next((tokens for tokens in share.tokens if tokens < 0), None)
+        if not (0 <= share.layer < work.model.layers and work.model.is_mixture(share.layer)):
+            reasons.append(f"{where}: the layer is no mixture of experts")
+        elif len(share.tokens) != experts.count:
+            reasons.append(f"{where}: {len(share.tokens)} counts, expected {experts.count}, one for each expert")
+        elif negative is not None:
+            reasons.append(f"{where}: a count of {negative}, expected 0 or more")
     times = Counter((share.step, share.layer, share.rank) for share in shares)
     reasons += [f"step {s}, layer {y}, rank {r}: recorded {n} times" for (s, y, r), n in times.items() if n > 1]
     if reasons:
@@ -71,16 +80,6 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
             if (total := sum(layers.get(layer, ()))) != choices:
                 reasons.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
     return shortened(reasons)
-
-
-def _share_reason(share: ExpertShare, model: Model, experts: Experts) -> str | None:
-    where = f"step {share.step}, layer {share.layer}, rank {share.rank}"
-    if not (0 <= share.layer < model.layers and model.is_mixture(share.layer)):
-        return f"{where}: the layer is no mixture of experts"
-    if len(share.tokens) != experts.count:
-        return f"{where}: {len(share.tokens)} counts, expected {experts.count}, one for each expert"
-    negative = next((tokens for tokens in share.tokens if tokens < 0), None)
-    return f"{where}: a count of {negative}, expected 0 or more" if negative is not None else None
 
 
 def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
@@ -155,10 +154,6 @@ class Rerouting(NamedTuple):
         where = f", first at step {self.first} layer {self.layer}" if self.first is not None else ""
         return f"{sum(self.changed.values()):,} of {whole:,} choices differ{where}"
 
-    def beyond(self, limits: ChoiceLimits) -> bool:
-        """Return whether more choices differ in the first such step than rounding changes."""
-        return self.first is not None and self.changed[self.first] > _most(limits, self.choices)
-
 
 def rerouting(run: Routing, reference: Routing) -> Rerouting:
     """Return what differs at the steps of both. A layer that only one of the two has differs in all its choices."""
@@ -214,8 +209,8 @@ def choice_finding(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | Non
     if not changed:
         return ChoiceFinding(True, 0.0, limits.margin, text)
     wide = max(choices, key=lambda step: _infinite(choices[step].margin))
-    many = max(choices, key=lambda step: choices[step].changed / _most(limits, choices[step].choices))
-    margin, number, most = choices[wide].margin, choices[many].changed, _most(limits, choices[many].choices)
+    many = max(choices, key=lambda step: choices[step].changed / most_changed(limits, choices[step].choices))
+    margin, number, most = choices[wide].margin, choices[many].changed, most_changed(limits, choices[many].choices)
     text += f", the widest margin {margin:.1e} at step {wide} layer {choices[wide].layer}, limit {limits.margin:.0e}"
     if number > most:
         text += f"; most at step {many}: {number:,}, limit {most:,.0f}"
@@ -253,7 +248,8 @@ def choice_reasons(
     ][:5]
 
 
-def _most(limits: ChoiceLimits, choices: int) -> float:
+def most_changed(limits: ChoiceLimits, choices: int) -> float:
+    """Return how many of so many choices rounding changes at most."""
     return max(limits.least, limits.share * choices)
 
 

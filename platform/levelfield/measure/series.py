@@ -64,8 +64,11 @@ def trend(series: Sequence[float]) -> Trend:
     first, second = np.triu_indices(len(values), k=1)
     differences = values[second] - values[first]
     slope = float(np.median(differences / (second - first)))
-    score = float(np.sign(differences).sum())
-    return Trend(slope / width, _over(slope * (len(values) - 1), values), _mann_kendall_p(score, values))
+    n, score = len(values), float(np.sign(differences).sum())
+    ties = np.unique(values, return_counts=True)[1].astype(float)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    p = 1.0 if variance <= 0 else math.erfc(max(abs(score) - 1, 0) / math.sqrt(variance) / math.sqrt(2))
+    return Trend(slope / width, _over(slope * (n - 1), values), p)
 
 
 def change_point(series: Sequence[float]) -> ChangePoint:
@@ -120,16 +123,6 @@ def relative_iqr(series: Sequence[float]) -> float:
     values = _checked(series, fewest=1)
     low, high = np.quantile(values, [0.25, 0.75])
     return _over(float(high - low), values)
-
-
-def _mann_kendall_p(score: float, values: Series) -> float:
-    n = len(values)
-    ties = np.unique(values, return_counts=True)[1].astype(float)
-    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
-    if variance <= 0:
-        return 1.0
-    z = max(abs(score) - 1, 0) / math.sqrt(variance)
-    return math.erfc(z / math.sqrt(2))
 
 
 def _over(difference: float, values: Series) -> float:

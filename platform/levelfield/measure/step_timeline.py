@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +35,12 @@ _KINDS = (
 )
 _MESSAGE_KERNEL = re.compile(r"nccl|rccl|hccl", re.I)
 _THREADED = "gloo:"  # a message of gloo, on a thread of its own
+_GLOO_NAMES = {
+    "reduce-scatter": "all_reduce",
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "all-to-all": "all_to_all",
+}
 _OPERATION = re.compile(r"^(c10d|_c10d_functional(_autograd)?)::|^record_param_comms")
 _WAITS = "wait_tensor"  # of _c10d_functional: it only waits
 _NOTED_LATE = 0.1  # of a wait: by how much a message may seem to end after it
@@ -144,14 +150,18 @@ def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> 
         slices = _device_slices(kernels, messages, host, begin, end)
     else:
         slices = _processor_slices(host, messages, begin, end)
+    shifted, shifted_kernels = (
+        tuple(piece._replace(start=piece.start - begin, end=piece.end - begin) for piece in timed)
+        for timed in (slices, kernels)
+    )
     return Timeline(
         origin_ns=int(trace.get("baseTimeNanoseconds", 0)) + round(begin * 1e6),
         ms=end - begin,
-        slices=tuple(_shifted(slices, begin)),
+        slices=shifted,
         messages=tuple(replace(m, start=m.start - begin, end=m.end - begin) for m in messages),
         host=str(trace.get("host_name", "")),
         has_device=any(event.get("cat") in _DEVICE for event in events),
-        kernels=tuple(_shifted(kernels, begin)),
+        kernels=shifted_kernels,
         calls=tuple(
             (part, call) for thread, at, part, call in walk.calls if begin <= at < end and (kernels or thread == 1)
         ),
@@ -183,10 +193,6 @@ def _calls(trace: Event) -> dict[tuple[Any, str], list[dict[str, Any]]]:
         if "ts" in event and (is_message or event.get("cat") == "cpu_op"):
             calls[None if is_message else event.get("tid"), name].append(event)
     return {key: sorted(calls, key=lambda event: event["ts"]) for key, calls in calls.items()}
-
-
-def _shifted(slices: Iterable[Slice], begin: float) -> Iterator[Slice]:
-    return (piece._replace(start=piece.start - begin, end=piece.end - begin) for piece in slices)
 
 
 def _threads(events: Sequence[Event]) -> dict[Any, list[_Host]]:
@@ -221,26 +227,23 @@ class _Walk:
         stack: list[tuple[_Host, Context]] = []
         at = events[0].start if events else 0.0
         self._threads += 1
-
-        def until(time: float) -> None:
-            nonlocal at
-            if time > at:
-                pieces.append(_Piece(at, time, stack[-1][1] if stack else Context()))
-                at = time
-
-        for event in events:
-            while stack and stack[-1][0].end <= event.start:
-                until(stack[-1][0].end)
-                stack.pop()
-            until(event.start)
+        for event in (*events, None):  # None: after the last one, which ends all that are left
+            start = math.inf if event is None else event.start
+            while stack and stack[-1][0].end <= start:
+                ended, context = stack.pop()
+                if ended.end > at:
+                    pieces.append(_Piece(at, ended.end, context))
+                    at = ended.end
+            if event is None:
+                break
             outer = stack[-1][1] if stack else Context()
+            if start > at:
+                pieces.append(_Piece(at, start, outer))
+                at = start
             if event.category in _LAUNCHES:
                 self.launched[event.args.get("correlation")] = outer
             else:
                 stack.append((event, self._context(event, outer)))
-        while stack:
-            until(stack[-1][0].end)
-            stack.pop()
         return pieces
 
     def _context(self, event: _Host, outer: Context) -> Context:
@@ -335,7 +338,12 @@ def _messages(
     operations = sorted(event for thread in threads.values() for event in thread if event.name.startswith("c10d::"))
     waiting: dict[str, list[_Host]] = defaultdict(list)
     for operation in operations:
-        waiting[_gloo_name(operation.name)].append(operation)
+        # by gloo's own name: it reduces and scatters by an all-reduce
+        kind = kind_of(operation.name)
+        name = _GLOO_NAMES.get(kind) or operation.name[len("c10d::") :].rstrip("_")
+        if kind == "send/receive":
+            name = "send" if "send" in operation.name else "recv"
+        waiting[name].append(operation)
     for event in sorted(events, key=lambda event: event["ts"]):
         name, args, start = event["name"], event.get("args") or {}, event["ts"] / 1e3
         end = start + event["dur"] / 1e3
@@ -356,15 +364,6 @@ def _messages(
             peer = int(inputs[2]) if direction and len(inputs) > 2 and str(inputs[2]).isdecimal() else -1
             kind = kind_of(handed.name if handed else name)
             yield Message(kind, start, end, str(args.get("Input Dims", "")), direction, peer)
-
-
-def _gloo_name(operation: str) -> str:
-    """Return gloo's own name of an operation of torch: it reduces and scatters by an all-reduce."""
-    kind = kind_of(operation)
-    names = {"reduce-scatter": "all_reduce", "all-reduce": "all_reduce", "all-gather": "all_gather"}
-    if kind == "send/receive":
-        return "send" if "send" in operation else "recv"
-    return names.get(kind) or ("all_to_all" if kind == "all-to-all" else operation[len("c10d::") :].rstrip("_"))
 
 
 def _processor_slices(host: Sequence[_Piece], messages: Sequence[Message], begin: float, end: float) -> list[Slice]:

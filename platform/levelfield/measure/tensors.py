@@ -94,13 +94,13 @@ def ordered(names: set[str], parameters: Sequence[str]) -> list[str]:
     """Return names in the order of a step: forward, gradients from the last parameter to the first, new weights."""
     place = {name: number for number, name in enumerate(parameters)}
     kinds = ["embedding", "layers", "final_norm", "logits", "gradient", "updated"]
-
-    def key(name: str) -> tuple[int, float, str]:
+    keys: list[tuple[int, float, str]] = []
+    for name in names:
         kind, _, rest = name.partition(".")
         number = float(rest) if kind == "layers" and rest.isdecimal() else place.get(rest, len(place))
-        return (kinds.index(kind) if kind in kinds else len(kinds), -number if kind == "gradient" else number, name)
-
-    return sorted(names, key=key)
+        at = kinds.index(kind) if kind in kinds else len(kinds)
+        keys.append((at, -number if kind == "gradient" else number, name))
+    return [name for _, _, name in sorted(keys)]
 
 
 def captured(folder: Path) -> dict[str, Path]:

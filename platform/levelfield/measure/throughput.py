@@ -127,7 +127,14 @@ def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last
     wall = (measured[-1].end_ns - measured[0].begin_ns) / NANOSECONDS
     rate = sum(span.tokens for span in measured) / wall
     seconds = [span.seconds for span in measured]
-    values, few = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS
+    values, few, flags = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS, list[str]()
+    if not few:  # a trend and a change point, where they are significant and material
+        drift, change = trend(seconds), change_point(seconds)
+        if drift.p < SIGNIFICANCE and abs(drift.drift) > MATERIAL:
+            flags.append(f"trend: step time drifts by {drift.drift:+.1%} over the window (p = {drift.p:.1g})")
+        if change.p < SIGNIFICANCE and abs(change.shift) > MATERIAL:
+            shift = f"step time shifts by {change.shift:+.1%} at step {first_step + change.index}"
+            flags.append(f"change point: {shift} (p = {change.p:.1g})")
     return Throughput(
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / devices,
@@ -140,7 +147,7 @@ def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last
             minimum=float(values.min()),
             maximum=float(values.max()),
             spread=relative_iqr(seconds),
-            flags=() if few else tuple(_flags(seconds, first_step)),
+            flags=tuple(flags),
             unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
         ),
     )
@@ -188,16 +195,6 @@ def _steps(numbers: Sequence[int], count: int) -> str:
     """Return the first of so many steps in words."""
     more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
     return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
-
-
-def _flags(seconds: Sequence[float], first_step: int) -> Iterator[str]:
-    """Yield a sentence for a trend and one for a change point, where it is significant and material."""
-    drift, change = trend(seconds), change_point(seconds)
-    if drift.p < SIGNIFICANCE and abs(drift.drift) > MATERIAL:
-        yield f"trend: step time drifts by {drift.drift:+.1%} over the window (p = {drift.p:.1g})"
-    if change.p < SIGNIFICANCE and abs(change.shift) > MATERIAL:
-        step = first_step + change.index
-        yield f"change point: step time shifts by {change.shift:+.1%} at step {step} (p = {change.p:.1g})"
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,11 @@ def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
         losses = {r.rank: r.loss for r in group if r.loss is not None}
         if not losses:
             reasons.append(f"step {step}: no rank reports a loss")
-        elif not _spread(list(losses.values())) <= LOSS_AGREEMENT:
-            reasons.append(f"step {step}: ranks disagree: " + _values(losses))
+        else:
+            values = losses.values()
+            apart = math.nan if any(map(math.isnan, values)) else max(values) - min(values)
+            if not apart / max(1e-30, *map(abs, values)) <= LOSS_AGREEMENT:
+                reasons.append(f"step {step}: ranks disagree: " + _values(losses))
         if len({r.skipped for r in group}) > 1:
             reasons.append(f"step {step}: only some ranks skipped it")
     return shortened(reasons)
@@ -190,12 +193,6 @@ def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None
     }
     steps = {step for step, _ in read}
     return sum(read.values()) % CHECKSUM_MODULUS if read and len(read) == len(steps) * layout.data else None
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return the largest relative difference; NaN when a value is NaN."""
-    scale = max(max(abs(v) for v in values), 1e-30)
-    return math.nan if any(math.isnan(v) for v in values) else (max(values) - min(values)) / scale
 
 
 def _values(values: Mapping[int, float]) -> str:

@@ -119,30 +119,23 @@ def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layou
     first: dict[tuple[str, Box], FinalSlice] = {}
     for piece in slices:
         other = first.setdefault((piece.name, piece.slices), piece)
-        if not _distance(piece.sums, other.sums) <= REPLICAS_AGREE:
+        apart = math.inf  # the largest difference of the figures, relative to the norm
+        if piece.sums and len(piece.sums) == len(other.sums):
+            ours, theirs = (_figures([(x,) for x in sums]) for sums in (piece.sums, other.sums))
+            if all(map(math.isfinite, (*ours, *theirs))):
+                worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+                apart = worst / max(theirs[0], 1e-300)
+        if not apart <= REPLICAS_AGREE:
             ranks = f"ranks {other.rank} and {piece.rank}"
             return [*reasons, f"{piece.name}: {ranks} hold different values of {piece.slices}"]
     return reasons
 
 
-def _distance(sums: Figures, other: Figures) -> float:
-    """Return the largest difference of two slices' figures, relative to the norm; infinite if not comparable."""
-    if len(sums) != len(other) or not sums:
-        return math.inf
-    ours, theirs = _figures([(x,) for x in sums]), _figures([(x,) for x in other])
-    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) if _finite((*ours, *theirs)) else math.inf
-    return worst / max(theirs[0], 1e-300) if worst else 0.0
-
-
 def _figures(columns: Sequence[Sequence[float]]) -> Figures:
     """Return the root of the first column's sum, and the other columns' sums; NaN for sums that are not finite."""
-    totals = [sum(column) if _finite(column) else math.nan for column in columns]
+    totals = [sum(column) if all(map(math.isfinite, column)) else math.nan for column in columns]
     norm = math.sqrt(totals[0]) if totals[0] >= 0 else math.nan
     return (norm, *totals[1:])
-
-
-def _finite(values: Iterable[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
@@ -195,7 +188,22 @@ def gradient_reasons(
     ]
     names, whole = set(gradient_names(work)), {r.step: r.grad_norm for r in records if r.grad_norm is not None}
     for step, values in norms.items():
-        reasons += _step_reasons(step, values, names, whole.get(step))
+        total, expected_total = _root([norm * norm for norm in values.values()]), whole.get(step)
+        # An expert that no token chose has none, nor has a router that chooses it, nor a key's bias, which softmax
+        # cancels.
+        exempt = (".mlp.experts.", ".mlp.router.", KEY_BIAS)
+        lost = [name for name, norm in values.items() if norm == 0 and not any(text in name for text in exempt)]
+        if odd := sorted(set(values) ^ names):
+            kind = "no norm of" if odd[0] in names else "a norm of the unknown parameter"
+            reasons.append(f"step {step}: {kind} {odd[0]}")
+        elif expected_total is not None and not abs(total - expected_total) <= AGREEMENT * expected_total:
+            sums = f"the parameters' norms make up {total:.6g}, the gradient's norm is {expected_total:.6g}"
+            reasons.append(f"step {step}: {sums}")
+        elif lost:
+            reasons.append(
+                f"step {step}: the gradients of {len(lost)} of {len(values)} parameters are exactly 0, as that of "
+                f"{lost[0]}: they were lost, or are too small for a format between, such as fp8's"
+            )
     return reasons
 
 
@@ -211,25 +219,6 @@ def gradient_names(work: Work) -> Iterator[str]:
             yield from (f"{name}[{expert}]" for expert in range(experts.count))
         else:
             yield name
-
-
-def _step_reasons(step: int, norms: Mapping[str, float], expected: set[str], whole: float | None) -> list[str]:
-    """Return what is wrong with the norms of one step. whole: the gradient's norm; None where no rank reports it."""
-    if odd := sorted(set(norms) ^ expected):
-        kind = "no norm of" if odd[0] in expected else "a norm of the unknown parameter"
-        return [f"step {step}: {kind} {odd[0]}"]
-    total = _root([norm * norm for norm in norms.values()])
-    if whole is not None and not abs(total - whole) <= AGREEMENT * whole:
-        return [f"step {step}: the parameters' norms make up {total:.6g}, the gradient's norm is {whole:.6g}"]
-    # An expert that no token chose has none, nor has a router that chooses it, nor a key's bias, which softmax cancels.
-    exempt = (".mlp.experts.", ".mlp.router.", KEY_BIAS)
-    lost = [name for name, norm in norms.items() if norm == 0 and not any(text in name for text in exempt)]
-    if lost:
-        return [
-            f"step {step}: the gradients of {len(lost)} of {len(norms)} parameters are exactly 0, as that of "
-            f"{lost[0]}: they were lost, or are too small for a format between, such as fp8's"
-        ]
-    return []
 
 
 def _root(squares: Sequence[float]) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from statistics import median
 from typing import Any, NamedTuple, TypeGuard
 
-from levelfield.measure.collectives import bus_factor, middle_and_best, slowest_blocks
+from levelfield.measure.collectives import bus_factor
 from levelfield.rundir.event_lines import DAMAGED, Event, MeasuredEvents, mapping, measured_events, sequence, whole
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -56,9 +57,12 @@ def _seconds(values: Event) -> list[float]:
 
 
 def _slowest(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
-    """Return the middle and the best seconds of the slowest rank's blocks. blocks: the seconds of each, by rank."""
-    fewest = min(len(seconds) for seconds in blocks.values())
-    return middle_and_best(slowest_blocks({rank: seconds[:fewest] for rank, seconds in blocks.items()}))
+    """Return the middle and the best seconds of the blocks, each by its slowest rank: the last rank ends a collective.
+
+    blocks: the seconds of each, by rank. Where a rank has fewer, so many count.
+    """
+    slowest = [max(block) for block in zip(*blocks.values(), strict=False)]
+    return median(slowest), min(slowest)
 
 
 def _collectives(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveReport]:
@@ -103,7 +107,7 @@ def _pairs(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str]) -> Ite
         for values in events.get("pair", ()):
             with suppress(*DAMAGED):
                 first, second = (whole(rank) for rank in values["ranks"])
-                middle, _ = middle_and_best(_seconds(values))
+                middle = median(_seconds(values))
                 size = whole(values["bytes"])
                 yield PairReport(
                     ranks=(first, second),
@@ -147,7 +151,14 @@ def _node(number: int, name: str, ranks: Mapping[int, MeasuredEvents], node_rank
         answer = answer if isinstance(answer, dict) else {"reason": "it gave no answer"}
         if "reason" in answer:
             missing[check] = str(answer["reason"])[:MOST_TEXT]
-    facts = {check: _facts(answer) for check, answer in checks.items() if check in CHECKS}
+    facts: dict[str, dict[str, Fact]] = {}  # of plain types: a text is cut, and a number that is not finite is left out
+    for check in filter(CHECKS.__contains__, checks):
+        values = mapping(mapping(checks[check]).get("facts")).items()
+        facts[check] = {
+            str(name)[:MOST_TEXT]: value[:MOST_TEXT] if isinstance(value, str) else value
+            for name, value in values
+            if value is None or isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+        }
     return NodeReport(
         node_rank=number,
         name=name,
@@ -155,17 +166,6 @@ def _node(number: int, name: str, ranks: Mapping[int, MeasuredEvents], node_rank
         facts={check: values for check, values in facts.items() if values},
         missing=missing,
     )
-
-
-def _facts(answer: Any) -> dict[str, Fact]:
-    """Return facts of plain types: a text is cut, and a number that is not finite is left out."""
-    facts: dict[str, Fact] = {}
-    for name, value in mapping(mapping(answer).get("facts")).items():
-        if isinstance(value, str):
-            facts[str(name)[:MOST_TEXT]] = value[:MOST_TEXT]
-        elif value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
-            facts[str(name)[:MOST_TEXT]] = value
-    return facts
 
 
 def _products(ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> dict[str, Rate]:
