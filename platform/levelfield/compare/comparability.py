@@ -186,19 +186,14 @@ def _left_out(side: ComparedSide) -> tuple[str, ...]:
 
 def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     """Return the versions of the formulas that all runs have. A formula that one run lacks is no difference."""
-    common = set.intersection(*(set(_named_formulas(r)) for side in sides for r in side.counted or side.runs))
+    runs = [run for side in sides for run in side.counted or side.runs]
+    # by their names: `palm` of `palm/1`
+    common = set.intersection(*({formula.split("/")[0] for formula in run.subject.formulas} for run in runs))
     return field_of(
         _FORMULAS,
         sides,
-        lambda r: (
-            ", ".join(sorted(f for name, f in _named_formulas(r).items() if name in common or not common)) or None
-        ),
+        lambda r: ", ".join(sorted(f for f in r.subject.formulas if f.split("/")[0] in common or not common)) or None,
     )
-
-
-def _named_formulas(record: RunRecord) -> dict[str, str]:
-    """Return the run's formulas by their names: `palm` to `palm/1`."""
-    return {formula.split("/")[0]: formula for formula in record.subject.formulas}
 
 
 _ALWAYS: dict[str, Reader] = {
@@ -277,14 +272,13 @@ def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
     readers = dict(_ALWAYS)
     if len({entry.framework for entry in series}) == 1:
         readers |= _OF_ONE_FRAMEWORK
+    prefixes = {"variables": "variable "}
     if len({entry.vendor for entry in series}) == 1:
-        readers |= _condition_readers(sides, "software", "software: ")
-    return readers | _condition_readers(sides, "variables", "variable ")
-
-
-def _condition_readers(sides: Sequence[ComparedSide], mapping: str, prefix: str) -> dict[str, Reader]:
-    names = sorted({name for side in sides for r in side.runs for name in getattr(r.conditions, mapping)})
-    return {f"{prefix}{name}": _entry(f"conditions.{mapping}", name) for name in names}
+        prefixes = {"software": "software: ", **prefixes}
+    for mapping, prefix in prefixes.items():
+        names = sorted({name for side in sides for r in side.runs for name in getattr(r.conditions, mapping)})
+        readers |= {f"{prefix}{name}": _entry(f"conditions.{mapping}", name) for name in names}
+    return readers
 
 
 def peak_of(record: RunRecord) -> str | None:

@@ -86,12 +86,21 @@ def compare(
         if not quantity.is_optional or any(quantity.read(run) is not None or quantity.reason(run) for run in counted)
     ]
     quantities += [cost_quantity(prices)] if prices else []
-    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if comparable.holds else ()
+    figures = []
+    for quantity in quantities if comparable.holds else ():
+        base, *others = [side_values(quantity, side, histories or {}) for side in sides]
+        bases = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
+        ratios = tuple(side_ratio(quantity, side, base) for side in others)
+        if len(bases) > 1:
+            none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
+            ratios = tuple(none for _ in others)
+        entries = tuple(side_figure(quantity, side.counted) for side in sides)
+        figures.append(ComparedFigure(quantity, entries, ratios))
     if prices:
         comparable = replace(
             comparable, with_caution=(*comparable.with_caution, *covering(cost_quantity(prices), sides))
         )
-    return Comparison(tuple(sides), comparable, figures, prices)
+    return Comparison(tuple(sides), comparable, tuple(figures), prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -128,18 +137,6 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
     if (series.chip, node) == (base_series.chip, place):
         return f"run_benchmarks.py compare duel {base_series.target} {series.target}{scale}"
     return f"run_benchmarks.py --case {series.target} --repeat {LEAST_RUNS}{scale}"
-
-
-def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
-    base, *others = [side_values(quantity, side, histories) for side in sides]
-    basis_values = (quantity.basis(run) for side in sides for run in side.counted)
-    bases = dict.fromkeys(str(value) for value in basis_values if value is not None)
-    if len(bases) > 1:
-        none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
-        ratios = tuple(none for _ in others)
-    else:
-        ratios = tuple(side_ratio(quantity, side, base) for side in others)
-    return ComparedFigure(quantity, tuple(side_figure(quantity, side.counted) for side in sides), ratios)
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
@@ -227,7 +224,9 @@ def _fields(
 def _figures(comparison: Comparison) -> Sheet:
     """Return the medians with their intervals, and the verdicts on the training."""
     rows = []
-    for figure in _measured(comparison):
+    for figure in comparison.figures:
+        if not any(entry.values for entry in figure.sides):
+            continue
         column = figure.quantity.column
         for number, (side, entry) in enumerate(zip(comparison.sides, figure.sides, strict=True)):
             median = column.text(entry.interval.median if entry.interval else None)
@@ -241,30 +240,24 @@ def _figures(comparison: Comparison) -> Sheet:
     ]
     intervals = [entry.interval for figure in comparison.figures for entry in figure.sides]
     methods = [f"interval of {i.n} values: {i.coverage:.0%}, {i.method}" for i in intervals if i and i.coverage]
-    notes = tuple(dict.fromkeys([*methods, *_missing(comparison)]))
-    return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
-
-
-def _measured(comparison: Comparison) -> list[ComparedFigure]:
-    """Return the figures that at least one side has."""
-    return [figure for figure in comparison.figures if any(entry.values for entry in figure.sides)]
-
-
-def _missing(comparison: Comparison) -> Iterator[str]:
-    """Yield why sides lack a figure; equal reasons in one sentence."""
-    for figure in comparison.figures:
-        by_reason: dict[str, list[str]] = {}
+    missing = []
+    for figure in comparison.figures:  # equal reasons in one sentence
+        names: dict[str, list[str]] = {}
         for side, entry in zip(comparison.sides, figure.sides, strict=True):
             if entry.reason:
-                by_reason.setdefault(entry.reason, []).append(side.name)
+                names.setdefault(entry.reason, []).append(side.name)
         heading = figure.quantity.column.heading
-        yield from (f"{heading}: missing on {', '.join(names)}: {reason}" for reason, names in by_reason.items())
+        missing += [f"{heading}: missing on {', '.join(names[reason])}: {reason}" for reason in names]
+    notes = tuple(dict.fromkeys([*methods, *missing]))
+    return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
 
 
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], defaultdict[str, list[str]](list)
-    for figure in _measured(comparison):
+    for figure in comparison.figures:
+        if not any(entry.values for entry in figure.sides):
+            continue
         name = figure.quantity.column.heading.split(",")[0]  # without the unit: a ratio has none
         digits = 4 if figure.quantity.is_noisy else 7  # a loss is compared far below the noise of a speed
         for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
@@ -272,8 +265,14 @@ def _ratios(comparison: Comparison) -> Sheet:
             interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
             rows.append((name, f"{side.name}/{base.name}", value, interval, entry.standing))
             reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
-            if apart := _medians_apart(figure, place, entry):
-                reasons[f"{name}: {apart}"] = []
+            ours, theirs = figure.sides[place].interval, figure.sides[0].interval
+            if ours and theirs and entry.value and theirs.median > 0:
+                divided = ours.median / theirs.median
+                if not abs(divided / entry.value - 1) <= _APART:
+                    reasons[
+                        f"{name}: the medians divide to {divided:.4f}; the ratio is of geometric means, which count "
+                        "every run, so few runs far from the others move it"
+                    ] = []
             if entry.standing == "inconclusive":
                 reasons[f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}"] = []
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
@@ -283,20 +282,6 @@ def _ratios(comparison: Comparison) -> Sheet:
         figures = dict.fromkeys(names)
         notes.append(note if len(figures) in (0, every) else f"{', '.join(figures)}: {note}")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes))
-
-
-def _medians_apart(figure: ComparedFigure, place: int, figure_ratio: Ratio) -> str | None:
-    """Return why the medians of two sides do not divide to their ratio; None where these are not apart."""
-    base, side = (figure.sides[entry].interval for entry in (0, place))
-    if not (base and side and figure_ratio.value and base.median > 0):
-        return None
-    divided = side.median / base.median
-    if abs(divided / figure_ratio.value - 1) <= _APART:
-        return None
-    return (
-        f"the medians divide to {divided:.4f}; the ratio is of geometric means, which count every run, so few runs far "
-        "from the others move it"
-    )
 
 
 def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:

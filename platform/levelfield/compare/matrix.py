@@ -135,9 +135,15 @@ def matrix(
     measured = Counter(column for (_, column), cell in latest.items() if cell.value is not None)
     columns = most_results_first({name: measured[name] for name in headings})  # every other is compared with the first
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
-    ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
+    ratios = []
+    for column in columns[1:]:  # over the rows in which both columns have a comparable figure
+        cells_of_both = [(cells[row, column], cells[row, columns[0]]) for row in rows]
+        both = [(cell, other) for cell, other in cells_of_both if cell.ratio and cell.ratio.value is not None]
+        pairs = [(cell.values, other.values) for cell, other in both if cell.values and other.values]
+        disturbed = [cell.is_disturbed or other.is_disturbed for cell, other in both]
+        ratios.append(column_ratio(column, columns[0], pairs, disturbed))
     absent = tuple(case for case in cases if case not in {row.case for row in rows})
-    return ResultMatrix(dimension, columns, rows, cells, ratios, absent)
+    return ResultMatrix(dimension, columns, rows, cells, tuple(ratios), absent)
 
 
 def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -188,35 +194,23 @@ def _row_cells(
             continue
         if differing := difference(base.side, cell.side):
             cells[column] = replace(cell, state="not comparable", detail=differing)
+    # each measured one with its ratio to the first one, and with its cautions
     first = cells[columns[0]]
-    return {(row, column): _beside(cell, first) for column, cell in cells.items()}
+    for column, cell in cells.items():
+        if not cell.value or cell.side is None or cell.values is None:
+            continue
+        if cell is first or first.side is None or not first.value or first.values is None:
+            cells[column] = replace(cell, cautions=tuple(warned([cell.side])))
+        else:
+            to_first = side_ratio(RATE, cell.values, first.values)
+            cells[column] = replace(cell, ratio=to_first, cautions=tuple(warned([first.side, cell.side])))
+    return {(row, column): cell for column, cell in cells.items()}
 
 
 def difference(base: ComparedSide, side: ComparedSide) -> str:
     """Return what must be equal and is not, in words; empty where both may be compared."""
     unequal = checked([base, side], FIXED)[1]
     return "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
-
-
-def _beside(cell: MatrixCell, first: MatrixCell) -> MatrixCell:
-    """Return a measured cell with its ratio to the first one, and with its cautions."""
-    if not cell.value or cell.side is None or cell.values is None:
-        return cell
-    if cell is first or first.side is None or not first.value or first.values is None:
-        return replace(cell, cautions=tuple(warned([cell.side])))
-    to_first = side_ratio(RATE, cell.values, first.values)
-    return replace(cell, ratio=to_first, cautions=tuple(warned([first.side, cell.side])))
-
-
-def _ratio(
-    rows: Sequence[MatrixRow], columns: Sequence[str], cells: dict[tuple[MatrixRow, str], MatrixCell], column: str
-) -> ColumnRatio:
-    """Return the geometric mean over the rows in which both columns have a comparable figure."""
-    base = columns[0]
-    cells_of_both = [(cells[row, column], cells[row, base]) for row in rows]
-    both = [(cell, other) for cell, other in cells_of_both if cell.ratio and cell.ratio.value is not None]
-    pairs = [(cell.values, other.values) for cell, other in both if cell.values and other.values]
-    return column_ratio(column, base, pairs, [cell.is_disturbed or other.is_disturbed for cell, other in both])
 
 
 def column_ratio(column: str, base: str, pairs: Sequence[Pair], disturbed: Sequence[bool]) -> ColumnRatio:
@@ -231,7 +225,19 @@ def sheets(results: ResultMatrix) -> Iterator[Sheet]:
     """Yield tokens/s per device by row and column, the ratios between columns, and what each filled cell is."""
     for begin in range(0, max(1, len(results.columns)), _COLUMNS):
         columns = results.columns[begin : begin + _COLUMNS]
-        rows = [(row.label, *(_cell_text(results, row, column) for column in columns)) for row in results.rows]
+        rows = []
+        for row in results.rows:
+            texts = []
+            for cell in (results.cells[row, column] for column in columns):
+                if cell.value is None:
+                    texts.append(cell.state)
+                    continue
+                # the speed and its ratio to the first column; a star: a run is left out; an exclamation mark: caution
+                ratio = f" ({cell.ratio.label})" if cell.ratio else ""
+                marks = "".join(mark for mark, text in (("*", cell.detail), ("!", cell.cautions)) if text)
+                disturbed = "disturbed" if cell.is_disturbed else ""
+                texts.append(" ".join(filter(None, (RATE.column.text(cell.value) + ratio, marks, disturbed))))
+            rows.append((row.label, *texts))
         rows += [(case, *["not run"] * len(columns)) for case in results.not_run]
         yield Sheet(f"tokens/s/device, case x {results.dimension}", ("case", *columns), tuple(rows))
     if results.ratios:
@@ -267,20 +273,6 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
             for pair in results.ratios
         ],
     }
-
-
-def _cell_text(results: ResultMatrix, row: MatrixRow, column: str) -> str:
-    """Return the cell: its speed and the ratio to the first column, or the word for none.
-
-    A star is for a run that is left out, an exclamation mark for caution.
-    """
-    cell = results.cells[row, column]
-    if cell.value is None:
-        return cell.state
-    ratio = f" ({cell.ratio.label})" if cell.ratio else ""
-    marks = "".join(mark for mark, text in (("*", cell.detail), ("!", cell.cautions)) if text)
-    disturbed = "disturbed" if cell.is_disturbed else ""
-    return " ".join(filter(None, (RATE.column.text(cell.value) + ratio, marks, disturbed)))
 
 
 def _ratios(results: ResultMatrix) -> Sheet:

@@ -299,22 +299,18 @@ def beside_published(form: str, results: Sequence[Result], registry: Registry) -
 def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return three lines per row and the reasons for absent figures, within 80 columns."""
     text = [wrapped(_CONVENTION, 0), ""]
-    text += [wrapped(part, _INDENT) for line in lines for part in _parts(line)]
+    for line in lines:
+        micro_batch = line.micro_batch or words.NONE
+        hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {micro_batch}, {line.precision}"
+        parts = [f"{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"]
+        if line.origin == "reported":
+            parts.append(f"source: {line.source}")
+        if len(line.absent) < FIGURES:
+            parts.append(f"{_tokens(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
+            parts.append(f"MFU (palm) {line.mfu}{_converted(line, line.mfu_from)}")
+        text.append(wrapped(padded((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
+        text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absent(line))]
     return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
-
-
-def _parts(line: FigureRow) -> Iterator[str]:
-    blank = " " * _INDENT
-    yield padded((line.origin, line.name), (_INDENT,), gap="")
-    micro_batch = line.micro_batch or words.NONE
-    hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {micro_batch}, {line.precision}"
-    yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
-    if line.origin == "reported":
-        yield f"{blank}source: {line.source}"
-    if len(line.absent) < FIGURES:
-        yield f"{blank}{_tokens(line, ' tokens/s/device')}, {gib(line.memory_bytes)}"
-        yield f"{blank}MFU (palm) {line.mfu}{_converted(line, line.mfu_from)}"
-    yield from (f"{blank}{reason}" for reason in _absent(line))
 
 
 def _tokens(line: FigureRow, unit: str = "") -> str:

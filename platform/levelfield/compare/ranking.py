@@ -16,7 +16,6 @@ from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, dif
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
-from levelfield.specs.record import RunRecord
 
 PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
@@ -95,9 +94,16 @@ def contender(cell: MatrixCell) -> Contender:
 def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories) -> Ranking:
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
     alike, unranked = _most_alike(contenders)
-    entries = [_bar(contender, metric, histories) for contender in alike]
-    unranked += [entry for entry in entries if isinstance(entry, Unranked)]
-    bars = [entry for entry in entries if isinstance(entry, RankedBar)]
+    bars = []
+    for contender in alike:  # every run of its side must have the figure
+        values = side_values(metric.quantity, contender.side, histories)
+        value = own_mean(values)
+        if value is None or len(values.values) < len(contender.side.counted):
+            reason = side_figure(metric.quantity, contender.side.counted).reason
+            reason = reason or f"found {list(values.values)}, expected positive numbers"
+            unranked.append(Unranked(contender, reason))
+        else:  # the interval is of logarithms, as the ratio's: it never ends below zero
+            bars.append(RankedBar(contender, values, value, *(own_interval(values) or (None, None))))
     bars.sort(key=lambda bar: (metric.order(bar.value), bar.contender.chip, bar.contender.framework))
     against = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
     return Ranking((*bars[:1], *against), tuple(unranked))
@@ -116,18 +122,6 @@ def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[
     alike = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
     others = [contender for group in groups if group is not alike for contender in group]
     return alike, [Unranked(contender, difference(alike[0].side, contender.side)) for contender in others]
-
-
-def _bar(contender: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
-    """Return the bar, still without its ratio. Every run of the side must have the figure."""
-    counted = contender.side.counted
-    values = side_values(metric.quantity, contender.side, histories)
-    value = own_mean(values)
-    if value is None or len(values.values) < len(counted):
-        reason = side_figure(metric.quantity, counted).reason
-        return Unranked(contender, reason or f"found {list(values.values)}, expected positive numbers")
-    low, high = own_interval(values) or (None, None)  # of logarithms, as the ratio's: it never ends below zero
-    return RankedBar(contender, values, value, low, high)
 
 
 def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
@@ -191,7 +185,16 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
     runs = side.counted
     verdicts = ", ".join(dict.fromkeys(run.verdict for run in runs))
     evidence = ", ".join(dict.fromkeys(run.evidence for run in runs))
-    uncertified = next(filter(None, map(_uncertified, runs)), "")
+    uncertified = ""  # why no certificate of the first such run holds
+    for run in runs:
+        certificate = run.result.certificate
+        if certificate is not None:
+            reason = "" if certificate.holds else certificate.reason or "none holds"
+        elif (run.series.scale, run.series.precision) != ("smoke", "fp32"):
+            reason = "not recorded"
+        else:  # it needs none: its own verdict is what one shows
+            reason = "" if run.verdict == "aligned" else run.verdict
+        uncertified = uncertified or reason
     uses = [run.result.other_use for run in runs]
     is_unrecorded = any(use is None or use.host_in_window.value is None for use in uses)
     disturbed = "not recorded" if is_unrecorded else max(map(busy, runs), default=(0.0, ""))[1]
@@ -202,12 +205,3 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
         TrustPart("quiet", bool(runs) and not disturbed, disturbed),
         TrustPart("repeats", len(values.values) >= LEAST_RUNS or values.history is not None, str(len(values.values))),
     )
-
-
-def _uncertified(record: RunRecord) -> str:
-    """Return why no certificate holds. A run in fp32 at smoke scale needs none: its own verdict is what one shows."""
-    certificate = record.result.certificate
-    if certificate is None:
-        needs = (record.series.scale, record.series.precision) != ("smoke", "fp32")
-        return "not recorded" if needs else "" if record.verdict == "aligned" else record.verdict
-    return "" if certificate.holds else certificate.reason or "none holds"

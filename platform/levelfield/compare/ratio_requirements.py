@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,25 +58,22 @@ def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
         return RatioRequirement(text, ALIGNED)
     names = [quantity.column.name for quantity in QUANTITIES if quantity.is_noisy] + [COST] * has_prices
     match = _FORM.fullmatch(text)
-    if not match:
-        raise _wrong(text, "no figure, operator and ratio", names)
-    beginning, operator, number = match.groups()
+    beginning, operator, number = match.groups() if match else ("", "", "")
     figures = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
-    if len(figures) != 1:
-        raise _wrong(text, f"figure '{beginning}'", names)
-    if operator not in (">=", "<="):
-        raise _wrong(text, f"operator '{operator}'", names)
-    try:
+    limit = math.nan
+    with suppress(ValueError):
         limit = float(number)
-    except ValueError:
-        limit = math.nan
-    if not 0 < limit <= LARGEST_LIMIT:
-        raise _wrong(text, f"ratio '{number}'", names)
-    return RatioRequirement(text, figures[0], operator == ">=", limit)
-
-
-def _wrong(text: str, fault: str, names: Sequence[str]) -> UsageError:
-    return UsageError(
+    if not match:
+        fault = "no figure, operator and ratio"
+    elif len(figures) != 1:
+        fault = f"figure '{beginning}'"
+    elif operator not in (">=", "<="):
+        fault = f"operator '{operator}'"
+    elif not 0 < limit <= LARGEST_LIMIT:
+        fault = f"ratio '{number}'"
+    else:
+        return RatioRequirement(text, figures[0], operator == ">=", limit)
+    raise UsageError(
         f"--require '{text}': found {fault}, expected '{ALIGNED}', 'FIGURE>=RATIO' or 'FIGURE<=RATIO' in quotes, with "
         f"a RATIO above 0 and at most {LARGEST_LIMIT:g}; figures: {', '.join(names)}"
     )

@@ -103,19 +103,30 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
     difference = statistics.fmean(_log_mean(side) - _log_mean(base) for side, base in pairs)
-    with_variance = [(pair, _difference_variance(*pair)) for pair in pairs]
-    variances = [variance for _, variance in with_variance if variance]
-    if few := next((pair for pair, variance in with_variance if not variance), None):
-        reason = (
-            f"{len(few[1].values)} and {len(few[0].values)} run(s), expected at least {LEAST_RUNS} of each side, or "
-            f"{LEAST_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
-            "differ"
-        )
-        return Ratio(_exp(difference), None, None, "inconclusive", reason)
+    variances = []
+    for side, base in pairs:
+        ours, theirs = _variance(side), _variance(base)
+        if ours is None or theirs is None:
+            reason = (
+                f"{len(base.values)} and {len(side.values)} run(s), expected at least {LEAST_RUNS} of each side, or "
+                f"{LEAST_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
+                "differ"
+            )
+            return Ratio(_exp(difference), None, None, "inconclusive", reason)
+        shared = _freedom((ours, theirs))
+        if ours.freedom != theirs.freedom:
+            shared = min(shared, min(ours.freedom, theirs.freedom) + 1)
+        variances.append(_Variance(ours.value + theirs.value, shared))
     whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
     half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
     low, high = _exp(difference - half), _exp(difference + half)
-    return Ratio(_exp(difference), low, high, standing_of(low, high), _described(pairs, freedom))
+    entries = (entry for side, base in pairs for entry in (base, side))
+    origins = dict.fromkeys(
+        entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
+    )
+    origin = " and ".join(origins) if len(origins) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
+    method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
+    return Ratio(_exp(difference), low, high, standing_of(low, high), method)
 
 
 def own_mean(of: SideValues) -> float | None:
@@ -161,16 +172,6 @@ def _variance(of: SideValues) -> _Variance | None:
     return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, counted - 1)
 
 
-def _difference_variance(side: SideValues, base: SideValues) -> _Variance | None:
-    both = _variance(side), _variance(base)
-    if both[0] is None or both[1] is None:
-        return None
-    freedom = _freedom(both)  # type: ignore[arg-type]  # none of both is None
-    if both[0].freedom != both[1].freedom:
-        freedom = min(freedom, min(both[0].freedom, both[1].freedom) + 1)
-    return _Variance(both[0].value + both[1].value, freedom)
-
-
 def _quantile(freedom: int) -> float:
     return QUANTILES[max(freedoms for freedoms in QUANTILES if freedoms <= freedom)]
 
@@ -185,12 +186,3 @@ def standing_of(low: float, high: float) -> Standing:
     if low > 1:
         return "higher"
     return "lower" if high < 1 else "within noise"
-
-
-def _described(pairs: Sequence[Pair], freedom: int) -> str:
-    entries = (entry for side, base in pairs for entry in (base, side))
-    origins = dict.fromkeys(
-        entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
-    )
-    origin = " and ".join(origins) if len(origins) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
-    return f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"

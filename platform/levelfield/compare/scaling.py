@@ -73,21 +73,22 @@ def scaling(records: Sequence[RunRecord]) -> Scaling:
     good = [side for side in sides if side.counted]
     unequal = checked(good, _EQUAL | (_STRONG if kind == "strong" else _WEAK))[1] if good else ()
     base = None if unequal or not good else side_figure(RATE, good[0].counted)
-    return Scaling(kind, tuple(_row(side, good[0], base) for side in sides if good), unequal)
-
-
-def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) -> ScaledRuns:
-    """Return one row. base: tokens/s per device of the smallest runs; None where nothing is compared."""
-    devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
-    if not side.counted:
-        return ScaledRuns(side, devices, rate, None, None, "; ".join(reason for _, reason in side.excluded))
-    pair = (SideValues(rate.values), SideValues(base.values)) if base and side is not smallest else None
-    efficiency = side_ratio(RATE, *pair) if pair else None
-    times = devices / smallest.first.series.devices
-    speed_up = efficiency.value * times if efficiency and efficiency.value is not None else None
-    predicted, first = _predicted(side), _predicted(smallest)
-    expected = predicted / first if predicted and first and base and side is not smallest else None
-    return ScaledRuns(side, devices, rate, speed_up, efficiency, None, predicted, expected)
+    rows = []
+    for side in sides if good else ():
+        devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
+        if not side.counted:
+            left_out = "; ".join(reason for _, reason in side.excluded)
+            rows.append(ScaledRuns(side, devices, rate, None, None, left_out))
+            continue
+        predicted, first = _predicted(side), _predicted(good[0])
+        efficiency, speed_up, expected = None, None, None
+        if base and side is not good[0]:
+            efficiency = side_ratio(RATE, SideValues(rate.values), SideValues(base.values))
+            times = devices / good[0].first.series.devices
+            speed_up = None if efficiency.value is None else efficiency.value * times
+            expected = predicted / first if predicted and first else None
+        rows.append(ScaledRuns(side, devices, rate, speed_up, efficiency, None, predicted, expected))
+    return Scaling(kind, tuple(rows), unequal)
 
 
 def _predicted(side: ComparedSide) -> float | None:

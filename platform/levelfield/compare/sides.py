@@ -74,8 +74,12 @@ def side_of(name: str, records: Sequence[RunRecord], is_paired: bool = False) ->
                     f"side {name}: found {field} {mine} in {first.run_id} and {theirs} in {other.run_id}; expected "
                     "runs of one series a side, so give them as two sides"
                 )
-    copies = dict(_copies(records))
-    reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
+    reasons, originals = [], dict[tuple[float, ...], str]()  # by the seconds of its steps, the first run that took them
+    for record in records:
+        original, reason = originals.setdefault(record.step_seconds, record.run_id), exclusion(record)
+        if record.step_seconds and original != record.run_id:
+            reason = reason or f"a copy of {original}: each of its steps took exactly as long"
+        reasons.append((record, reason))
     if not is_paired:
         good = [record for record, reason in reasons if reason is None]
         quiet = {record.run_id for record in quiet_runs(good)}
@@ -115,15 +119,6 @@ def busy(record: RunRecord) -> tuple[float, str]:
     if cores is not None and limit is not None and cores > HOST_LIMIT * limit:
         return cores, f"up to {cores:.1f} of {limit} cores"
     return 0.0, "a device" if any(device.in_use for device in use.devices) else ""
-
-
-def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-    """Yield the id of each run whose steps took exactly as long as those of one before it, and the reason."""
-    seen: dict[tuple[float, ...], str] = {}
-    for record in records:
-        first = seen.setdefault(record.step_seconds, record.run_id)
-        if record.step_seconds and first != record.run_id:
-            yield record.run_id, f"a copy of {first}: each of its steps took exactly as long"
 
 
 def began(record: RunRecord) -> datetime | None:
