@@ -64,7 +64,17 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
         if kind == "paddle":
-            _check_lens(paths_of(kind, prefix)[1], len(corpus.tokens))
+            path = paths_of(kind, prefix)[1]
+            try:
+                with np.load(path, allow_pickle=False) as archive:
+                    lens = archive["lens"].astype(np.int64)
+            except (zipfile.BadZipFile, ValueError, EOFError) as error:
+                raise CorpusError(f"{path}: lens cannot be read whole: {error}") from None
+            _check_lengths(f"{path}: document", lens, 0)
+            if (total := int(lens.sum())) != (count := len(corpus.tokens)):
+                raise CorpusError(
+                    f"{path}: the {len(lens)} lens sum to {total}, expected {count}, the number of tokens"
+                )
         else:
             _check_index(open_index(str(paths_of(kind, prefix)[1])))
         digest, max_token = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
@@ -119,18 +129,6 @@ def _check_lengths(what: str, lengths: Any, start: int) -> None:
     at = _first(lengths < 1)
     if at is not None:
         raise CorpusError(f"{what} {start + at} has length {lengths[at]}, expected at least 1")
-
-
-def _check_lens(path: Path, tokens: int) -> None:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            lens = archive["lens"].astype(np.int64)
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise CorpusError(f"{path}: lens cannot be read whole: {error}") from None
-    _check_lengths(f"{path}: document", lens, 0)
-    total = int(lens.sum())
-    if total != tokens:
-        raise CorpusError(f"{path}: the {len(lens)} lens sum to {total}, expected {tokens}, the number of tokens")
 
 
 def _first(wrong: Any) -> int | None:

@@ -135,33 +135,31 @@ class TextLine(NamedTuple):
 def read_lines(path: Path, field: str) -> Iterator[TextLine]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
     with readable(path) as file:
-        number = 0
+        expected, number = f"expected a JSON object with the text in '{field}'", 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
             if len(line) > LONGEST_LINE:
                 raise CorpusError(f"{path}:{number}: found a line above {LONGEST_LINE:,} bytes; split the file")
-            if line.strip():
-                yield TextLine(_text(line, field, f"{path}:{number}"), len(line))
-
-
-def _text(line: bytes, field: str, place: str) -> bytes:
-    expected = f"expected a JSON object with the text in '{field}'"
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        beginning = repr(line[:40].decode(errors="replace"))
-        raise CorpusError(
-            f"{place}: found no JSON: {beginning}; {expected}. Without --field a file is a text"
-        ) from None
-    if not isinstance(content, dict):
-        raise CorpusError(f"{place}: found {type(content).__name__}, {expected}")
-    if field not in content:
-        fields = ", ".join(map(str, content)) or "none"
-        raise CorpusError(f"{place}: found no field '{field}', {expected}; its fields: {fields[:200]}")
-    text = content[field]
-    if not isinstance(text, str):
-        raise CorpusError(f"{place}: field '{field}': found {type(text).__name__}, expected a text")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise CorpusError(f"{place}: field '{field}': found half of a surrogate pair, expected Unicode text") from None
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                beginning = repr(line[:40].decode(errors="replace"))
+                raise CorpusError(
+                    f"{place}: found no JSON: {beginning}; {expected}. Without --field a file is a text"
+                ) from None
+            if not isinstance(content, dict):
+                raise CorpusError(f"{place}: found {type(content).__name__}, {expected}")
+            if field not in content:
+                fields = ", ".join(map(str, content)) or "none"
+                raise CorpusError(f"{place}: found no field '{field}', {expected}; its fields: {fields[:200]}")
+            text, place = content[field], f"{place}: field '{field}'"
+            if not isinstance(text, str):
+                raise CorpusError(f"{place}: found {type(text).__name__}, expected a text")
+            try:
+                encoded = text.encode()
+            except UnicodeEncodeError:
+                raise CorpusError(f"{place}: found half of a surrogate pair, expected Unicode text") from None
+            yield TextLine(encoded, len(line))

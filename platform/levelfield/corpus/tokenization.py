@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,41 +97,6 @@ class FileTokenizer(LibraryTokenizer):
         return [
             Tokens(np.array(encoding.ids, np.int64), first) for encoding, first in zip(encodings, starts, strict=True)
         ]
-
-
-class Tokenizer(Protocol):
-    """What turns text into token numbers. cuts: places of long texts where tokens may differ from the whole text's."""
-
-    name: str
-    digest: str | None
-    vocab_size: int
-    end_token: int
-
-    @property
-    def cuts(self) -> int: ...
-
-    def encode(self, texts: Sequence[bytes]) -> list[Any]: ...
-
-    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]: ...
-
-
-def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
-    """Return the tokenizer `bytes`, or that of the file: SentencePiece's for .model. Raises CorpusError."""
-    if name == "bytes":
-        if end_token is not None:
-            raise CorpusError(
-                f"tokenizer bytes: found end token '{end_token}', expected none, because token 256 ends documents; "
-                "leave --end-token out"
-            )
-        return ByteTokenizer()
-    if not Path(name).is_file():
-        raise CorpusError(
-            f"tokenizer '{name}': found no such file, expected 'bytes', or the path of a TOKENIZER.json or of a "
-            "SentencePiece .model"
-        )
-    if name.endswith(".model"):
-        return SentencePieceTokenizer(Path(name), end_token)
-    return FileTokenizer(Path(name), end_token)
 
 
 class Tokens(NamedTuple):
@@ -224,3 +189,25 @@ class SentencePieceTokenizer(LibraryTokenizer):
             Tokens(np.array(encoding["ids"], np.int64), np.array(encoding["offsets"], np.int64).reshape(-1, 2)[:, 0])
             for encoding in encodings
         ]
+
+
+Tokenizer = ByteTokenizer | FileTokenizer | SentencePieceTokenizer
+
+
+def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
+    """Return the tokenizer `bytes`, or that of the file: SentencePiece's for .model. Raises CorpusError."""
+    if name == "bytes":
+        if end_token is not None:
+            raise CorpusError(
+                f"tokenizer bytes: found end token '{end_token}', expected none, because token 256 ends documents; "
+                "leave --end-token out"
+            )
+        return ByteTokenizer()
+    if not Path(name).is_file():
+        raise CorpusError(
+            f"tokenizer '{name}': found no such file, expected 'bytes', or the path of a TOKENIZER.json or of a "
+            "SentencePiece .model"
+        )
+    if name.endswith(".model"):
+        return SentencePieceTokenizer(Path(name), end_token)
+    return FileTokenizer(Path(name), end_token)

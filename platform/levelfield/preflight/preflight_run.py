@@ -16,7 +16,7 @@ from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
 from levelfield.judge.status import GOOD, last_line
 from levelfield.preflight.node_findings import DeviceState, node_findings, word_of
-from levelfield.preflight.preflight_events import PreflightFacts, read_preflight
+from levelfield.preflight.preflight_events import read_preflight
 from levelfield.rundir import directory
 from levelfield.rundir.directory import write_atomically
 from levelfield.rundir.event_lines import measured_events
@@ -73,6 +73,15 @@ def preflight_in(
     states += _recorded_states(plan, paths, vendor)
     facts, evidence = read_preflight(paths, plan), _evidence(outcome, paths)
     findings = node_findings(facts, states, plan.hardware.nodes > 1 and not plan.hardware.is_host)
+    missing = None
+    if plan.world_size == 1:
+        missing = "one rank has no group"
+    elif plan.implementation.argv[: len(NODE_ONLY)] == NODE_ONLY:
+        missing = f"{plan.implementation.framework} has no program for them"
+    elif not facts.joined:
+        missing = "the process group did not come up"
+    elif not facts.collectives:
+        missing = "the ranks recorded none"
     report = PreflightReport(
         **_head(plan, launcher),
         word="failed" if evidence else word_of(findings, facts.nodes),
@@ -81,7 +90,7 @@ def preflight_in(
         nodes=facts.nodes,
         barrier_seconds=facts.barrier_seconds,
         collectives=facts.collectives,
-        collectives_missing=_collectives_missing(plan, facts),
+        collectives_missing=missing,
         pairs=facts.pairs,
         findings=tuple(findings),
     )
@@ -152,16 +161,6 @@ def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     bad = [node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in evidence)]
     lost = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in bad]
     return "; ".join([outcome.cause, *filter(None, [evidence]), *last_words, *lost[:4]])
-
-
-def _collectives_missing(plan: Plan, facts: PreflightFacts) -> str | None:
-    if plan.world_size == 1:
-        return "one rank has no group"
-    if plan.implementation.argv[: len(NODE_ONLY)] == NODE_ONLY:
-        return f"{plan.implementation.framework} has no program for them"
-    if not facts.joined:
-        return "the process group did not come up"
-    return None if facts.collectives else "the ranks recorded none"
 
 
 def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
