@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.errors import UnknownName, UsageError, free_room
 from levelfield.node.process_identity import identity_of
-from levelfield.rundir.run_state import has_job, platform_of, refuse_running, status_of, was_killed
+from levelfield.rundir.run_state import has_job, refuse_running, status_of, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import refuse_any
@@ -185,7 +185,7 @@ def settle(runs: Path) -> None:
         documents = sorted(runs.glob("*/status.json"))
     for path in documents[-NEWEST:]:
         paths = RunPaths(path.parent)
-        platform = platform_of(status_of(paths))
+        _, platform = status_of(paths)
         if platform and was_killed(paths, platform):
             with suppress(OSError):  # another user's run, or a full disk
                 _write_end(paths)

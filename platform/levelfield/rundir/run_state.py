@@ -21,8 +21,8 @@ _MOST_STATUS = 2**20  # bytes
 
 def refuse_running(paths: RunPaths) -> None:
     """Raises StillRunning while the run goes on: its files change, and its result is not known."""
-    status = status_of(paths)
-    if (platform := platform_of(status)) is None:
+    status, platform = status_of(paths)
+    if platform is None:
         return
     alive = is_alive(platform)
     # a platform of another machine is not visible; its run's files change every second
@@ -37,10 +37,10 @@ def refuse_running(paths: RunPaths) -> None:
 
 def state_words(paths: RunPaths) -> str:
     """Return phase and state, as `show runs` shows them."""
-    status = status_of(paths)
+    status, platform = status_of(paths)
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
-    if (platform := platform_of(status)) and was_killed(paths, platform):
+    if platform and was_killed(paths, platform):
         how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {how}"
     from levelfield.rundir.seal import seal_finding
@@ -77,14 +77,13 @@ def _changes(paths: RunPaths) -> bool:
         time.sleep(LOOK_SECONDS)
 
 
-def platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
-    """Return the process that runs a run; None for one that is over, or whose status does not say."""
-    return None if status.get("phase") in OVER else identity_from(status.get("platform"))
-
-
-def status_of(paths: RunPaths) -> dict[str, Any]:
+def status_of(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:
+    """Return the status of a run, and the process that runs it: None for a run that is over, or whose status does not
+    say."""
     try:
         status = json.loads(read_regular(paths.status, _MOST_STATUS))
     except (OSError, ValueError, RecursionError):
-        return {}
-    return status if isinstance(status, dict) else {}
+        return {}, None
+    if not isinstance(status, dict):
+        return {}, None
+    return status, None if status.get("phase") in OVER else identity_from(status.get("platform"))

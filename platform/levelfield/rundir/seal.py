@@ -83,16 +83,18 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
     if _may_still_write(outcome):
         return outcome
-    raw, facts = dict[str, str | None](), dict[str, str]()
+    files, facts = dict[str, str](), dict[str, str]()
     for name, path in raw_paths(paths.root):
-        raw[name] = _file_digest(path)
-        if raw[name] and name.endswith((".json", ".jsonl")):
+        if not (digest := _file_digest(path)):
+            continue
+        files[name] = digest
+        if name.endswith((".json", ".jsonl")):
             with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
                 largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
                 if (content := document_of(name, read_regular(path, largest=largest))) is not None:
                     facts[f"{name}{FACTS}"] = facts_digest(content, VERSION)
     facts[f"{OUTCOME}{FACTS}"] = facts_digest(outcome, VERSION)
-    files = _present(raw, outcome) | facts
+    files |= {OUTCOME: outcome_digest(outcome), **facts}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
     return {**outcome, KEY: seal.model_dump(mode="json")}
@@ -123,7 +125,8 @@ def finding_of(
     raw: the digest of each other raw file; None for what is not a regular file. redacted: the documents without names,
     whose second digest counts. original: the digest of the outcome before it was redacted.
     """
-    present = _present(raw, outcome or {}) | ({OUTCOME: original} if original else {})
+    present = {name: digest for name, digest in raw.items() if digest}
+    present[OUTCOME] = original or outcome_digest(outcome or {})
     word: Literal["unsealed", "tampered"] = "unsealed"
     if outcome is None:
         reason = "outcome.json is missing or unreadable"
@@ -143,11 +146,6 @@ def finding_of(
     else:
         return SealFinding(word="sealed", digest=stored.digest)
     return SealFinding(word=word, reason=reason, digest=json_digest(present))
-
-
-def _present(raw: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
-    """Return the digests of the regular files and of the outcome."""
-    return {**{name: digest for name, digest in raw.items() if digest}, OUTCOME: outcome_digest(outcome)}
 
 
 def facts_digest(document: Any, version: int) -> str:
