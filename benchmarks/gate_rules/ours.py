@@ -14,7 +14,7 @@ from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
 from levelfield.series.judgement import Pairs
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
-from levelfield.series.trigger import MANY
+from levelfield.series.trigger import MANY_SERIES
 from levelfield.specs.record import Conditions, Gated, Point, StoreEvent
 
 FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
@@ -40,7 +40,7 @@ def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool =
     """
     judged_series: list[list[Night]] = []
     count, last = nights.observed.shape
-    together = MANY if nights.kind.driver is None else 1
+    together = MANY_SERIES if nights.kind.driver is None else 1
     for first in range(0, count, together):
         names = {f"s{i}": i for i in range(first, min(first + together, count))}
         points = {name: _points(nights, i, f"{name}.") for name, i in names.items()}

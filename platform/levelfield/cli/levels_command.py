@@ -173,7 +173,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.series.findings import FAILURES
-    from levelfield.series.level import FEWEST
+    from levelfield.series.level import FEWEST_NIGHTS
 
     until, who, at, lines = _day(options.until), options.who or user_name(), utc_now(), list[str]()
     with opened_store(options.store) as store:
@@ -190,7 +190,7 @@ def _accept_all(options: argparse.Namespace) -> int:
             lines += dict.fromkeys(_kept_build(store, event) for event in accepted.events)
         names = [event.series or "" for event in accepted.events]
         if young := [night.label(name) for name in names if _waits(night.points[name])]:
-            lines.append(wrapped(f"compared once there are {FEWEST} nights: {', '.join(young)}", 2))
+            lines.append(wrapped(f"compared once there are {FEWEST_NIGHTS} nights: {', '.join(young)}", 2))
     code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
     if options.json:
         rows = [{"series": name, "label": night.label(name), "why": reason} for name, reason in refused]
@@ -259,13 +259,13 @@ def _day(text: str | None) -> str | None:
 
 def _waits(points: Sequence[Point]) -> list[str]:
     """Say from when on nights are compared with a level that was accepted on fewer nights than a gate needs."""
-    from levelfield.series.level import FEWEST
+    from levelfield.series.level import FEWEST_NIGHTS
     from levelfield.series.segments import level_points, night_of
 
     nights = len({night_of(point) for point in level_points(points)})
-    if nights >= FEWEST:
+    if nights >= FEWEST_NIGHTS:
         return []
-    so_far = f"nights are compared with it once there are {FEWEST}, to know how they scatter: {nights} so far"
+    so_far = f"nights are compared with it once there are {FEWEST_NIGHTS}, to know how they scatter: {nights} so far"
     return [wrapped(so_far, 2)]
 
 

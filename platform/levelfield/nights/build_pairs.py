@@ -21,7 +21,7 @@ from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.turns import Keep, in_turns
 from levelfield.rundir.directory import PAIRS
-from levelfield.series.level import FEWEST
+from levelfield.series.level import FEWEST_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
@@ -166,5 +166,5 @@ def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None
     if any(age is not None and age < DAYS_BETWEEN for age in ages):
         return None
     ran = [series for series, points in inputs.tonights.items() if series in seconds and any(map(is_evidence, points))]
-    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST]
+    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST_NIGHTS]
     return min(old, key=lambda series: seconds[series], default=None)

@@ -25,14 +25,14 @@ from levelfield.series.causes import families, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination, standing_baseline
 from levelfield.series.findings import COMPARED, FIGURES, Finding, worst_first
 from levelfield.series.judgement import (
-    Judged,
+    ExaminedFigure,
     NodeGroup,
     NoPairs,
     Pairs,
     build_excess,
-    judged_night,
+    judge_figure,
+    needs_pairs,
     node_groups,
-    wants_pairs,
 )
 from levelfield.series.pairs import (
     MOST_NULLS_OF_A_NIGHT,
@@ -44,7 +44,7 @@ from levelfield.series.pairs import (
     pairs_so_far,
 )
 from levelfield.series.segments import change_of, shown_change
-from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
+from levelfield.series.trigger import FALSE_DISCOVERY_RATE, MANY_SERIES, within_false_discovery_rate
 from levelfield.specs.record import Gated, RunRecord
 from levelfield.specs.short_names import short_digest
 
@@ -103,26 +103,28 @@ def compared(
     # A series without a level under tonight's conditions is held against others, which may be the cause.
     groups = node_groups([(a, night) for a, night in members if night.step is None or not night.is_young])
     by_group = [(group, finding) for group in groups if (finding := _node_finding(group, spending))]
-    grouped = {(around.series, group.figure) for group, _ in by_group for around, _ in group.members}
+    grouped = {(context.series, group.figure) for group, _ in by_group for context, _ in group.members}
     findings = [finding for _, finding in by_group]
     for member, _ in _ranked(members):
         if _name(member) not in grouped:
             spending.ruling(member)
     members, of_causes = _with_causes(members, spending)
-    for around, examination in members:
-        ruling = spending.rulings.get((around.series, examination.figure))
-        has_own = not around.is_of_group or around.is_known_worse or isinstance(ruling, PairRuling)
-        if (around.series, examination.figure) not in grouped and has_own:
-            findings.append(judged_night(examination, around, ruling))
+    for context, examination in members:
+        ruling = spending.rulings.get((context.series, examination.figure))
+        has_own = not context.is_covered_by_group or context.is_build_worse or isinstance(ruling, PairRuling)
+        if (context.series, examination.figure) not in grouped and has_own:
+            findings.append(judge_figure(examination, context, ruling))
     done = {f.series for f in findings if f.series and f.word in COMPARED}
-    done |= {series for series, _ in grouped} | {around.series for around, _ in members if around.is_of_group}
+    done |= {series for series, _ in grouped} | {
+        context.series for context, _ in members if context.is_covered_by_group
+    }
     findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
     findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
     ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in worst_first(findings))
     return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done))
 
 
-def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[Finding]) -> Iterator[Finding]:
+def _with_open(inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
     examined = {_name(member): member[1] for member in members}
     opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
@@ -155,35 +157,36 @@ def _with_open(inputs: GateInput, members: Sequence[Judged], findings: Iterable[
 def suspects(inputs: GateInput) -> list[Suspect]:
     """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
     ranked = _ranked(_members(inputs))
-    return [Suspect(around.series, night.figure, chance, night) for (around, night), chance in ranked]
+    return [Suspect(context.series, night.figure, chance, night) for (context, night), chance in ranked]
 
 
-def _ranked(members: Sequence[Judged]) -> list[tuple[Judged, float]]:
+def _ranked(members: Sequence[ExaminedFigure]) -> list[tuple[ExaminedFigure, float]]:
     """Return what pairs should confirm, the likeliest first, with its probability by chance."""
     chances = suspiciousness(members)
-    ranked: list[tuple[tuple[float, float], Judged, float]] = []
-    for around, night in members:
-        if wants_pairs(night, around):
-            chance = chances.get((around.series, night.figure), 1.0)
+    ranked: list[tuple[tuple[float, float], ExaminedFigure, float]] = []
+    for context, night in members:
+        if needs_pairs(night, context):
+            chance = chances.get((context.series, night.figure), 1.0)
             excess = night.tonight.cost - night.level.cost if night.level else 0.0
             order = chance if chance > LEAST_CHANCE else min(chance, 0), -excess
-            ranked.append((order, (around, night), chance))
+            ranked.append((order, (context, night), chance))
     return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def _name(member: Judged) -> tuple[str, Gated]:
+def _name(member: ExaminedFigure) -> tuple[str, Gated]:
     return member[0].series, member[1].figure
 
 
-def _members(inputs: GateInput) -> list[Judged]:
+def _members(inputs: GateInput) -> list[ExaminedFigure]:
     """Return every figure of the night, with the mark of those that many looks explain."""
     members = still_due(list(examinations(inputs)))
-    if len(members) <= MANY:
+    if len(members) <= MANY_SERIES:
         return members
     chances = [examination.suspicion.p for _, examination in members if examination.suspicion]
-    is_left = iter(kept_of_many(chances, len(members), FALSE_SHARE))
+    is_left = iter(within_false_discovery_rate(chances, len(members), FALSE_DISCOVERY_RATE))
     return [
-        (replace(around, is_chance=bool(night.suspicion) and not next(is_left)), night) for around, night in members
+        (replace(context, is_likely_chance=bool(night.suspicion) and not next(is_left)), night)
+        for context, night in members
     ]
 
 
@@ -199,9 +202,9 @@ class _Spending:
     rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
     _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
 
-    def ruling(self, member: Judged) -> PairRuling | NoPairs | None:
+    def ruling(self, member: ExaminedFigure) -> PairRuling | NoPairs | None:
         """Return what pairs show about a figure, or why none were run. The first call runs them."""
-        name, (around, examination) = _name(member), member
+        name, (context, examination) = _name(member), member
         if name in self.rulings:
             return self.rulings[name]
         spent: Counter[str] = Counter()  # pairs by series: its figures share them, as a run has all figures
@@ -209,21 +212,21 @@ class _Spending:
             if isinstance(ruling, PairRuling):
                 run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
                 spent[series] = max(spent[series], run)
-        if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
+        if self.most is not None and sum(spent.values()) >= self.most and context.series not in spent:
             reason = f"the night's {self.most} pairs were spent on likelier suspicions"
-            self.rulings[name] = NoPairs(reason, is_put_off=True)
+            self.rulings[name] = NoPairs(reason, is_postponed=True)
             return self.rulings[name]
         pairs = self.pairs(*name)
         if pairs is None or isinstance(pairs, str):
             self.rulings[name] = NoPairs(pairs) if pairs else None
             return self.rulings[name]
-        judged = judged_pairs(pairs, examination.figure, examination.direction, examination.expected_first)
-        stored = self.inputs.null_pairs(around.series, examination.tonight.node, examination.figure)
+        judged = judged_pairs(pairs, examination.figure, examination.direction, examination.expected_level_a)
+        stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
         more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
         self.rulings[name] = checked_by_nulls(judged, stored, more, examination.figure, is_open)
         return self.rulings[name]
 
-    def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
+    def _more_nulls(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
         run = self._nulls_run.setdefault(_name(member), [])
         for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_NULLS_OF_A_NIGHT, most))):
@@ -268,10 +271,12 @@ def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:
             return None
         reason = f"the accepted build of {group.clearest[0].label} is off its level too, by {ruling.pairs} pairs"
     else:
-        if not group.is_alone:
+        if not group.is_only_node:
             return None
         reason = "series on other nodes did not move"
-    detail = f"{len(group.members)} of {group.of} series on node {short_digest(group.node)} moved alike; {reason}"
+    detail = (
+        f"{len(group.members)} of {group.series_count} series on node {short_digest(group.node)} moved alike; {reason}"
+    )
     return Finding(
         series="", label=f"node {short_digest(group.node)}", figure=group.figure, word="bad night",
         change=change_of(group.excess, group.figure), detail=detail, node=group.node,
@@ -279,31 +284,41 @@ def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:
     )  # fmt: skip
 
 
-def _with_causes(members: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
+def _with_causes(members: Sequence[ExaminedFigure], spending: _Spending) -> tuple[list[ExaminedFigure], list[Finding]]:
     """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
     steps = [
-        (around, examination.less_build(build_excess(around, spending.rulings.get(_name((around, examination))))))
-        for around, examination in members
+        (
+            context,
+            examination.without_build_excess(
+                build_excess(context, spending.rulings.get(_name((context, examination))))
+            ),
+        )
+        for context, examination in members
     ]
     groups = [group for family in families(steps).values() for group in moved(family)]
-    moved_ones = {(m.around.series, m.night.figure): len(group.members) > 1 for group in groups for m in group.members}
+    moved_ones = {(m.context.series, m.night.figure): len(group.members) > 1 for group in groups for m in group.members}
     changed = []
-    for (around, examination), (_, less) in zip(members, steps, strict=True):
-        is_moved, name = _name((around, examination)) in moved_ones, (around.series, examination.figure)
+    for (context, examination), (_, less) in zip(members, steps, strict=True):
+        is_moved, name = _name((context, examination)) in moved_ones, (context.series, examination.figure)
         has_stepped = less.step is not None and less.step.is_beyond
-        is_chance = around.is_chance or (has_stepped and not is_moved)
-        changed.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), examination))
+        is_likely_chance = context.is_likely_chance or (has_stepped and not is_moved)
+        changed.append(
+            (
+                replace(context, is_likely_chance=is_likely_chance, is_covered_by_group=moved_ones.get(name, False)),
+                examination,
+            )
+        )
     findings = [group.finding() for group in groups if len(group.members) > 1]
     # one more for each change of conditions under which pairs of some series could not be run tonight
     by_cause: dict[tuple[str, ...], dict[str, str]] = {}
     reached: dict[tuple[str, ...], set[str]] = {}
-    for around, examination in members:
+    for context, examination in members:
         if examination.step is not None:
-            reached.setdefault(around.cause, set()).add(around.series)
-            ruling = spending.rulings.get((around.series, examination.figure))
-            if around.is_due and isinstance(ruling, NoPairs):
-                by_cause.setdefault(around.cause, {})[around.label] = ruling.reason
-    names = {around.cause: around.change for around, _ in members}
+            reached.setdefault(context.cause, set()).add(context.series)
+            ruling = spending.rulings.get((context.series, examination.figure))
+            if context.are_pairs_due and isinstance(ruling, NoPairs):
+                by_cause.setdefault(context.cause, {})[context.label] = ruling.reason
+    names = {context.cause: context.change for context, _ in members}
     for cause, reasons in by_cause.items():
         label, reason = next(iter(reasons.items()))
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
@@ -365,7 +380,7 @@ class Confirmation:
         suspect = self.suspects.get((series, figure))
         if suspect is None:
             return None
-        direction, expected = suspect.examination.direction, suspect.examination.expected_first
+        direction, expected = suspect.examination.direction, suspect.examination.expected_level_a
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))

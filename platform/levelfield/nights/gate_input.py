@@ -9,7 +9,7 @@ from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
-from levelfield.series.judgement import Judged, Pairs, Surroundings
+from levelfield.series.judgement import ExaminedFigure, JudgementContext, Pairs
 from levelfield.series.pairs import Pair
 from levelfield.series.segments import (
     Segment,
@@ -116,7 +116,7 @@ class GateInput:
         return self.series[series].label if series in self.series else short_digest(series)
 
 
-def examinations(inputs: GateInput) -> Iterator[Judged]:
+def examinations(inputs: GateInput) -> Iterator[ExaminedFigure]:
     """Return every figure of every series that has valid runs tonight."""
     # the last finding about each run of each figure, from nights before this one
     last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in inputs.past if f.night != inputs.night}
@@ -152,7 +152,9 @@ class _SeriesNights:
         return segments_of(self.history)
 
 
-def _examination(inputs: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
+def _examination(
+    inputs: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]
+) -> ExaminedFigure | None:
     tonight = observations(nights.tonight, figure)
     if not tonight:
         return None
@@ -184,7 +186,7 @@ def _examination(inputs: GateInput, nights: _SeriesNights, figure: Gated, past: 
         for _, examination in examined_nights
     )
     _, (era, worst) = max(zip(far, examined_nights, strict=True), key=lambda pair: pair[0])
-    return _surroundings(inputs, nights, era, worst, past), worst
+    return _judgement_context(inputs, nights, era, worst, past), worst
 
 
 def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
@@ -208,10 +210,10 @@ def place_of(segments: Sequence[Segment], run_id: str) -> int:
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
-def _surroundings(
+def _judgement_context(
     inputs: GateInput, nights: _SeriesNights, era: Era, examination: Examination, past: Sequence[Finding]
-) -> Surroundings:
-    plain = Surroundings(nights.series, inputs.label(nights.series))
+) -> JudgementContext:
+    plain = JudgementContext(nights.series, inputs.label(nights.series))
     if len(era.segments) == 1:
         return plain
     digests = tuple(segment.conditions for segment in era.segments[-2:])
@@ -226,9 +228,9 @@ def _surroundings(
         plain,
         fields=fields,
         cause=fields or digests,
-        is_due=examination.step is not None and is_other and (not by_pairs or is_worse),
-        is_known_worse=is_worse,
-        is_cleared=decided is not None and not is_worse,
+        are_pairs_due=examination.step is not None and is_other and (not by_pairs or is_worse),
+        is_build_worse=is_worse,
+        is_build_cleared=decided is not None and not is_worse,
         build_excess=excess_of(decided.build_change or 0.0, examination.figure) if decided else 0.0,
     )
 

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from levelfield.pages.content import CHANGES, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
-from levelfield.series.level import FEWEST
+from levelfield.series.level import FEWEST_NIGHTS
 
 ROWS = 60  # of the table of changes, so that the first page stays small
 _LABEL = "nightly"  # of the badge: a picture for a README, and the JSON that a badge service such as shields.io reads
@@ -64,7 +64,7 @@ class NightView:
     unreadable: tuple[str, ...]
     is_judged: bool  # whether a gate said anything about the night; a missing run alone is no judgement
     attention: int  # findings that need a person
-    nights_of_a_level: ClassVar = FEWEST  # that a series has before it is compared
+    nights_of_a_level: ClassVar = FEWEST_NIGHTS  # that a series has before it is compared
 
 
 def night_view(content: PagesContent) -> NightView:

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from levelfield.measure.student import normal_tail, tail_probability
 from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
-from levelfield.series.judgement import FEWEST_ALIKE, Judged, Surroundings
-from levelfield.series.level import FEWEST, LONGEST, node_medians
+from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementContext
+from levelfield.series.level import FEWEST_NIGHTS, LONGEST, node_medians
 from levelfield.series.segments import change_of
-from levelfield.series.trigger import Z, kept_of_many
+from levelfield.series.trigger import Z, within_false_discovery_rate
 from levelfield.specs.record import Gated
 from levelfield.specs.short_names import short_digest
 
@@ -37,7 +37,7 @@ ENOUGH = 20  # builds found no slower: a slower one in more than one of seven se
 class ChangedSeries(NamedTuple):
     """A figure of a series that is held against the level before a change of conditions."""
 
-    around: Surroundings
+    context: JudgementContext
     night: Examination
     step: EnvironmentStep
 
@@ -54,27 +54,27 @@ class MovedSeries:
         """Return the one finding about the change, which stands for all of these series."""
         word: FindingWord = "environment step" if self.members[0].step.excess > 0 else "improvement"
         steps = sorted(change_of(member.step.excess, self.figure) for member in self.members)
-        around = max(self.members, key=lambda member: abs(member.step.excess)).around
+        context = max(self.members, key=lambda member: abs(member.step.excess)).context
         nights = max(member.step.nights for member in self.members)
         nodes = sorted({member.night.tonight.node for member in self.members})
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
             f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
-            f"the most: {around.label}; `nightly accept-step {short_digest(around.series)} --everywhere` accepts it"
+            f"the most: {context.label}; `nightly accept-step {short_digest(context.series)} --everywhere` accepts it"
         )
         return Finding(
-            series="", label=around.change, figure=self.figure, word=word, change=median(steps), detail=detail,
-            fields=around.fields, node=nodes[0] if len(nodes) == 1 else None,
+            series="", label=context.change, figure=self.figure, word=word, change=median(steps), detail=detail,
+            fields=context.fields, node=nodes[0] if len(nodes) == 1 else None,
             runs=tuple(member.night.tonight.run_id for member in self.members),
         )  # fmt: skip
 
 
-def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[ChangedSeries]]:
+def families(examined: Iterable[ExaminedFigure]) -> dict[tuple[tuple[str, ...], Gated], list[ChangedSeries]]:
     """Return the series that are held against the level before a change, by change and figure."""
     members = defaultdict(list)
-    for around, night in examined:
+    for context, night in examined:
         if night.step is not None:
-            members[around.cause, night.figure].append(ChangedSeries(around, night, night.step))
+            members[context.cause, night.figure].append(ChangedSeries(context, night, night.step))
     return dict(members)
 
 
@@ -93,24 +93,24 @@ def moved(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
                 size = direction * step.excess / step.error
                 share = (len(before) - bisect_left(before, size / MARGIN)) / len(before) if before else 0.0
                 chances.append(max(tail_probability(size, step.before.freedom), share))
-            passed = kept_of_many(chances, len(family), FALSE_STEPS)
+            passed = within_false_discovery_rate(chances, len(family), FALSE_STEPS)
             candidates = [m for m, has_passed in zip(candidates, passed, strict=True) if has_passed]
         if candidates:
             groups.append(MovedSeries(candidates[0].night.figure, tuple(candidates), len(family)))
     return groups
 
 
-def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
+def suspiciousness(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, Gated], float]:
     """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
     chances = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
     for family in families(examined).values():
-        for (around, night, _), chance in _beside_others(family):
-            if around.is_due:
-                chances[around.series, night.figure] = -1.0 if around.is_known_worse else chance
+        for (context, night, _), chance in _beside_others(family):
+            if context.are_pairs_due:
+                chances[context.series, night.figure] = -1.0 if context.is_build_worse else chance
     return chances
 
 
-def still_due(examined: Sequence[Judged]) -> list[Judged]:
+def still_due(examined: Sequence[ExaminedFigure]) -> list[ExaminedFigure]:
     """Return the same, where a series that its change of conditions explains is no longer due for pairs.
 
     The change explains it once pairs found ENOUGH builds under it no slower, and none slower, and the series is not
@@ -118,13 +118,16 @@ def still_due(examined: Sequence[Judged]) -> list[Judged]:
     """
     explained = set()
     for family in families(examined).values():
-        cleared = sum(member.around.is_cleared for member in family)
-        if cleared >= ENOUGH and not any(member.around.is_known_worse for member in family):
-            chances = {(m.around.series, m.night.figure): chance for m, chance in _beside_others(family)}
+        cleared = sum(member.context.is_build_cleared for member in family)
+        if cleared >= ENOUGH and not any(member.context.is_build_worse for member in family):
+            chances = {(m.context.series, m.night.figure): chance for m, chance in _beside_others(family)}
             explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
     return [
-        (replace(around, is_due=around.is_due and (around.series, night.figure) not in explained), night)
-        for around, night in examined
+        (
+            replace(context, are_pairs_due=context.are_pairs_due and (context.series, night.figure) not in explained),
+            night,
+        )
+        for context, night in examined
     ]
 
 
@@ -146,5 +149,5 @@ def _pretended(step: EnvironmentStep) -> list[float]:
     costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * LONGEST :]
     return [
         (median(costs[first : first + step.nights]) - median(costs[max(0, first - LONGEST) : first])) / step.error
-        for first in range(FEWEST, len(costs) - step.nights + 1)
+        for first in range(FEWEST_NIGHTS, len(costs) - step.nights + 1)
     ]

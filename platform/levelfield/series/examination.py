@@ -14,7 +14,7 @@ from statistics import median, median_high, median_low
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.findings import OpenRegression
 from levelfield.series.level import (
-    FEWEST,
+    FEWEST_NIGHTS,
     FLOOR,
     MEDIAN_VARIANCE,
     AcceptedLevel,
@@ -24,7 +24,7 @@ from levelfield.series.level import (
     level_of,
 )
 from levelfield.series.segments import Observation, Segment, excess_of, observations
-from levelfield.series.trigger import CORRELATION, DRIFT_NIGHTS, Suspicion, is_beyond, triggered
+from levelfield.series.trigger import DRIFT_NIGHTS, VARIANCE_INFLATION, Suspicion, find_suspicion, is_beyond
 from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
@@ -142,14 +142,14 @@ class Examination:
         off = median(night.cost - self.accepted.at(night.node) for night in nights)
         return off < excess_of(self.opened.last.change or 0.0, self.figure) / 2
 
-    def less_build(self, excess: float) -> Examination:
+    def without_build_excess(self, excess: float) -> Examination:
         """Return the same with the step of the conditions alone. excess: how much worse the build is, as a cost."""
         if self.step is None or abs(excess) <= FLOOR:
             return self
         return replace(self, step=replace(self.step, excess=self.step.excess - excess))
 
     @property
-    def expected_first(self) -> Level | None:
+    def expected_level_a(self) -> Level | None:
         """What the A of a pair should reach: the accepted level, within the scatter of one night."""
         if self.level is None or self.accepted is None:
             return self.level
@@ -157,7 +157,7 @@ class Examination:
         return replace(self.level, cost=accepted.at(self.tonight.node), n=accepted.n, since=accepted.since)
 
     @property
-    def runs_two_nights(self) -> bool:
+    def is_second_night_beyond(self) -> bool:
         """Whether the night before was beyond the level as well, by a node that can be trusted for both.
 
         Where the series runs on several nodes, one bad node explains two nights. Then both need other nodes, or three
@@ -182,7 +182,7 @@ class NightsBefore:
     earlier: Sequence[Observation] = ()  # those before the last change
     baseline: StoreEvent | None = None  # what somebody accepted
     replaced: Sequence[Observation] = ()  # nights before the baseline, which still show how far nights scatter
-    cleared: str = ""  # when the last night began that pairs found unchanged
+    last_cleared: str = ""  # when the last night began that pairs found unchanged
     unaccepted: Collection[str] = ()  # runs that were found changed; no level rests on them
     bad: Sequence[Observation] = ()  # earlier nights that were found bad
     gained: Sequence[Observation] = ()  # the nights of a lasting gain that nobody accepted
@@ -211,7 +211,7 @@ def nights_before(
         gained = ()
     # The nights whose level the baseline has replaced, of the newest segment that has enough of them.
     groups = ([p for p in segment.points if not is_since(era.baseline, p)] for segment in reversed(era.segments))
-    replaced = next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST), [])
+    replaced = next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST_NIGHTS), [])
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
         current, era.earlier(figure), era.baseline, replaced, last, unaccepted, slow, gained, gainers,
@@ -232,7 +232,7 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
         for nights in (recent, before.current, before.earlier)
     )
     accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
-    is_young = len(current) < FEWEST
+    is_young = len(current) < FEWEST_NIGHTS
     level = level_of(joined if is_young else current, tonight.node)
     baseline_level = None
     scattered = None
@@ -247,7 +247,7 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
     suspicion = None
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
-        suspicion = triggered(level, drifts_from, recent, tonight, before.cleared)
+        suspicion = find_suspicion(level, drifts_from, recent, tonight, before.last_cleared)
     against = accepted.build if accepted else ""
     if before.opened and before.baseline is None:  # also where an accepted change of conditions began a new level
         against = before.opened.last.against or against
@@ -265,7 +265,7 @@ def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> 
     gained = before.gained
     recent = [night for night in before.current if night.began >= gained[0].began]
     level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
-    suspicion = triggered(level, accepted, recent, tonight, before.cleared) if level else None
+    suspicion = find_suspicion(level, accepted, recent, tonight, before.last_cleared) if level else None
     against = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
     return Examination(
         figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True,
@@ -288,6 +288,6 @@ def _step(
         return None
     costs = [night.cost - (levels[night.node] or before).cost for night in nights]
     excess = min(median_low(costs), median_high(costs), key=abs)  # one bad night of two moves their mean
-    spread = math.sqrt(sum(min(1.0, CORRELATION * MEDIAN_VARIANCE / n) for n in (len(nights), before.n)))
+    spread = math.sqrt(sum(min(1.0, VARIANCE_INFLATION * MEDIAN_VARIANCE / n) for n in (len(nights), before.n)))
     history = sorted((*earlier, *bad), key=lambda night: night.began)
     return EnvironmentStep(excess, before.scale * spread, before, len(nights), tuple(history))

@@ -25,7 +25,7 @@ from levelfield.series.segments import Observation, cost_of
 from levelfield.specs.record import Gated, StoreEvent
 
 LONGEST = 30  # nights of a level
-FEWEST = 7  # below it the word is `new series`
+FEWEST_NIGHTS = 7  # below it the word is `new series`
 FEWEST_ON_NODE = 3
 LEAST_SCALE = 0.002
 FLOOR = 0.01
@@ -61,15 +61,15 @@ class AcceptedLevel:
     n: int
     since: str
     build: str  # the run whose build is the A of a confirmation
-    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below FEWEST
+    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below FEWEST_NIGHTS
 
     def at(self, node: str) -> float:
         return self.by_node.get(node, self.cost)
 
 
 def level_of(nights: Sequence[Observation], node: str) -> Level | None:
-    """Return the level of at most LONGEST nights on this node; None below FEWEST."""
-    if len(nights) < FEWEST:
+    """Return the level of at most LONGEST nights on this node; None below FEWEST_NIGHTS."""
+    if len(nights) < FEWEST_NIGHTS:
         return None
     used = nights[-LONGEST:]
     by_node = _node_costs(used)
@@ -124,8 +124,8 @@ def accepted_level(
         build = first_build(event.runs[::-1], can_run_again)
         return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
     base = nights[:LONGEST]
-    scale = _scatter(_node_costs(base).values())[0] if len(base) >= FEWEST else None
-    build = first_build([night.run_id for night in base[:FEWEST]], can_run_again)
+    scale = _scatter(_node_costs(base).values())[0] if len(base) >= FEWEST_NIGHTS else None
+    build = first_build([night.run_id for night in base[:FEWEST_NIGHTS]], can_run_again)
     return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)
 
 

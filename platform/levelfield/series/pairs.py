@@ -69,10 +69,10 @@ class PairRuling:
     low: float | None = None
     high: float | None = None
     more_pairs: int | None = None  # about how many more are needed
-    first: float | None = None  # the mean cost of A
+    mean_cost_a: float | None = None
     error: float | None = None  # of the mean
     bias: ArmBias | None = None  # of the arms, by null pairs
-    is_less_bias: bool = False  # whether the bias is taken from excess and interval
+    is_bias_removed: bool = False  # whether the bias is taken from excess and interval
     build: PairWord = "more pairs"  # the word whatever A's level is
 
     @property
@@ -202,7 +202,7 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     half = t_quantile(0.025, freedom) * error
     return replace(
         ruling, word=word, build=word, excess=excess, low=excess - half, high=excess + half, error=error, bias=bias,
-        is_less_bias=True,
+        is_bias_removed=True,
         more_pairs=_more(ruling.error, ruling.pairs, FLOOR, NIGHTLY) if word == "inconclusive" else None,
     )  # fmt: skip
 

@@ -22,10 +22,11 @@ Z_OF_TWO_NIGHTS = 3.0  # where no pairs can be run, two nights running have to b
 CUSUM_SLACK, CUSUM_LIMIT, CUSUM_LARGEST = 0.5, 3.5, 3.0  # in scales; one night adds at most LARGEST - SLACK
 DRIFT_NIGHTS = 5
 Z_OF_CLEAR_DRIFT = 3.5  # where no pairs can be run, and for a gain, for which none are run
-CORRELATION = 2.0  # variance of a mean of nights over that of independent ones, for half of it AR(1) with 0.5
-FALSE_SHARE = 0.5  # of the suspicions that are confirmed, where a night has more than MANY series
-MANY = 100
-_SEEN = {1: 1.2816, 3: 0.0902}  # by the number of nights: normal quantiles of 90 %, and of 1 - (1 - 90 %)^(1/3)
+VARIANCE_INFLATION = 2.0  # variance of a mean of nights over that of independent ones, for half of it AR(1) with 0.5
+FALSE_DISCOVERY_RATE = 0.5  # of the suspicions that go on to pairs, where a night has more than MANY_SERIES figures
+MANY_SERIES = 100
+# By the number of nights: the normal quantiles of 90 %, and of 1 - (1 - 90 %)^(1/3).
+_DETECTION_QUANTILES = {1: 1.2816, 3: 0.0902}
 
 Rule = Literal["tonight", "sum of nights", "drift"]
 
@@ -41,19 +42,19 @@ class Suspicion:
     is_clear: bool  # whether it is far enough to count without pairs
 
 
-def triggered(
+def find_suspicion(
     level: Level,
     accepted: AcceptedLevel | None,
-    before: Sequence[Observation],
+    earlier: Sequence[Observation],
     tonight: Observation,
-    cleared: str = "",
+    last_cleared: str = "",
 ) -> Suspicion | None:
     """Return the suspicion about tonight, the worse direction first; None without one.
 
-    accepted: None for no drift. cleared: when the last night began that pairs found unchanged. Sum and drift begin
-    after it.
+    accepted: None where the rules of drift and sum do not apply. last_cleared: when the last night began that pairs
+    found unchanged; drift and sum count the nights after it.
     """
-    gradual = _gradual_suspicion(level, accepted, before, tonight, cleared) if accepted else None
+    gradual = _gradual_suspicion(level, accepted, earlier, tonight, last_cleared) if accepted else None
     if gradual is not None and gradual.is_clear:
         return gradual
     for direction in (1, -1):
@@ -72,42 +73,42 @@ def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_
 
 def detectable(level: Level, nights: Literal[1, 3] = 1) -> float:
     """Return the least excess that tonight's rule sees within so many independent nights, with 90 % probability."""
-    return level.threshold(Z) + _SEEN[nights] * level.scale
+    return level.threshold(Z) + _DETECTION_QUANTILES[nights] * level.scale
 
 
-def kept_of_many(chances: Sequence[float], looks: int, false_share: float) -> list[bool]:
-    """Return which findings to keep of many looks, by their probability by chance (Benjamini and Hochberg, 1995).
+def within_false_discovery_rate(p_values: Sequence[float], tests: int, rate: float) -> list[bool]:
+    """Return for each p-value whether it stands among so many tests (Benjamini and Hochberg, 1995).
 
-    At most false_share of those kept are expected to be chance.
+    At most the share `rate` of those that stand is expected to be chance.
     """
-    passing = [p for rank, p in enumerate(sorted(chances), 1) if p <= false_share * rank / looks]
-    return [p <= max(passing, default=-1.0) for p in chances]
+    passing = [p for rank, p in enumerate(sorted(p_values), 1) if p <= rate * rank / tests]
+    return [p <= max(passing, default=-1.0) for p in p_values]
 
 
 def _gradual_suspicion(
-    level: Level, accepted: AcceptedLevel, before: Sequence[Observation], tonight: Observation, cleared: str
+    level: Level, accepted: AcceptedLevel, earlier: Sequence[Observation], tonight: Observation, last_cleared: str
 ) -> Suspicion | None:
     """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen those."""
-    nights = [night for night in (*before, tonight) if night.began > cleared]
+    nights = [night for night in (*earlier, tonight) if night.began > last_cleared]
     distances = [night.cost - accepted.at(night.node) for night in nights]
-    narrow = replace(level, scale=min(level.scale, accepted.scale or level.scale))
+    narrowed = replace(level, scale=min(level.scale, accepted.scale or level.scale))
     recent = distances[-DRIFT_NIGHTS:]
     drift = median(recent)
-    is_back = drift == 0 or not recent[-1] / drift > 0.5
-    if len(recent) == DRIFT_NIGHTS and not is_back:  # one bad night moves the median of fewer nights
-        spread = math.sqrt(min(2, CORRELATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
+    is_recovered = drift == 0 or not recent[-1] / drift > 0.5
+    if len(recent) == DRIFT_NIGHTS and not is_recovered:  # one bad night moves the median of fewer nights
+        spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
         limit, clear_limit = (
-            max(FLOOR, t_quantile(normal_tail(z), narrow.freedom) * narrow.scale * spread)
+            max(FLOOR, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
             for z in (Z, Z_OF_CLEAR_DRIFT)
         )
         is_clear = abs(drift) > clear_limit
         if is_clear or drift > limit:
             p = normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z)
             return Suspicion("drift", 1 if drift > 0 else -1, drift, p, is_clear)
-    total = cusum([distance / narrow.scale for distance in distances])
+    total = cusum([distance / narrowed.scale for distance in distances])
     if total > CUSUM_LIMIT and distances[-1] > 0:  # for worse only: a gain can wait for a drift
-        # such a sum in a long series (Siegmund, 1985), with the nights' correlation
-        p = math.exp(-2 * CUSUM_SLACK * (total + 1.166) / CORRELATION)
+        # the probability of such a sum in a long series (Siegmund, 1985), with the nights' correlation
+        p = math.exp(-2 * CUSUM_SLACK * (total + 1.166) / VARIANCE_INFLATION)
         return Suspicion("sum of nights", 1, median(distances[-3:]), p, False)
     return None
 

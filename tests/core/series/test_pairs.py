@@ -56,7 +56,7 @@ def test_a_night_that_slows_both_builds_is_no_regression() -> None:
     slow = tokens(0.0, night=0.88)
     assert judged_pairs(slow, TOKENS, 1, None).word == "no change"
     ruling = judged_pairs(slow, TOKENS, 1, level)
-    assert ruling.word == "bad night" and ruling.first == pytest.approx(-math.log(880), abs=0.01)
+    assert ruling.word == "bad night" and ruling.mean_cost_a == pytest.approx(-math.log(880), abs=0.01)
     assert judged_pairs(tokens(-0.06, night=0.88), TOKENS, 1, level).word == "regression", "both can be true"
 
 
@@ -123,7 +123,7 @@ def test_an_open_regression_is_gone_where_nothing_is_left_beside_the_arms_bias()
     assert (ruling.word, ruling.build) == ("inconclusive", "inconclusive")
     assert checked_by_nulls(ruling, nulls, (), MEMORY) is ruling, "no regression was named: nothing to take back"
     gone = checked_by_nulls(ruling, nulls[:3], nulls[3:], MEMORY, is_open=True)
-    assert (gone.word, gone.build, gone.is_less_bias) == ("no change", "no change", True)
+    assert (gone.word, gone.build, gone.is_bias_removed) == ("no change", "no change", True)
     bad = checked_by_nulls(replace(ruling, word="bad night"), nulls, (), MEMORY, is_open=True)
     assert (bad.word, bad.build) == ("bad night", "no change")
     for steady in (exactly(0.0, 12, 0.008), exactly(-0.01, 12, 0.008), exactly(0.004, 12, 0.02), []):

@@ -9,12 +9,12 @@ from gate_points import at, costs, event, noise
 from levelfield.series.level import FLOOR, LEAST_SCALE, accepted_level, level_of
 from levelfield.series.segments import Observation
 from levelfield.series.trigger import (
-    FALSE_SHARE,
+    FALSE_DISCOVERY_RATE,
     cusum,
     detectable,
+    find_suspicion,
     is_beyond,
-    kept_of_many,
-    triggered,
+    within_false_discovery_rate,
 )
 
 TOKENS = "tokens_per_second_per_device"
@@ -86,7 +86,7 @@ def test_the_direction_is_named() -> None:
     history = costs(noise(40))
     level = level_of(history, "n1")
     assert level is not None
-    worse, better = (triggered(level, None, history, tonight(value)) for value in (0.1, -0.1))
+    worse, better = (find_suspicion(level, None, history, tonight(value)) for value in (0.1, -0.1))
     assert worse is not None and (worse.rule, worse.direction, worse.is_clear) == ("tonight", 1, True)
     assert better is not None and better.direction == -1 and better.p < 1e-6
 
@@ -106,7 +106,7 @@ def test_a_slow_ramp_is_found_by_the_accepted_level_before_it_reaches_two_and_a_
             history = costs(values[:night])
             level, accepted = level_of(history, "n1"), accepted_level(history, TOKENS, None)
             assert level is not None and accepted is not None
-            if triggered(level, accepted, history, tonight(values[night], night=night)):
+            if find_suspicion(level, accepted, history, tonight(values[night], night=night)):
                 found_at.append(0.002 * (night - 39))
                 break
     assert len(found_at) == 10 and sum(size < 0.025 for size in found_at) >= 9
@@ -117,8 +117,8 @@ def test_the_level_that_follows_alone_misses_a_very_slow_ramp() -> None:
     history = costs(values[:-1])
     level, accepted = level_of(history, "n1"), accepted_level(history, TOKENS, None)
     assert level is not None and accepted is not None
-    assert triggered(level, None, history, tonight(values[-1])) is None
-    drift = triggered(level, accepted, history, tonight(values[-1]))
+    assert find_suspicion(level, None, history, tonight(values[-1])) is None
+    drift = find_suspicion(level, accepted, history, tonight(values[-1]))
     assert drift is not None and drift.rule != "tonight" and drift.direction == 1
 
 
@@ -127,7 +127,7 @@ def test_a_drift_to_the_better_is_found_as_well() -> None:
     history = costs(values[:-1])
     level, accepted = level_of(history[-30:], "n1"), accepted_level(history, TOKENS, None)
     assert level is not None and accepted is not None
-    suspicion = triggered(level, accepted, history, tonight(values[-1]))
+    suspicion = find_suspicion(level, accepted, history, tonight(values[-1]))
     assert suspicion is not None and suspicion.direction == -1
 
 
@@ -136,7 +136,7 @@ def test_one_bad_night_is_no_drift_however_few_nights_were_not_cleared() -> None
     level, accepted = level_of(history, "n1"), accepted_level(history, TOKENS, None)
     assert level is not None and accepted is not None
     for cleared in range(34, 40):
-        suspicion = triggered(level, accepted, history, tonight(0.2), cleared=history[cleared].began)
+        suspicion = find_suspicion(level, accepted, history, tonight(0.2), last_cleared=history[cleared].began)
         assert suspicion is not None and suspicion.rule == "tonight"
 
 
@@ -150,9 +150,9 @@ def test_what_pairs_found_unchanged_is_not_summed_again() -> None:
     history = costs([0.0] * 30 + [0.006] * 10)
     level, accepted = level_of(costs([0.0] * 30), "n1"), accepted_level(costs([0.0] * 30), TOKENS, None)
     assert level is not None and accepted is not None
-    suspicion = triggered(level, accepted, history, tonight(0.006))
+    suspicion = find_suspicion(level, accepted, history, tonight(0.006))
     assert suspicion is not None and suspicion.rule not in ("tonight", "drift")
-    assert triggered(level, accepted, history, tonight(0.006), cleared=history[-1].began) is None
+    assert find_suspicion(level, accepted, history, tonight(0.006), last_cleared=history[-1].began) is None
 
 
 def test_an_accepted_baseline_is_the_level_and_knows_its_nodes() -> None:
@@ -175,12 +175,15 @@ def test_nodes_that_are_not_numbers_are_not_used(nodes: object) -> None:
 
 
 def test_many_looks_keep_the_clear_ones() -> None:
-    assert kept_of_many([1e-6, 0.006, 0.2], 300, FALSE_SHARE) == [True, False, False]
+    assert within_false_discovery_rate([1e-6, 0.006, 0.2], 300, FALSE_DISCOVERY_RATE) == [True, False, False]
     # Benjamini and Hochberg step up: the largest p within its line keeps all smaller ones.
-    line = [FALSE_SHARE * rank / 300 for rank in (1, 2, 3)]
-    assert kept_of_many([line[0] * 2, line[1] * 1.2, line[2] * 0.9], 300, FALSE_SHARE) == [True] * 3
-    assert kept_of_many([], 300, FALSE_SHARE) == []
-    assert kept_of_many([float("nan"), 1e-9], 300, FALSE_SHARE) == [False, True]
+    line = [FALSE_DISCOVERY_RATE * rank / 300 for rank in (1, 2, 3)]
+    assert (
+        within_false_discovery_rate([line[0] * 2, line[1] * 1.2, line[2] * 0.9], 300, FALSE_DISCOVERY_RATE)
+        == [True] * 3
+    )
+    assert within_false_discovery_rate([], 300, FALSE_DISCOVERY_RATE) == []
+    assert within_false_discovery_rate([float("nan"), 1e-9], 300, FALSE_DISCOVERY_RATE) == [False, True]
 
 
 def test_what_a_series_shows_is_what_the_trigger_sees_in_nine_of_ten_nights() -> None:
