@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from docker import DockerClient
 from docker.errors import APIError
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.execution import ContainerWork
-from levelfield.contracts.vendor import Device, container_options
+from levelfield.contracts.vendor import Device
 from levelfield.run.runtimes.engine import OWNER_LABEL, owner, started
 from levelfield.specs.vendor import ContainerAccess, ContainerOptions
 
@@ -80,7 +82,8 @@ def test_exactly_the_chosen_devices(engine: DockerClient, tmp_path: Path) -> Non
         if subprocess.run(["mknod", str(tmp_path / f"acme{index}"), "c", "1", "3"]).returncode:
             pytest.skip("device files cannot be made here")
     access = ContainerAccess(device_nodes=(f"{tmp_path}/acme{{index}}",))
-    options = container_options(access, [Device(i, None, "acme", None) for i in (1, 3)])
+    spec = Registry().vendor_file("cpu").model_copy(update={"container": access})
+    options = DeclaredVendor(spec).container([Device(i, None, "acme", None) for i in (1, 3)])
     program = f"import os; print(sorted(os.listdir('{tmp_path}')), open('{tmp_path}/acme1', 'wb').write(b'x'))"
     code, printed, _ = said(engine, work(program, options))
     assert code == 0 and printed.split() == ["['acme1',", "'acme3']", "1"]

@@ -420,7 +420,7 @@ def test_nvidia_is_judged_by_its_recordings_where_there_is_a_gpu(monkeypatch: py
     subject = VendorSubject("nvidia")
     adapter = subject.registry.vendor("nvidia")
     assert isinstance(adapter, CheckedAdapter)
-    names = type(adapter._adapter).devices.__globals__
+    names = type(adapter.adapter).devices.__globals__
     library = SimpleNamespace(
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,

@@ -13,7 +13,7 @@ from adapters import load_adapter, load_spec
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, answers_of, recorded_commands, replayed
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, answers_of, recorded_commands
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.telemetry_files import NodeTelemetry, read_telemetry
 from levelfield.specs.paths import RunPaths
@@ -253,4 +253,4 @@ def test_memory_that_is_not_printed_is_unknown(tmp_path: Path) -> None:
 def test_answers_are_found_by_their_whole_command() -> None:
     ask = answers_of([{"argv": ["a", "b"], "text": "x"}, "nothing", {"argv": 5}])
     assert ask(["a", "b"], 1.0) == CommandOutput("x") and ask(["a"], 1.0).text is None
-    assert replayed(cpu(), ask) is not None
+    assert cpu().replayed(ask) is not None

@@ -24,21 +24,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_exponential_pattern_ends_at_the_limit_with_its_name() -> None:
     before, pattern = time.process_time(), f"^{EXPONENTIAL}$"
-    for search in (tool_records.every_match, tool_records.first_match, tool_records.whole_match):
+    for is_whole in (False, True):
         with pytest.raises(ValueError, match=rf"'{re.escape(pattern)}'.*\b0\.1 s$"):
-            search(pattern, TEXT)
+            next(tool_records.matches(pattern, TEXT, is_whole=is_whole))
     assert time.process_time() - before < 5
 
 
 def test_what_fits_is_found_at_every_line() -> None:
     digit, text = r"^(?P<n>\d)$", "1\n2\nx\nv 2\n"
-    assert [m["n"] for m in tool_records.every_match(digit, text)] == ["1", "2"]
-    assert [m["n"] for m in tool_records.every_match(digit, text, 2)] == ["2"]
-    assert tool_records.every_match(digit, text, 0, 1)[0].start() == 0
-    assert tool_records.first_match(r"^v (\S+)$", text)[1] == "2"
-    assert tool_records.first_match("y", text) is None
-    assert tool_records.whole_match(r"card(\d)", "card7")[1] == "7"
-    assert tool_records.whole_match(r"card\d", "card77") is None
+    assert [m["n"] for m in tool_records.matches(digit, text)] == ["1", "2"]
+    assert [m["n"] for m in tool_records.matches(digit, text, 2)] == ["2"]
+    assert [m.start() for m in tool_records.matches(digit, text, 0, 1)] == [0]
+    assert [m[1] for m in tool_records.matches(r"^v (\S+)$", text)] == ["2"]
+    assert [*tool_records.matches("y", text)] == []
+    assert [m[1] for m in tool_records.matches(r"card(\d)", "card7", is_whole=True)] == ["7"]
+    assert [*tool_records.matches(r"card\d", "card77", is_whole=True)] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from acme_folder import VENDOR
-from levelfield.contracts.tool_records import texts
+from levelfield.contracts import tool_records
 from levelfield.specs.base import parse
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.tool import Tool, Where
@@ -67,7 +67,8 @@ def test_container_and_images_are_read() -> None:
 def test_nested_json_is_read_as_the_page_says() -> None:
     monitor = acme(**block("monitor")).monitor
     assert monitor is not None and monitor.format == "json"
-    first, second = texts(monitor, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+    parsed = tool_records.parse(monitor, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+    first, second = (record.texts for record in parsed.records.values())
     assert (first.values["index"], first.values["memory_total"]) == ("card0", "65536 MiB")
     assert (first.values["power"], first.values["temperature"]) == ("183.5 W", "61 C")
     assert (second.values["identity"], second.values["power"]) == ("AC-000002", "N/A")

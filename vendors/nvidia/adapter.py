@@ -22,7 +22,6 @@ from levelfield.contracts.readings import (
     Read,
     chip_named,
     hides_all,
-    none_shown,
     number,
     sample_of,
     shown,
@@ -113,8 +112,8 @@ class Adapter(DeclaredVendor):
         is_unordered = differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
         if (has_lost or is_unordered) and chosen and re.search(r"(^|,)\s*\d+\s*(,|$)", chosen):
             return DeviceList(problem=_unclear(every, chosen, problem))
-        left = shown(every, chosen)
-        problem = problem or none_shown(every, left, "CUDA_VISIBLE_DEVICES", chosen)
+        left = shown(every, "CUDA_VISIBLE_DEVICES", chosen)
+        problem = problem or left.problem
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
         whole = [device for device in left if device.index not in partitioned]
         if has_lost or differ or partitioned:

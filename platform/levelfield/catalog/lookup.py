@@ -157,9 +157,10 @@ def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
     others = sorted(set(registry.vendors) - {FALLBACK_VENDOR, name})
     if not spec.is_host:
         others = [other for other in others if other < name] if target is None else []
-    silent = {other: shown.problem for other in others if not (shown := registry.machine.devices(other))}
+    listings = {other: registry.machine.devices(other) for other in others}
+    silent = [(other, absent.problem) for other, absent in listings.items() if absent.problem and not absent]
     notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
-    notices += [f"vendor {other} is not used: {problem}" for other, problem in silent.items() if problem]
+    notices += [f"vendor {other} is not used: {problem}" for other, problem in silent]
     return HardwareHere(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
 
 

@@ -17,7 +17,6 @@ from levelfield.contracts.command import Ask, ask_for, end_tools
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.base import MOST_DEVICES
-from levelfield.specs.vendor import VendorFile
 
 LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -44,41 +43,37 @@ class CheckedAdapter:
     """
 
     def __init__(self, adapter: Vendor, path: Path) -> None:
-        self._adapter, self._path = adapter, path
+        self.adapter, self.path = adapter, path
         self.spec = adapter.spec
 
-    def with_spec(self, spec: VendorFile) -> CheckedAdapter:
-        """Return a new adapter of the same class, of another vendor.yaml."""
-        return CheckedAdapter(type(self._adapter)(spec), self._path)  # type: ignore[call-arg]
-
     def devices(self) -> Sequence[Device]:
-        answer = self._answer("devices", self._adapter.devices)
+        answer = self._answer("devices", self.adapter.devices)
         if isinstance(answer, (str, Mapping)) or not isinstance(answer, Iterable):
             raise self._fault("devices", answer, "a list of Device")
         devices = self._answer("devices", lambda: list(islice(answer, MOST_DEVICES + 1)))
         if wrong := wrong_devices(devices):
-            raise AdapterFault(f"{self._path}: devices(): {wrong}")
+            raise AdapterFault(f"{self.path}: devices(): {wrong}")
         return DeviceList(devices, answer.problem if isinstance(answer, DeviceList) else None)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         try:
-            options = self._answer("container", lambda: self._adapter.container(devices))
+            options = self._answer("container", lambda: self.adapter.container(devices))
         except DocumentError:
             raise
         except Exception as error:  # an adapter may raise anything: name its file
-            raise AdapterFault(f"{self._path}: container() raised {type(error).__name__}: {error}") from None
+            raise AdapterFault(f"{self.path}: container() raised {type(error).__name__}: {error}") from None
         if not isinstance(options, ContainerOptions):
             raise self._fault("container", options, "ContainerOptions")
         return options
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        samples = self._answer("sample", lambda: self._adapter.sample(devices))
+        samples = self._answer("sample", lambda: self.adapter.sample(devices))
         if not isinstance(samples, (list, tuple)) or not all(isinstance(sample, Sample) for sample in samples):
             raise self._fault("sample", samples, "a list of Sample")
         return samples
 
     def software(self) -> dict[str, str]:
-        versions = self._answer("software", self._adapter.software)
+        versions = self._answer("software", self.adapter.software)
         if not isinstance(versions, dict) or not all(
             isinstance(text, str) for pair in versions.items() for text in pair
         ):
@@ -105,29 +100,29 @@ class CheckedAdapter:
             result, error = ends.get(timeout=LIMIT_SECONDS)
         except queue.Empty:
             end_tools(asking)
-            raise AdapterFault(f"{self._path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
+            raise AdapterFault(f"{self.path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
         if isinstance(error, SystemExit):
-            raise AdapterFault(f"{self._path}: {method}() called sys.exit({error.code!r}), expected an answer")
+            raise AdapterFault(f"{self.path}: {method}() called sys.exit({error.code!r}), expected an answer")
         if error is not None:
             raise error
         return result
 
     def _fault(self, method: str, answer: object, expected: str) -> AdapterFault:
-        return AdapterFault(f"{self._path}: {method}() returned {answer!r:.80}, expected {expected}")
+        return AdapterFault(f"{self.path}: {method}() returned {answer!r:.80}, expected {expected}")
 
 
 class CheckedReplayableAdapter(CheckedAdapter):
     """The same for an adapter that can read what its tools printed on another node."""
 
     def node_commands(self) -> NodeCommands:
-        commands = self._answer("node_commands", self._adapter.node_commands)  # type: ignore[attr-defined]
+        commands = self._answer("node_commands", self.adapter.node_commands)  # type: ignore[attr-defined]
         if not isinstance(commands, NodeCommands):
             raise self._fault("node_commands", commands, "NodeCommands")
         return commands
 
     def replayed(self, ask: Ask) -> Vendor | None:
-        adapter = self._answer("replayed", lambda: self._adapter.replayed(ask))  # type: ignore[attr-defined]
-        return None if adapter is None else checked_adapter(adapter, self._path)
+        adapter = self._answer("replayed", lambda: self.adapter.replayed(ask))  # type: ignore[attr-defined]
+        return None if adapter is None else checked_adapter(adapter, self.path)
 
 
 def checked_adapter(adapter: Vendor, path: Path) -> Vendor:

@@ -19,14 +19,13 @@ from levelfield.contracts.readings import (
     chip_named,
     hides_all,
     named_by_user,
-    none_shown,
     numbered,
     sample_of,
     shown,
     take,
     without,
 )
-from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
+from levelfield.contracts.tool_records import Parsed, Record, matches, parse
 from levelfield.contracts.vendor import (
     ContainerOptions,
     Device,
@@ -34,9 +33,8 @@ from levelfield.contracts.vendor import (
     NodeCommands,
     Sample,
     Vendor,
-    container_options,
 )
-from levelfield.specs.tool import FieldName, NodeCommand, Tool, VersionCommand
+from levelfield.specs.tool import FieldName, NodeCommand, Tool
 from levelfield.specs.vendor import VendorFile
 
 _FIELDS: dict[str, FieldName] = {
@@ -68,26 +66,68 @@ class DeclaredVendor:
         devices = self._all_devices()
         if any(device.unnumbered for device in devices) and (outer or inner):
             return named_by_user(self.spec, devices, outer, inner)
-        left = shown(devices, outer)
+        left = shown(devices, str(names[0]), outer)
         counted = left if outer is None else [replace(d, visible_as=str(place)) for place, d in enumerate(left)]
-        chosen = shown(counted, inner)
-        problem = devices.problem or none_shown(devices, left, str(names[0]), outer)
-        problem = problem or none_shown(counted, chosen, str(names[1]), inner)
+        chosen = shown(counted, str(names[1]), inner)
+        problem = devices.problem or left.problem or chosen.problem
         return DeviceList([left[counted.index(device)] for device in chosen], problem)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
-        return container_options(self.spec.container, devices)
+        """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
+        access = self.spec.container
+        requested = tuple(device.identity or str(device.index) for device in devices)
+        nodes = [text.replace("{index}", str(device.index)) for text in access.device_nodes for device in devices]
+        indices = ",".join(str(device.index) for device in devices)
+        return ContainerOptions(
+            device_nodes=tuple(dict.fromkeys(nodes)),
+            read_only_mounts=tuple(mount.path for mount in access.mounts),
+            device_request=requested if access.device_request else (),
+            request_driver=access.device_request,
+            groups=access.groups,
+            engine_runtime=access.engine_runtime,
+            environment={name: text.replace("{index}", indices) for name, text in access.environment.items()},
+            capabilities=tuple(access.capabilities),
+            security_options=tuple(access.security_options),
+            host_ipc=access.host_ipc,
+            shm_bytes=access.shm_bytes,
+            network=access.network,
+            ulimits=dict(access.ulimits),
+        )
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         """Return one sample of each device from one run of the monitor. A missing value is None with a reason."""
         if self.spec.monitor is None:
             return [without(device.index, "vendor.yaml has no monitor") for device in devices]
-        parsed = self._records(self.spec.monitor)
-        return [_sample(device, parsed) for device in devices]
+        parsed, samples = self._records(self.spec.monitor), list[Sample]()
+        for device in devices:
+            record = parsed.records.get(device.index)
+            identity = record and record.word("identity")
+            if record is None:
+                samples.append(without(device.index, parsed.why_not(device.index)))
+            elif identity and device.identity and identity != device.identity:
+                samples.append(without(device.index, f"index {device.index} is another device now: {identity}"))
+            else:
+                reads: dict[str, Read] = {name: partial(record.quantity, field) for name, field in _FIELDS.items()}
+                reads["memory_used_bytes"] = partial(_used_bytes, record, device.memory_bytes)
+                samples.append(sample_of(device.index, reads))
+        return samples
 
     def software(self) -> dict[str, str]:
+        """Return the version of the kernel, and of each command of vendor.yaml, or why it is unreadable."""
         versions = {"kernel": f"{platform.system()} {platform.release()}"}
-        return versions | {name: self._version(command) for name, command in self.spec.software.items()}
+        for name, command in self.spec.software.items():
+            answer = self._ask(command.command, command.timeout_seconds)
+            if answer.text is None:
+                versions[name] = f"unreadable: {answer.reason}"
+                continue
+            lacking = f"nothing in {command.command[0]}'s output matches {command.pattern}"
+            try:
+                match = next(matches(command.pattern, answer.text), None)
+            except ValueError as error:
+                match, lacking = None, str(error)
+            text = match and ((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
+            versions[name] = f"unreadable: {lacking}" if match is None else str(text)
+        return versions
 
     def node_commands(self) -> NodeCommands:
         """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
@@ -129,55 +169,27 @@ class DeclaredVendor:
         numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else Parsed({})
         records = [parsed.records for parsed in (first, seen, numbers)]
         of_each = {index: [r[index] for r in records if index in r] for index in sorted(indices)}
-        printed = {index: _word("visible", rows) for index, rows in of_each.items()}
+        printed, devices = dict[int, str | None](), []
+        fields: tuple[FieldName, ...] = ("visible", "name", "identity", "compute_units")
+        for index, rows in of_each.items():  # each value comes from the first record that holds it
+            words = (next(filter(None, (record.word(field) for record in rows)), None) for field in fields)
+            printed[index], name, identity, units = words
+            sizes = (take("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in rows)
+            memory = next((int(size) for size in sizes if size is not None), None)
+            chip = chip_named(self.spec, name) if name else None
+            count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
+            description = name or f"{self.spec.name} device {index}"
+            devices.append(Device(index, chip, description, memory, identity, compute_units=count))
         without = next((numbers.why_not(index) for index in of_each if printed[index] is None), "two have one number")
-        devices = [_device(self.spec, index, rows) for index, rows in of_each.items()]
         devices = numbered(self.spec, devices, printed, without)
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
         problem = first.problem or seen.problem or unknown or first.skipped
         return DeviceList(devices, problem)
 
-    def _version(self, command: VersionCommand) -> str:
-        answer = self._ask(command.command, command.timeout_seconds)
-        if answer.text is None:
-            return f"unreadable: {answer.reason}"
-        try:
-            match = first_match(command.pattern, answer.text)
-        except ValueError as error:
-            return f"unreadable: {error}"
-        if match is None:
-            return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
-        return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
 
-
-def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:
-    """Return a device. Each value comes from the first record that holds it."""
-    name, identity, units = (_word(field, records) for field in ("name", "identity", "compute_units"))
-    sizes = (take("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in records)
-    memory = next((int(size) for size in sizes if size is not None), None)
-    chip = chip_named(spec, name) if name else None
-    count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
-    return Device(index, chip, name or f"{spec.name} device {index}", memory, identity, compute_units=count)
-
-
-def _word(field: FieldName, records: Sequence[Record]) -> str | None:
-    """Return a text from the first record that holds it."""
-    return next((word for record in records if (word := record.word(field))), None)
-
-
-def _sample(device: Device, parsed: Parsed) -> Sample:
-    record = parsed.records.get(device.index)
-    if record is None:
-        return without(device.index, parsed.why_not(device.index))
-    identity = record.word("identity")
-    if identity and device.identity and identity != device.identity:
-        return without(device.index, f"index {device.index} is another device now: {identity}")
-
-    def used_bytes() -> float:
-        used = record.quantity("memory_used")
-        if device.memory_bytes is not None and used > device.memory_bytes:  # a wrong unit or column
-            raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device.memory_bytes}")
-        return used
-
-    reads: dict[str, Read] = {name: partial(record.quantity, field) for name, field in _FIELDS.items()}
-    return sample_of(device.index, {**reads, "memory_used_bytes": used_bytes})
+def _used_bytes(record: Record, most: int | None) -> float:
+    """Return the memory in use. Raises ValueError for more than the device's, which has a wrong unit or column."""
+    used = record.quantity("memory_used")
+    if most is not None and used > most:
+        raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {most}")
+    return used

@@ -70,12 +70,6 @@ class NodeWork:
     ends: str | None = None  # and where it writes how each rank ended
     name: str | None = None  # of the host, where it is known before the start
 
-    def public(self) -> NodeWork:
-        """Return the same work without the values of variables that look like secrets."""
-        processes = tuple(replace(work, environment=masked(work.environment)) for work in self.processes)
-        inside = self.container and replace(self.container, environment=masked(self.container.environment))
-        return replace(self, processes=processes, container=inside)
-
 
 @dataclass(frozen=True)
 class Submission:
@@ -104,8 +98,13 @@ class Request:
     submissions: tuple[Submission, ...] = ()
 
     def public(self) -> Request:
-        """Return the request as files and prints show it."""
-        return replace(self, nodes=tuple(node.public() for node in self.nodes))
+        """Return the request as files and prints show it, without the values of variables that look like secrets."""
+        nodes = []
+        for node in self.nodes:
+            processes = tuple(replace(work, environment=masked(work.environment)) for work in node.processes)
+            inside = node.container and replace(node.container, environment=masked(node.container.environment))
+            nodes.append(replace(node, processes=processes, container=inside))
+        return replace(self, nodes=tuple(nodes))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of request.json, without secrets."""

@@ -7,7 +7,7 @@ another order. What is then unknown is unknown: a device is never taken by anoth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,11 @@ Read = Callable[[], float]
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
 LEAST_PART, MOST_PART = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
+# Nothing says which of several devices of a divided host a run takes.
+SEVERAL_OF_A_HOST = (
+    "found {} devices, expected one record, of the whole host: device_kind cpu divides one machine into shares. Let "
+    "the tool print one, or give vendor.yaml a visible_devices_variable, which chooses among them"
+)
 
 
 def number(text: str) -> float:
@@ -75,12 +80,8 @@ def without(index: int, reason: str) -> Sample:
 
 def chip_named(spec: VendorFile, name: str) -> str | None:
     """Return the chip of vendor.yaml whose `match` ends the tool's name of a device, or None."""
-    return next((chip.name for chip in spec.chips if is_named(name, chip.match)), None)
-
-
-def is_named(name: str, ends: Iterable[str]) -> bool:
-    """Return whether `name` ends with one of `ends`, in any case."""
-    return any(name.strip().lower().endswith(end.lower()) for end in ends)
+    text = name.strip().lower()
+    return next((chip.name for chip in spec.chips if text.endswith(tuple(map(str.lower, chip.match)))), None)
 
 
 def hides_all(variable: str | None) -> bool:
@@ -88,14 +89,15 @@ def hides_all(variable: str | None) -> bool:
     return variable is not None and variable.strip() in ("", "-1")
 
 
-def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
+def shown(devices: Sequence[Device], name: str, variable: str | None) -> DeviceList:
     """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
 
     An entry is a device's value in the variable or the beginning of an identity. Entries after the first unknown one
-    are ignored, as in the vendors' runtimes.
+    are ignored, as in the vendors' runtimes. The problem says what is wrong with a variable that leaves none of the
+    devices that are here.
     """
     if variable is None:
-        return list(devices)
+        return DeviceList(devices)
     chosen: list[Device] = []
     for entry in map(str.strip, variable.split(",")):
         if entry.isdecimal():
@@ -105,16 +107,11 @@ def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
         if len(match) != 1 or match[0] in chosen:
             break
         chosen += match
-    return chosen
-
-
-def none_shown(devices: Sequence[Device], left: Sequence[Device], name: str, variable: str | None) -> str | None:
-    """Return what is wrong with a visible-devices variable that leaves none of the devices that are here, or None."""
-    if left or not devices or variable is None or hides_all(variable):
-        return None
+    if chosen or not devices or hides_all(variable):
+        return DeviceList(chosen)
     note = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
-    return (
-        f"{name}={variable[:80]} shows none of the devices that the tool lists: {note}expected some of "
+    return DeviceList(
+        problem=f"{name}={variable[:80]} shows none of the devices that the tool lists: {note}expected some of "
         f"{', '.join(device.visible for device in devices)}, or an empty value to hide all"
     )
 
@@ -148,7 +145,7 @@ def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
     A divided host is one device.
     """
     if spec.is_divided and len(devices) > 1:
-        return DeviceList(problem=several_of_a_host(len(devices)))
+        return DeviceList(problem=SEVERAL_OF_A_HOST.format(len(devices)))
     parts = _parts(spec, devices)
     whole = [device for device in devices if device.index not in parts]
     if parts and any(device.unnumbered for device in whole):
@@ -191,14 +188,6 @@ def _parts(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
     return parts | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
 
 
-def several_of_a_host(count: int) -> str:
-    """Return why several devices of a divided host cannot be used: nothing says which of them a run takes."""
-    return (
-        f"found {count} devices, expected one record, of the whole host: device_kind cpu divides one machine into "
-        "shares. Let the tool print one, or give vendor.yaml a visible_devices_variable, which chooses among them"
-    )
-
-
 def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:
     """Return the sample with null for each value that cannot be right on this device, with the reason."""
     chip, watts, used, faults = spec.chip(device.chip), sample.power_watts, sample.memory_used_bytes, {}
@@ -231,20 +220,30 @@ def numbered(
 
     printed: the value that a tool prints, by the tool's index. reason: why it prints none, where it does not.
     """
-    tool = printer(spec)
+    tool, variable, count = printer(spec), spec.visible_devices_variable, len(devices)
+    numbers = [device.index for device in devices]
+    which = f"{'device' if count == 1 else 'devices'} {', '.join(map(str, numbers))}"
     if tool is None:
-        unknown = _why_gap(spec, devices)
+        keeps_gaps = spec.numbering is not None and spec.numbering.keeps_gaps
+        if variable is None or keeps_gaps or sorted(numbers) == list(range(count)):
+            return [replace(device, unnumbered=None) for device in devices]
+        docker = "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
+        unknown = (
+            f"found {which}, expected {', '.join(map(str, range(count)))}: {variable} counts from 0 without a gap, so "
+            "it is unknown which number means which device. If the runtime counts no other device, name its numbers "
+            f"yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order{docker}"
+        )
         return [replace(device, unnumbered=unknown) for device in devices]
     values = [printed.get(device.index) or "" for device in devices]
     is_known = len({*values}) == len(values) and all(re.fullmatch("[0-9]{1,6}", value) for value in values)
     if is_known:
         pairs = zip(devices, values, strict=True)
         return [replace(d, visible_as=None if value == str(d.index) else value) for d, value in pairs]
-    if [device.index for device in devices] == [0]:
+    if numbers == [0]:
         return list(devices)
     unknown = (
-        f"`{' '.join(tool.command)}` does not say by which number {spec.visible_devices_variable} means each of "
-        f"{_indices(devices)}: {reason}. Use all {len(devices)} of them, or install a release of {tool.command[0]} "
+        f"`{' '.join(tool.command)}` does not say by which number {variable} means each of "
+        f"{which}: {reason}. Use all {count} of them, or install a release of {tool.command[0]} "
         "that says it"
     )
     return [replace(device, unnumbered=unknown) for device in devices]
@@ -255,20 +254,6 @@ def printer(spec: VendorFile) -> Tool | None:
     discovery, numbering = spec.discovery, spec.numbering
     tools = (numbering and numbering.tool, discovery and discovery.tool, spec.monitor)
     return next((tool for tool in tools if tool and "visible" in tool.fields), None)
-
-
-def _why_gap(spec: VendorFile, devices: Sequence[Device]) -> str | None:
-    """Return why the values are unknown where the tool's numbers are not 0, 1, 2 and so on; None where they are."""
-    variable, count = spec.visible_devices_variable, len(devices)
-    keeps_gaps = spec.numbering is not None and spec.numbering.keeps_gaps
-    if variable is None or keeps_gaps or sorted(device.index for device in devices) == list(range(count)):
-        return None
-    container = "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
-    return (
-        f"found {_indices(devices)}, expected {', '.join(map(str, range(count)))}: {variable} counts from 0 without a "
-        "gap, so it is unknown which number means which device. If the runtime counts no other device, name its "
-        f"numbers yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order{container}"
-    )
 
 
 def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inner: str | None) -> DeviceList:
@@ -284,14 +269,10 @@ def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inne
         return devices
     if printer(spec) is None and are_numbers and outer is None:
         chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
-        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {_indices(chosen)}"
-        every = ", ".join(str(device.index) for device in devices)
+        taken, every = (", ".join(str(device.index) for device in group) for group in (chosen, devices))
+        number = "device" if len(chosen) == 1 else "devices"
+        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {number} {taken}"
         return DeviceList(chosen, f"{notice} of {every}, in this order")
     pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
     settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
     return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")
-
-
-def _indices(devices: Sequence[Device]) -> str:
-    numbers = ", ".join(str(device.index) for device in devices)
-    return f"{'device' if len(devices) == 1 else 'devices'} {numbers}"

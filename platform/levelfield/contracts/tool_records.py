@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -39,22 +38,19 @@ class Texts:
     damage: str | None = None  # why the whole record is unusable
 
 
-def texts(tool: Tool, output: str) -> Iterator[Texts]:
-    """Return each record of the output, in order. Raises ValueError when the records cannot be separated."""
-    formats: dict[str, Callable[[Tool, str], Iterator[Texts]]] = {"csv": _csv, "json": _json, "pattern": _pattern}
-    return formats[tool.format](tool, output.removeprefix(BYTE_ORDER_MARK))
+# ---- each record of an output, in order; a ValueError where the records cannot be separated
 
 
 def _csv(tool: Tool, output: str) -> Iterator[Texts]:
     separator = None if tool.separator == " " else tool.separator  # None: any number of spaces
     rows = [[part.strip() for part in line.split(separator)] for line in output.split("\n")[:-1] if line.strip()]
     places: dict[str, int | str | None] = {name: where.column for name, where in tool.fields.items()}
-    numbers = {name: place - 1 for name, place in places.items() if isinstance(place, int)}
-    if numbers:
-        return (_row(row, numbers, tool.columns) for row in rows)
+    positions, width = {name: place - 1 for name, place in places.items() if isinstance(place, int)}, tool.columns
     names = [str(place) for place in places.values()]
     at = next((at for at, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
-    if at is None:  # the reason names the columns that are not there, or there twice, in the row that has most of them
+    if (
+        not positions and at is None
+    ):  # the reason names the columns that are not there, or there twice, in the row that has most of them
         nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
         lacking = [name for name in names if name not in nearest]
         if len(lacking) == len(names):
@@ -63,16 +59,16 @@ def _csv(tool: Tool, output: str) -> Iterator[Texts]:
         wrong = [f"no column '{name}'" for name in lacking]
         wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
         raise ValueError(f"found {' and '.join(wrong)} in the header '{clipped(', '.join(nearest), 200)}'")
-    positions = {name: rows[at].index(str(place)) for name, place in places.items()}
-    return (_row(row, positions, len(rows[at])) for row in rows[at + 1 :])
-
-
-def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
-    if len(row) != (width or len(row)) or len(row) <= max(places.values()):
-        expected = width or f"at least {max(places.values()) + 1}"
+    if not positions and at is not None:
+        positions = {name: rows[at].index(str(place)) for name, place in places.items()}
+        width, rows = len(rows[at]), rows[at + 1 :]
+    for row in rows:
+        if len(row) == (width or len(row)) and len(row) > max(positions.values()):
+            yield Texts({name: row[place] for name, place in positions.items()})
+            continue
+        expected = width or f"at least {max(positions.values()) + 1}"
         quoted = "; quotes around a column are not read" if any('"' in part for part in row) else ""
-        return Texts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
-    return Texts({name: row[place] for name, place in places.items()})
+        yield Texts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
 
 
 def _json(tool: Tool, output: str) -> Iterator[Texts]:
@@ -86,27 +82,23 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
     if isinstance(records, dict):
         if records and not any(isinstance(value, dict) for value in records.values()):
             raise ValueError(f"found no record in the mapping at {list(tool.records)}")
-        return (_object(tool, {"@key": key, **value}) for key, value in records.items() if isinstance(value, dict))
+        records = [{"@key": key, **value} for key, value in records.items() if isinstance(value, dict)]
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
-    return (_object(tool, value) for value in records)
+    for record in records:
+        texts = Texts()
+        for name, where in tool.fields.items():
+            try:
+                texts.values[name] = _text(_descend(record, where.path or ()))
+            except ValueError as error:
+                texts.problems[name] = str(error)
+        yield texts
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key is there twice")
     return dict(pairs)
-
-
-def _object(tool: Tool, record: Any) -> Texts:
-    values: dict[str, str] = {}
-    problems: dict[str, str] = {}
-    for name, where in tool.fields.items():
-        try:
-            values[name] = _text(_descend(record, where.path or ()))
-        except ValueError as error:
-            problems[name] = str(error)
-    return Texts(values, problems)
 
 
 def _descend(value: Any, path: tuple[int | str, ...]) -> Any:
@@ -132,26 +124,21 @@ def _text(value: Any) -> str:
 def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
     text = "".join(line.rstrip("\r") + "\n" for line in output.split("\n")[:-1])
     begins, *others = tool.patterns
-    starts = every_match(begins, text)
+    starts = list(matches(begins, text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):  # without a start there is no record
-        record = Texts(*_groups(start))
-        for other in others:  # adds its groups where it matches once in the record, else the reason
-            matches = every_match(other, text, start.end(), end)
-            if len(matches) == 1:
-                groups, absent = _groups(matches[0])
-                record.values.update(groups)
-                record.problems.update(absent)
+        record = Texts()
+        hits = [(begins, [start]), *((other, list(matches(other, text, start.end(), end))) for other in others)]
+        for pattern, places in hits:  # each adds its groups where it matches once in the record, else the reason
+            if len(places) == 1:
+                groups = places[0].groupdict()
+                record.values.update({name: value.strip() for name, value in groups.items() if value is not None})
+                absent = [name for name, value in groups.items() if value is None]
+                record.problems.update(dict.fromkeys(absent, "the record does not say"))
             else:
-                reason = "says it more than once" if matches else "does not say, or not in this form"
-                record.problems.update(dict.fromkeys(re.compile(other).groupindex, f"the record {reason}"))
+                reason = "says it more than once" if places else "does not say, or not in this form"
+                record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, f"the record {reason}"))
         yield record
-
-
-def _groups(match: Any) -> tuple[dict[str, str], dict[str, str]]:
-    groups = match.groupdict()
-    absent = {name: "the record does not say" for name, text in groups.items() if text is None}
-    return {name: text.strip() for name, text in groups.items() if text is not None}, absent
 
 
 @dataclass(frozen=True)
@@ -165,27 +152,26 @@ class Record:
     def word(self, field: FieldName) -> str | None:
         """Return a name or an identity, or None."""
         text = self.texts.values.get(field)
-        return None if text is None or self._is_unavailable(text) else value_in(self.tool, field, text)
+        is_missing = text is None or text.lower() in map(str.lower, self.tool.not_available)
+        return None if text is None or is_missing else value_in(self.tool, field, text)
 
     def quantity(self, field: FieldName) -> float:
         """Return the value in the contract's unit. Raises ValueError with the reason when there is none."""
         text = self.texts.values.get(field)
         if text is None:
             raise ValueError(self.texts.problems.get(field, "vendor.yaml does not say where the tool has it"))
-        if self._is_unavailable(text):
+        missing = {word.lower() for word in self.tool.not_available}
+        if text.lower() in missing:
             raise ValueError(f"the tool says '{text}'")
         value, where = value_in(self.tool, field, text), self.tool.fields[field]
         if not value.endswith(where.printed):
             raise ValueError(f"found '{value}', expected a number with '{where.printed}' behind it")
         bare = value.removesuffix(where.printed).rstrip()
-        if self._is_unavailable(bare):
+        if bare.lower() in missing:
             raise ValueError(f"the tool says '{text}'")
         number(bare)
         scale = 1 if where.scale is None else Decimal(repr(where.scale))  # as it is written, and so exact
         return float(Decimal(bare) * scale * Decimal(units_of(field)[where.unit or ""]))
-
-    def _is_unavailable(self, text: str) -> bool:
-        return text.lower() in (word.lower() for word in self.tool.not_available)
 
 
 @dataclass(frozen=True)
@@ -197,14 +183,7 @@ class Parsed:
     silence: str | None = None  # why there was no output
     # why a tool that is here shows no device; None when it shows one, or that there is none, or is not here
     problem: str | None = None
-    tool: str = ""
-
-    @property
-    def skipped(self) -> str | None:
-        """Return why there may be more devices than the records show; None where every record is whole."""
-        if not self.records or not self.passed_over:
-            return None
-        return f"{self.tool} may show more devices than {', '.join(map(str, self.records))}: {self.passed_over[0]}"
+    skipped: str | None = None  # why there may be more devices than the records show; None where every one is whole
 
     def why_not(self, index: int) -> str:
         """Return the reason why this device has no record."""
@@ -218,15 +197,26 @@ def parse(tool: Tool, output: str) -> Parsed:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     if not output.strip():
         return Parsed({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
+    formats: dict[str, Callable[[Tool, str], Iterator[Texts]]] = {"csv": _csv, "json": _json, "pattern": _pattern}
     records: list[Record] = []
     damage: list[str] = []
     unreadable = f"{tool.command[0]} printed no device that vendor.yaml can read: "
     try:
-        for candidate in texts(tool, output):
+        for candidate in formats[tool.format](tool, output.removeprefix(BYTE_ORDER_MARK)):
+            if candidate.damage:
+                damage.append(candidate.damage)
+                continue
+            # index, name and identity: without a valid one the record is of no device
+            marks = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
             try:
-                records.append(_record(tool, candidate))
+                index = {field: value_in(tool, field, text) for field, text in marks.items()}["index"]
             except ValueError as error:
                 damage.append(str(error))
+                continue
+            if re.fullmatch("[0-9]{1,6}", index):
+                records.append(Record(tool, int(index), candidate))
+            else:
+                damage.append(f"found the index '{index}', expected a number")
     except ValueError as error:
         return Parsed({}, (str(error),), problem=f"{unreadable}{error}")
     keys: tuple[FieldName, ...] = ("index", "identity")
@@ -237,21 +227,13 @@ def parse(tool: Tool, output: str) -> Parsed:
         records = [record for record in records if record.word(key) not in twice]
     # JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
     has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
-    problem = None
+    problem = skipped = None
     if not records and (damage or not has_frame):
         problem = unreadable + (damage[0] if damage else "found no record")
-    return Parsed({record.index: record for record in records}, tuple(damage), problem=problem, tool=tool.command[0])
-
-
-def _record(tool: Tool, candidate: Texts) -> Record:
-    """Return a record with valid marks (index, name, identity). Raises ValueError with what was found."""
-    if candidate.damage:
-        raise ValueError(candidate.damage)
-    marks = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
-    values = {field: value_in(tool, field, text) for field, text in marks.items()}
-    if not re.fullmatch("[0-9]{1,6}", values["index"]):
-        raise ValueError(f"found the index '{values['index']}', expected a number")
-    return Record(tool, int(values["index"]), candidate)
+    by_index = {record.index: record for record in records}
+    if records and damage:
+        skipped = f"{tool.command[0]} may show more devices than {', '.join(map(str, by_index))}: {damage[0]}"
+    return Parsed(by_index, tuple(damage), problem=problem, skipped=skipped)
 
 
 def value_in(tool: Tool, field: FieldName, text: str) -> str:
@@ -259,34 +241,22 @@ def value_in(tool: Tool, field: FieldName, text: str) -> str:
     pattern = tool.fields[field].matching
     if pattern is None:
         return text
-    match = whole_match(pattern, text)
+    match = next(matches(pattern, text, is_whole=True), None)
     if match is None:
         raise ValueError(f"found the {field} '{text}', expected what matches {pattern}")
     return str((match[1] if match.re.groups else text) or "")
 
 
-def every_match(pattern: str, text: str, start: int = 0, end: int | None = None) -> list[Any]:
-    """Return the matches in a part of the text; `^` and `$` match at every line. Raises ValueError after the limit."""
-    compiled = regex.compile(pattern, regex.MULTILINE)
-    with _time_limit(pattern):
-        return list(compiled.finditer(text, start, len(text) if end is None else end, timeout=LIMIT_SECONDS))
+def matches(pattern: str, text: str, start: int = 0, end: int | None = None, is_whole: bool = False) -> Iterator[Any]:
+    """Yield the matches in a part of the text; `^` and `$` match at every line. Raises ValueError after the limit.
 
-
-def first_match(pattern: str, text: str) -> Any:
-    """Return the first match, or None; `^` and `$` match at every line. Raises ValueError after the limit."""
-    with _time_limit(pattern):
-        return regex.search(pattern, text, regex.MULTILINE, timeout=LIMIT_SECONDS)
-
-
-def whole_match(pattern: str, text: str) -> Any:
-    """Return the match of the whole text, or None. Raises ValueError after the limit."""
-    with _time_limit(pattern):
-        return regex.fullmatch(pattern, text, timeout=LIMIT_SECONDS)
-
-
-@contextmanager
-def _time_limit(pattern: str) -> Iterator[None]:
+    is_whole: only a match of the whole text, where they match at its ends.
+    """
     try:
-        yield
+        if is_whole:
+            match = regex.fullmatch(pattern, text, timeout=LIMIT_SECONDS)
+            yield from [match] if match else []
+        else:
+            yield from regex.finditer(pattern, text, regex.MULTILINE, pos=start, endpos=end, timeout=LIMIT_SECONDS)
     except TimeoutError:
         raise ValueError(f"the pattern '{clipped(pattern, 60)}' took more than {LIMIT_SECONDS:g} s") from None

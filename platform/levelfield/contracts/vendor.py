@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from levelfield.contracts.command import Ask, CommandOutput
 from levelfield.specs.tool import NodeCommand
-from levelfield.specs.vendor import ContainerAccess, ContainerOptions, VendorFile
+from levelfield.specs.vendor import ContainerOptions, VendorFile
 
-__all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor", "container_options"]
+__all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor"]
 
 # The adapter itself runs on the platform's machine only. A node needs neither it nor the vendor's folder.
 NOT_REPLAYABLE = "this vendor's adapter cannot read what another node recorded"
@@ -59,28 +59,6 @@ class Sample:
     utilisation: float | None = None  # 0 to 1
     temperature_celsius: float | None = None
     reasons: dict[str, str] = field(default_factory=dict)  # why a value is None, by field name
-
-
-def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
-    """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
-    requested = tuple(device.identity or str(device.index) for device in devices)
-    nodes = [text.replace("{index}", str(device.index)) for text in access.device_nodes for device in devices]
-    indices = ",".join(str(device.index) for device in devices)
-    return ContainerOptions(
-        device_nodes=tuple(dict.fromkeys(nodes)),
-        read_only_mounts=tuple(mount.path for mount in access.mounts),
-        device_request=requested if access.device_request else (),
-        request_driver=access.device_request,
-        groups=access.groups,
-        engine_runtime=access.engine_runtime,
-        environment={name: text.replace("{index}", indices) for name, text in access.environment.items()},
-        capabilities=tuple(access.capabilities),
-        security_options=tuple(access.security_options),
-        host_ipc=access.host_ipc,
-        shm_bytes=access.shm_bytes,
-        network=access.network,
-        ulimits=dict(access.ulimits),
-    )
 
 
 class Vendor(Protocol):
@@ -131,11 +109,6 @@ def recorded_commands(vendor: Vendor) -> NodeCommands:
     if isinstance(vendor, ReplayableVendor) and vendor.replayed(answers_of(())) is not None:
         return vendor.node_commands()
     return NodeCommands()
-
-
-def replayed(vendor: Vendor, ask: Ask) -> Vendor | None:
-    """Return the vendor's adapter over recorded answers; None where it cannot read them."""
-    return vendor.replayed(ask) if isinstance(vendor, ReplayableVendor) else None
 
 
 def answers_of(outputs: Iterable[Any]) -> Ask:

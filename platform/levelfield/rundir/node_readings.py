@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from levelfield.contracts.readings import plausible_samples, printer
 from levelfield.contracts.tool_records import parse
-from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, ReplayableVendor, Vendor, answers_of
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.rundir.event_lines import event_or_none, mapping, sequence
@@ -52,7 +52,8 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             facts = event_or_none(read_regular(paths.node_facts(node)))
         except OSError:
             continue  # raw_files finds no facts of this node either
-        adapter = replayed(vendor, answers_of(mapping(mapping(facts).get("tools")).values()))
+        answers = answers_of(mapping(mapping(facts).get("tools")).values())
+        adapter = vendor.replayed(answers) if isinstance(vendor, ReplayableVendor) else None
         if adapter is None:
             continue
         try:  # without the kernel, which is that of the machine where the adapter runs
@@ -74,7 +75,9 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, in
     }
     plan_numbers = {device.index: number for number, device in devices.items()}
     # The adapter lives through all lines of a node: it has counters. The answers are those of one line at a time.
-    adapter = replayed(vendor, lambda argv, timeout_seconds: answers(argv, timeout_seconds))
+    adapter = None
+    if isinstance(vendor, ReplayableVendor):
+        adapter = vendor.replayed(lambda argv, timeout_seconds: answers(argv, timeout_seconds))
     for line in recorded.split(b"\n")[:-1]:
         event = event_or_none(line)
         if event is None:

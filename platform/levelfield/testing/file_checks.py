@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from levelfield.catalog.chip_names import chip_clash
-from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.chips import SOURCES, SPARSE, out_of_range
 from levelfield.specs.vendor import PeakDtype
@@ -73,7 +72,9 @@ def chips(subject: VendorSubject) -> str:
             raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
     for at, chip in enumerate(entries):
         for other in entries[:at]:
-            if name := next((end for end in chip.match if is_named(end, other.match)), None):
+            if name := next(
+                (end for end in chip.match if end.strip().lower().endswith(tuple(map(str.lower, other.match)))), None
+            ):
                 raise Fails(f"a device named '{name}' matches {other.name} before {chip.name}", "make match longer")
     if clash := chip_clash(subject.registry, subject.spec):
         raise Fails(clash, "choose a name that no other vendor and no chip of one has")

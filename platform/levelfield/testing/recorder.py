@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from levelfield.contracts.command import CommandOutput, ask
-from levelfield.contracts.tool_records import first_match, parse
+from levelfield.contracts.tool_records import matches, parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES
@@ -324,7 +324,7 @@ def _meaning(rule: Tool | str | None, text: str) -> list[object]:
         records = parse(rule, text).records
         return [(index, [record.texts.values.get(name) for name in names]) for index, record in sorted(records.items())]
     try:
-        match = first_match(rule, text) if rule else None
+        match = next(matches(rule, text), None) if rule else None
     except ValueError:  # the pattern took too long
         return []
     return [match[1] if match.re.groups else match[0]] if match else []

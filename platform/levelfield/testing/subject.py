@@ -22,7 +22,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.contracts.command import CommandOutput, no_text
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import Device, Vendor, recorded_commands, replayed
+from levelfield.contracts.vendor import Device, ReplayableVendor, Vendor, recorded_commands
 from levelfield.errors import UnknownName
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
@@ -68,7 +68,7 @@ class VendorSubject:
         """Return a new adapter, with another spec if given. It runs the tools on PATH."""
         made = self.registry.vendor(self.name)
         if isinstance(made, CheckedAdapter):
-            return made if spec is None else made.with_spec(spec)
+            return made if spec is None else CheckedAdapter(type(made.adapter)(spec), made.path)  # type: ignore[call-arg]
         return DeclaredVendor(spec or self.spec, root=self.nodes())
 
     def over(self, outputs: Outputs, name: str | None = None) -> Vendor:
@@ -84,7 +84,7 @@ class VendorSubject:
             return answer or CommandOutput(None, "not recorded", absent=True)
 
         if isinstance(made, CheckedAdapter):
-            if self.has_hardware and (read := replayed(made, ask)):
+            if self.has_hardware and isinstance(made, ReplayableVendor) and (read := made.replayed(ask)):
                 return read
             self.stage.replay(outputs)
             return made

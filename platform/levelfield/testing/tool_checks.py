@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED, printer, several_of_a_host
+from levelfield.contracts.readings import SAMPLED, SEVERAL_OF_A_HOST, printer
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
@@ -195,7 +195,7 @@ def visible(subject: VendorSubject) -> str:
     if variable is None:
         if subject.spec.is_divided:
             if (count := len(subject.devices())) > 1:
-                raise Fails(several_of_a_host(count), "print one record, or name a visible_devices_variable")
+                raise Fails(SEVERAL_OF_A_HOST.format(count), "print one record, or name a visible_devices_variable")
             raise NotApplicable("one machine, divided into devices: there is no choice")
         raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
     devices = subject.devices()
