@@ -22,7 +22,7 @@ State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
     "tested": "runs on the cpu and trains what torch trains in one process",
     "fails": "was run on the cpu and differs, or does not end",
-    "written": "offered on the cpu; no such run of this code is recorded",
+    "written": "offered on the cpu; not run since its code last changed, or never",
     "some": "offered on a cpu with the instructions for it; the training checks them",
     "chip": "written; needs an accelerator, and has not run on one yet",
     "-": "not offered by the framework or by its implementation",
