@@ -243,8 +243,8 @@ def cost_quantity(prices: Prices) -> Quantity:
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
 
-    The repeats of a plan are numbered from 1 and follow each other, with the same series, build and conditions, such as
-    variables. One that does not count may not know its build.
+    The repeats of a plan are numbered from 1 and follow each other, with the same series, tuning, build and conditions,
+    such as variables. One that does not count may not know its build.
     """
     kind = _kind(record)
     ordered = sorted((r for r in records if _kind(r) == kind or (exclusion(r) and _kind(r)[0] == kind[0])), key=_order)
@@ -260,22 +260,30 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
 def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the newest run that counts with its repeats, in order.
 
-    Where fewer than LEAST_RUNS of these count: all runs of its series, build and conditions that began within a day of
-    it, so that one more run hides no earlier ones.
+    Where fewer than LEAST_RUNS of these count: all runs of its series, tuning, build and conditions that began within a
+    day of it, so that one more run hides no earlier ones.
     """
     group = repeats_around(record, records)
     if sum(exclusion(run) is None for run in group) >= LEAST_RUNS:
         return group
-    series, build = record.series.fingerprint(), (record.subject, record.conditions)
     same = [
         run
         for run in records
-        if run.series.fingerprint() == series
+        if run.series.fingerprint() == record.series.fingerprint()
         and is_within_a_day(run.began, record.began)
         # one that does not count may not know its build
-        and ((run.subject, run.conditions) == build or exclusion(run) is not None)
+        and (is_same_build(run, record) or (exclusion(run) is not None and tuning_of(run) == tuning_of(record)))
     ]
     return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
+
+
+def is_same_build(first: RunRecord, second: RunRecord) -> bool:
+    """Return whether two runs of a series are of one tuning, build and set of conditions."""
+    return (tuning_of(first), first.subject, first.conditions) == (
+        tuning_of(second),
+        second.subject,
+        second.conditions,
+    )
 
 
 def is_within_a_day(first: str, second: str) -> bool:
@@ -286,9 +294,9 @@ def is_within_a_day(first: str, second: str) -> bool:
         return False
 
 
-def _kind(record: RunRecord) -> tuple[str, str, str, str | None]:
+def _kind(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str | None]:
     return (
-        record.series.fingerprint(),
+        (record.series.fingerprint(), tuning_of(record)),
         record.subject.fingerprint(),
         record.conditions.fingerprint(),
         record.entry,

@@ -21,6 +21,7 @@ from levelfield.compare.sides import (
     began,
     disturbance,
     exclusion,
+    is_same_build,
     is_within_a_day,
     repeats_around,
 )
@@ -299,7 +300,7 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
 
 
 def _labelled_runs(source: RunSource, label: str) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
+    """Yield the newest runs of a series as long as tuning, build and conditions of those that count stay the same.
 
     label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of the series' label. One that does not count
     says nothing of a build: it may have ended before its software was known.
@@ -327,7 +328,7 @@ def _labelled_runs(source: RunSource, label: str) -> Iterator[RunRecord]:
             beside.append(record)
             continue
         first = first or record
-        if (record.subject, record.conditions) != (first.subject, first.conditions):
+        if not is_same_build(record, first):
             break
         yield from (*beside, record)
         beside.clear()
