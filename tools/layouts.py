@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.run.launchers.launched_ranks import free_port
-from levelfield.testing.framework_kit.small_jobs import EVERYWHERE, LONG_STEPS, MODELS, SINGLE, Variant, job_of
+from levelfield.testing.framework_kit.small_jobs import COMMON_MODELS, LONG_STEPS, MODELS, SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
     compare,
@@ -30,7 +30,7 @@ from levelfield.worker.job import Job, parse
 from trainings.warm import End, run_ranks
 
 __all__ = [
-    "EVERYWHERE",
+    "COMMON_MODELS",
     "LONG_STEPS",
     "MODELS",
     "NOBODY_JOINS",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, run_faults
@@ -32,7 +32,12 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve
 from levelfield.testing.framework_kit.layout_checks import edited, row_head
-from levelfield.testing.framework_kit.small_jobs import SEQUENCE, TRIED, offered, zero
+from levelfield.testing.framework_kit.small_jobs import (
+    SEQUENCE_PARALLEL,
+    STANDARD_VARIANTS,
+    offered_variants,
+    zero_layout,
+)
 from trainings.frameworks_page import PAGE, all_runs, page
 from trainings.references import HONEST, curve_of, honest_noise, machine, train_references
 from trainings.rehearsed_page import REHEARSED, rehearsed_page
@@ -41,40 +46,42 @@ STEPS = 40
 
 # Beside the layouts of `framework check`: mixes of more kinds, and what only some frameworks have.
 FURTHER = (
-    Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
-    Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
-    Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
-    Variant("ZeRO 1, DP4", zero(1, 4, 4), micro_batch=1),
-    Variant("ZeRO 3, DP4", zero(3, 4, 4), micro_batch=1),
-    Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero(1, **SEQUENCE)),
-    Variant("ZeRO 1, DP2 x PP2, recompute full", zero(1, pipeline=2), recompute="full"),
-    Variant("ZeRO 3, DP2, recompute full of 1 layer", zero(3), recompute="full", recompute_layers=1),
-    Variant("ZeRO 1, DP2 x PP2, recompute full of 1 layer", zero(1, pipeline=2), recompute="full", recompute_layers=1),
+    Variant("ZeRO 2, DP2, recompute full", zero_layout(2), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute full", zero_layout(3), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute selective", zero_layout(3), recompute="selective"),
+    Variant("ZeRO 1, DP4", zero_layout(1, 4, 4), micro_batch=1),
+    Variant("ZeRO 3, DP4", zero_layout(3, 4, 4), micro_batch=1),
+    Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero_layout(1, **SEQUENCE_PARALLEL)),
+    Variant("ZeRO 1, DP2 x PP2, recompute full", zero_layout(1, pipeline=2), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute full of 1 layer", zero_layout(3), recompute="full", recompute_layers=1),
+    Variant(
+        "ZeRO 1, DP2 x PP2, recompute full of 1 layer", zero_layout(1, pipeline=2), recompute="full", recompute_layers=1
+    ),
     Variant("EP2, recompute full of 1 layer", {"data": 2, "expert": 2}, recompute="full", recompute_layers=1),
     Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
     Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
-    Variant("ZeRO 1, DP2 x PP2 interleaved", zero(1, pipeline=2), virtual_pipeline=2),
+    Variant("ZeRO 1, DP2 x PP2 interleaved", zero_layout(1, pipeline=2), virtual_pipeline=2),
     Variant("DP2 x CP2", {"data": 2, "context": 2}),
     Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
-    Variant("CP2 x TP2 sequence parallel", {"context": 2, **SEQUENCE}),
+    Variant("CP2 x TP2 sequence parallel", {"context": 2, **SEQUENCE_PARALLEL}),
     Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
-    Variant("ZeRO 1, CP2", zero(1, 1, context=2)),
-    Variant("ZeRO 3, CP2, recompute full", zero(3, 1, context=2), recompute="full"),
-    Variant("ZeRO 3 over 2 of DP2 x CP2", zero(3, context=2)),
+    Variant("ZeRO 1, CP2", zero_layout(1, 1, context=2)),
+    Variant("ZeRO 3, CP2, recompute full", zero_layout(3, 1, context=2), recompute="full"),
+    Variant("ZeRO 3 over 2 of DP2 x CP2", zero_layout(3, context=2)),
     Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
     Variant("EP2 of DP4", {"data": 4, "expert": 2}),
-    Variant("ZeRO 1, EP2", zero(1, expert=2)),
-    Variant("ZeRO 1, EP2 of DP4", zero(1, 4, 4, expert=2)),
-    Variant("ZeRO 2, EP2 of DP4", zero(2, 4, 4, expert=2), micro_batch=1),
-    Variant("ZeRO 3, EP2 of DP4, recompute full", zero(3, 4, 4, expert=2), micro_batch=1, recompute="full"),
-    Variant("ZeRO 1, EP2 of DP2 x CP2", zero(1, degree=4, context=2, expert=2)),
-    Variant("ZeRO 1, EP2 of DP4 x PP2", zero(1, 4, 4, expert=2, pipeline=2), micro_batch=1),
-    Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **SEQUENCE}),
+    Variant("ZeRO 1, EP2", zero_layout(1, expert=2)),
+    Variant("ZeRO 1, EP2 of DP4", zero_layout(1, 4, 4, expert=2)),
+    Variant("ZeRO 2, EP2 of DP4", zero_layout(2, 4, 4, expert=2), micro_batch=1),
+    Variant("ZeRO 3, EP2 of DP4, recompute full", zero_layout(3, 4, 4, expert=2), micro_batch=1, recompute="full"),
+    Variant("ZeRO 1, EP2 of DP2 x CP2", zero_layout(1, degree=4, context=2, expert=2)),
+    Variant("ZeRO 1, EP2 of DP4 x PP2", zero_layout(1, 4, 4, expert=2, pipeline=2), micro_batch=1),
+    Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **SEQUENCE_PARALLEL}),
     Variant("EP2 of CP2", {"context": 2, "expert": 2}),
-    Variant("ZeRO 1, EP4 of DP2 x CP2", zero(1, degree=4, context=2, expert=4)),
+    Variant("ZeRO 1, EP4 of DP2 x CP2", zero_layout(1, degree=4, context=2, expert=4)),
     Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
 )
-VARIANTS = {variant.name: variant for variant in (*TRIED, *FURTHER)}
+VARIANTS = {variant.name: variant for variant in (*STANDARD_VARIANTS, *FURTHER)}
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
 DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
 # The layouts of the tests where they are not all that are offered: each of jax's ranks compiles for six seconds.
@@ -106,21 +113,21 @@ def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Planne
     implementation = Registry().implementation(framework)[0]
     for precision in precisions:
         for family in families(framework):
-            for variant in offered(implementation, "cpu", MODELS[family], precision, VARIANTS.values()):
+            for variant in offered_variants(implementation, "cpu", MODELS[family], precision, VARIANTS.values()):
                 yield PlannedRun(framework, family, precision, variant)
 
 
 def reduced() -> Iterator[PlannedRun]:
-    """For the tests, in float32: every layout in one family of EVERYWHERE, by turns, and one process in both; later
+    """For the tests, in float32: every layout in one family of COMMON_MODELS, by turns, and one process in both; later
     families in the layouts of DIVIDING.
 
     Of each framework the first one is the long run.
     """
-    turns = itertools.cycle(EVERYWHERE)
+    turns = itertools.cycle(COMMON_MODELS)
     for framework in Registry().frameworks:
         runs = [run for run in matrix(framework, ("fp32",)) if run.family != "mixture"]
         names = IN_THE_TESTS.get(framework, dict.fromkeys(run.variant.name for run in runs))
-        chosen = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
+        chosen = [] if framework == "torch" else [(family, SINGLE.name) for family in COMMON_MODELS]
         chosen += zip(turns, [name for name in names if name != SINGLE.name], strict=False)
         chosen += [(family, name) for family, dividing in DIVIDING.items() for name in dividing]
         for key in chosen:

@@ -31,7 +31,7 @@ from faults.judging import (
     judgements,
     missed,
 )
-from layouts import EVERYWHERE, ROOT, SINGLE
+from layouts import COMMON_MODELS, ROOT, SINGLE
 from trainings.interpreters import interpreters
 from trainings.references import processor
 
@@ -67,7 +67,7 @@ def honest_rows(judged_runs: Sequence[Judgement]) -> Rows:
     return [
         {"run": run.name, "family": family, **_layers(judged_runs, run, family)}
         for run in HONEST
-        for family in EVERYWHERE
+        for family in COMMON_MODELS
     ]
 
 

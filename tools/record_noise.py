@@ -15,9 +15,9 @@ from pathlib import Path
 
 from faults.in_torch import FAULTS
 from faults.judging import training_of
-from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import COMMON_MODELS, MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
-from levelfield.judge.noise import row_of
+from levelfield.judge.noise import noise_row
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
 from matrix import VARIANTS
@@ -49,7 +49,7 @@ def trainings(family: str, folder: Path) -> Iterator[tuple[str, str, bool, Curve
 
 def main() -> None:
     rows = []
-    for family in EVERYWHERE:
+    for family in COMMON_MODELS:
         right = training_of(train(job_of(MODELS[family], SINGLE)))
         with tempfile.TemporaryDirectory() as folder:
             for name, kind, is_fault, curve in trainings(family, Path(folder)):
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def entry(family: str, name: str, kind: str, is_fault: bool, curve: Curve, right: TrainingCurve) -> dict[str, object]:
-    row = row_of(noise_between(training_of(curve), right), name, name, "", None, {})
+    row = noise_row(noise_between(training_of(curve), right), name, name, "", None, {})
     differences = row.model_dump(mode="json", include={"first_step", "losses", "gradients", "weights"})
     return {"family": family, "name": name, "kind": kind, "fault": is_fault, **differences}
 

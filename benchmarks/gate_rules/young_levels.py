@@ -19,10 +19,10 @@ from gate_rules.worlds import NODE_DEVIATION
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.level import FEWEST_NIGHTS, Level, level_of
 from levelfield.series.segments import Observation
-from levelfield.series.trigger import Z, is_beyond
+from levelfield.series.trigger import SUSPICION_Z, is_beyond
 
 DEVIATION = 0.01  # above the floor and the least scale
-NOMINAL = 2 * normal_tail(Z)
+NOMINAL = 2 * normal_tail(SUSPICION_Z)
 
 
 def fires(nights: int, nodes: int, repeats: int, random: np.random.Generator) -> int:
@@ -31,7 +31,7 @@ def fires(nights: int, nodes: int, repeats: int, random: np.random.Generator) ->
     for _ in range(repeats):
         *before, tonight = _nights(nights + 1, nodes, random)
         level = level_of(before, tonight.node)
-        hits += level is not None and any(is_beyond(level, tonight, direction, Z) for direction in (1, -1))
+        hits += level is not None and any(is_beyond(level, tonight, direction, SUSPICION_Z) for direction in (1, -1))
     return hits
 
 

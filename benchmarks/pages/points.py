@@ -99,7 +99,7 @@ def _tuning(setting: Setting) -> Tuning:
         "full": "full",
     }
     return Tuning(
-        layout=setting.parallel, micro_batch=setting.micro_batch, recompute=repeated.get(setting.recompute, "none")
+        layout=setting.parsed_layout, micro_batch=setting.micro_batch, recompute=repeated.get(setting.recompute, "none")
     )
 
 

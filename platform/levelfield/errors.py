@@ -129,8 +129,8 @@ def remedy(error: OSError) -> str:
     return _WRITABLE if error.errno == errno.EROFS else "Mend that"
 
 
-def room_left(error: OSError, place: Path) -> str:
-    """Return the space that is left where the disk is full, and what to do where it is read-only; else nothing."""
+def disk_hint(error: OSError, place: Path) -> str:
+    """Return the space that is left on a full disk, or what to do about a read-only one; else an empty text."""
     return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else free_room(error, place)
 
 

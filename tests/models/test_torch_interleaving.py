@@ -30,7 +30,7 @@ from levelfield.predict.setup import setup_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference
 from levelfield.specs.tuning import Tuning
-from levelfield.testing.framework_kit.small_jobs import zero
+from levelfield.testing.framework_kit.small_jobs import zero_layout
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -230,7 +230,7 @@ def test_each_chunk_is_gathered_once_a_step() -> None:
         ("gpt", {}, 8, 2, "a pipeline of 1, expected 2 or more"),
         ("gpt", {"pipeline": 2}, 8, 3, "4 layers, expected at least 2 x 3"),
         ("gpt", {"pipeline": 2}, 6, 2, "3 micro-batches, expected a multiple of pipeline 2"),
-        ("gpt", zero(2, pipeline=2), 8, 2, "ZeRO 2, expected at most 1"),
+        ("gpt", zero_layout(2, pipeline=2), 8, 2, "ZeRO 2, expected at most 1"),
         ("mixture", {"pipeline": 2}, 8, 2, "experts, which is not written"),
     ],
 )

@@ -22,7 +22,7 @@ from layouts import (
     planted,
     train,
 )
-from levelfield.testing.framework_kit.small_jobs import zero
+from levelfield.testing.framework_kit.small_jobs import zero_layout
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -61,7 +61,7 @@ def test_a_layout_trains_as_one_process(kind: str, name: str, right: Callable[..
 
 
 def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right: Callable[..., Curve]) -> None:
-    variant = Variant("", zero(3, pipeline=2), recompute="selective")
+    variant = Variant("", zero_layout(3, pipeline=2), recompute="selective")
     assert_same(train(job_of(KINDS["mixture"], variant, STEPS)), right("mixture"))
 
 
@@ -151,8 +151,16 @@ def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(
     ("changes", "variant", "named"),
     [
         ({}, Variant("", {"data": 3, "expert": 3}, micro_batch=1), "4 experts over 3 ranks"),
-        ({}, Variant("", zero(1, 4, 2, expert=2), micro_batch=1), "2 of 4 ranks and ZeRO over 2; take all of them"),
-        ({}, Variant("", zero(1, 6, 6, expert=2), micro_batch=1), "hidden_size 32 over the 3 with the same experts"),
+        (
+            {},
+            Variant("", zero_layout(1, 4, 2, expert=2), micro_batch=1),
+            "2 of 4 ranks and ZeRO over 2; take all of them",
+        ),
+        (
+            {},
+            Variant("", zero_layout(1, 6, 6, expert=2), micro_batch=1),
+            "hidden_size 32 over the 3 with the same experts",
+        ),
         ({}, Variant("", compile=True), "torch.compile"),
         ({"bias": True}, SINGLE, "biases in the experts"),
         (SWITCH, Variant("", {"context": 2}), "a capacity under context parallel 2"),

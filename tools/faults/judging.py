@@ -14,7 +14,7 @@ from unittest import mock
 from faults.elsewhere import ELSEWHERE
 from faults.fault import Fault
 from faults.in_torch import FAULTS
-from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
@@ -160,9 +160,9 @@ def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
             lambda variant: trainings.curve(HonestRun(variant.name, variant), family, precision), precision
         )
 
-    yardsticks = {family: yardstick_of(family) for family in EVERYWHERE}
+    yardsticks = {family: yardstick_of(family) for family in COMMON_MODELS}
     runs: list[tuple[Fault | HonestRun, str]] = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
-    runs += [(run, family) for run in HONEST for family in EVERYWHERE]
+    runs += [(run, family) for run in HONEST for family in COMMON_MODELS]
     for run, family in runs:
         if precision in REGISTRY.implementation(run.framework)[0].precisions["cpu"]:
             trained = functools.partial(trainings.curve, run, family, precision)

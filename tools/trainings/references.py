@@ -24,7 +24,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.recorded_runs import CurveFigures, Difference, OwnNoise, ReferenceCurve, ReferenceCurves
 from levelfield.specs.vendor import HOST_KIND
 from levelfield.testing.framework_kit.layout_checks import edited, row_head
-from levelfield.testing.framework_kit.small_jobs import TRIED
+from levelfield.testing.framework_kit.small_jobs import STANDARD_VARIANTS
 
 STEPS = 40
 HONEST = ("accumulation 1", "DP2")  # what changes the order of sums, and nothing else
@@ -87,7 +87,7 @@ def _new(family: str, curve: Curve, code: str) -> ReferenceCurve:
         **row_head(code),
         family=family,
         figures=figures_of(curve),
-        noise=honest_noise(MODELS[family], curve, [variant for variant in TRIED if variant.name in HONEST]),
+        noise=honest_noise(MODELS[family], curve, [variant for variant in STANDARD_VARIANTS if variant.name in HONEST]),
         difference=compare(curve, curve),
         machine=machine(),
     )

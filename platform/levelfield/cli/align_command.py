@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, chips_option, json_option, registry_of, runs_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.result_words import reason_without_limits
 from levelfield.report.sheets import labelled, padded
@@ -63,7 +63,7 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 def _align_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("run", metavar="RUN", help=RUN_NAME)
+    option("run", metavar="RUN", help=RUN_HELP)
     option("--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)")
     json_option(parser)
     chips_option(parser)

@@ -62,22 +62,22 @@ def _new(options: argparse.Namespace) -> int:
         values = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
         say(f"         not read from {options.config.name}, so transformers' defaults: {values}")
     say("Next:")
-    where = [f"--plugins {short_path(plugins)}"] if options.output else []
-    say_command(f"{this_program()} case check {options.name}", *where)
+    plugin_argument = [f"--plugins {short_path(plugins)}"] if options.output else []
+    say_command(f"{this_program()} case check {options.name}", *plugin_argument)
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
     from levelfield.specs.suite import read_hardware
-    from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+    from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
 
     registry = registry_of(options)
     case = registry.case(options.name)
     try:
-        hardware = HARDWARE if options.hardware is None else read_hardware(options.hardware)
+        hardware = DEFAULT_HARDWARE if options.hardware is None else read_hardware(options.hardware)
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
-    findings = print_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
+    findings = print_checks(check_case(CaseSubject(registry, case, hardware)), width=11, quiet=options.json)
     values = check_values(findings)
     if options.json:
         print(json_text({"case": case.name, **values}))

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, chips_option, json_option, python_option, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
@@ -43,7 +43,7 @@ USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("run", metavar="RUN", help=RUN_NAME)
+    option("run", metavar="RUN", help=RUN_HELP)
     option("--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)")
     python_option(parser, "the other framework's Python; default: an environment that Levelfield makes")
     option("--step", type=int, metavar="N", help="search steps 1 to N (default: to the first step beyond noise)")

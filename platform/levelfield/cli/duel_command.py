@@ -14,7 +14,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     chips_option,
     format_options,
-    free_options,
+    free_field_options,
     python_option,
     quiet_option,
     registry_of,
@@ -142,7 +142,7 @@ def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
     from levelfield.cli.run_entries import choice_of
 
     parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
-    free_options(parser)
+    free_field_options(parser)
     try:
         choices, rest = parser.parse_known_args(shlex.split(text))
     except (argparse.ArgumentError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_NAME, json_option, registry_of, runs_of, writing
+from levelfield.cli.options import RUN_HELP, as_usage_error, json_option, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular
@@ -82,7 +82,7 @@ _SHOWN = 12  # contradictions of a run; --json has all
 
 
 def _collect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
 
 
@@ -122,7 +122,7 @@ def _check(paths: RunPaths) -> None:
 
 
 def _bundle_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive to write; a new file")
     parser.add_argument("--sign", type=Path, metavar="KEY", help="sign the manifest by `ssh-keygen -Y sign`")
 
@@ -152,7 +152,7 @@ def _bundle(options: argparse.Namespace) -> int:
                 f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
                 f"recomputed {wrong.recomputed}"
             )
-    with writing(path):
+    with as_usage_error(path):
         write_new(path, content)
     print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0

@@ -18,7 +18,7 @@ from types import ModuleType
 from levelfield import installer
 from levelfield.cli.command_line import parser_of
 from levelfield.cli.streams import Streams
-from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, room_left
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, disk_hint
 from levelfield.run.interruption import interrupted_once
 
 _OWN = "levelfield"
@@ -80,7 +80,7 @@ def _surroundings_fault(error: Exception) -> str | None:
     if isinstance(error, OSError):
         removed = "" if _has_folder() else ". The current folder was removed: go to another one"
         place = Path(os.fsdecode(error.filename or ""))
-        message = f"{error.filename or 'this machine'}: {error.strerror or error}{room_left(error, place)}"
+        message = f"{error.filename or 'this machine'}: {error.strerror or error}{disk_hint(error, place)}"
         return f"{message}; the measurements so far are kept{removed}"
     if isinstance(error, UnicodeEncodeError):
         part = error.object[max(0, error.start - 40) : error.end + 40]

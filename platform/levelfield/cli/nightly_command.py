@@ -309,18 +309,18 @@ def _bisect(options: argparse.Namespace) -> int:
     good, figure = build_of(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
-    def answer(commit: str) -> Side:
+    def side_of(commit: str) -> Side:
         build = build_of(commit, say=terminal.say)
         terminal.say(f"trying {build}")
-        side = trials.answer(build)
+        side = trials.judge(build)
         terminal.say(f"{build} is {side}")
         return side
 
-    bad = first_bad(commits, answer)
+    bad = first_bad(commits, side_of)
     names = [commit[:12] for commit in commits]
     undecided = [names[place] for place in bad.undecided]
     if options.json:
-        answers = [{"build": names[trial.place], "answer": trial.answer} for trial in bad.trials]
+        answers = [{"build": names[trial.index], "answer": trial.side} for trial in bad.trials]
         content = {"last_good": names[bad.good], "first_bad": names[bad.bad], "undecided": undecided}
         print(json_text({"schema": "levelfield.bisect/1", **content, "trials": answers}))
         return 0

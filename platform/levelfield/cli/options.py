@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they stand for.
+"""Options that several commands have, and the values that they stand for.
 
 Modules that import pydantic are imported where a command runs, so that `--help` is fast.
 """
@@ -14,26 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
-from levelfield.errors import UsageError, room_left
+from levelfield.errors import UsageError, disk_hint
 from levelfield.specs.free_fields import FREE_FIELDS, option
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
 
-RUN_NAME = "a path, a run id, a part of an id, or latest"
+RUN_HELP = "a path, a run id, a part of an id, or latest"
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
-_HERE = "train with this Python; default: an environment that Levelfield makes"
+_PYTHON_HELP = "train with this Python; default: an environment that Levelfield makes"
 
 
-def json_option(parser: Options, more: str = "") -> None:
-    parser.add_argument("--json", action="store_true", help=f"machine-readable output{more}")
+def json_option(parser: Options, help_suffix: str = "") -> None:
+    parser.add_argument("--json", action="store_true", help=f"machine-readable output{help_suffix}")
 
 
 def format_options(
-    parser: Options, formats: tuple[str, ...] = ("table", "markdown", "json"), says: str | None = None
+    parser: Options, formats: tuple[str, ...] = ("table", "markdown", "json"), values_help: str | None = None
 ) -> None:
     """Add --format, a table by default, and --json for `--format json`."""
-    help_text = says or ", ".join(formats)
+    help_text = values_help or ", ".join(formats)
     parser.add_argument("--format", choices=formats, default="table", metavar="FORMAT", help=help_text)
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
 
@@ -52,8 +52,8 @@ def chips_option(parser: Options) -> None:
     )
 
 
-def python_option(parser: Options, says: str = _HERE) -> None:
-    parser.add_argument("--python", metavar="PATH", help=says)
+def python_option(parser: Options, help_text: str = _PYTHON_HELP) -> None:
+    parser.add_argument("--python", metavar="PATH", help=help_text)
 
 
 def scale_option(parser: Options) -> None:
@@ -65,8 +65,8 @@ def scale_option(parser: Options) -> None:
     )
 
 
-def free_options(parser: Options) -> None:
-    """Add what a run may choose freely, beside the files that choose it."""
+def free_field_options(parser: Options) -> None:
+    """Add the free fields of a run as options, --env, and --base, which ignores tuning files and suites."""
     for name, field in FREE_FIELDS.items():
         if isinstance(field.takes, tuple):
             parser.add_argument(option(name), choices=field.takes, help=field.help)
@@ -107,10 +107,10 @@ def runs_of(options: argparse.Namespace) -> Path:
 
 
 @contextmanager
-def writing(path: Path, option: str = "--output ") -> Iterator[None]:
-    """Turn an error of writing `path` into UsageError with the option that names it."""
+def as_usage_error(path: Path, option: str = "--output ") -> Iterator[None]:
+    """Raise an error of writing `path` as UsageError with the option that names it."""
     try:
         yield
     except OSError as error:
-        message = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
+        message = f"{option}{error.filename or path}: cannot be written: {error.strerror}{disk_hint(error, path)}"
         raise UsageError(message) from None

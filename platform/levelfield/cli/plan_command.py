@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
-    RUN_NAME,
+    RUN_HELP,
     chips_option,
     json_option,
     python_option,
@@ -118,7 +118,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     )
     only("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
-    program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
+    program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_HELP)
     program("--program", metavar="NAME", help="others' code, a name of `show programs`")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
     program(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_NAME, format_options, registry_of, runs_of, writing
+from levelfield.cli.options import RUN_HELP, as_usage_error, format_options, registry_of, runs_of
 from levelfield.cli.store_options import opened_store, prices_of, prices_option, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
@@ -76,7 +76,7 @@ _NAMED = 5  # runs of a message
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    option("run", nargs="+", metavar="RUN", help=RUN_HELP)
     forms = ("table", "markdown", "csv", "json")
     format_options(
         parser, (*forms, *FOREIGN), f"{', '.join(forms)}; {', '.join(FOREIGN)}: the columns of these reports"
@@ -120,7 +120,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.output is None:
         print(printable(text), end="")
     else:
-        with writing(options.output):
+        with as_usage_error(options.output):
             write_atomically(options.output, printable(text), through_link=True)
     selected.raise_error()
     return 0
@@ -194,7 +194,7 @@ def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], pri
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_NAME}")
+    parser.add_argument("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_HELP}")
     format_options(parser)
 
 
@@ -319,7 +319,7 @@ def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
-    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_NAME}; none: all runs of the store")
+    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: all runs of the store")
     parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
     prices_option(parser)
     store_option(parser)

@@ -9,7 +9,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     Options,
     chips_option,
-    free_options,
+    free_field_options,
     json_option,
     python_option,
     quiet_option,
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
     derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
     free = parser.add_argument_group("free choices (the case fixes everything else)")
-    free_options(free)
+    free_field_options(free)
     free.add_argument(
         "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
     )

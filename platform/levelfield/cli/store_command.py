@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, runs_of, writing
+from levelfield.cli.options import as_usage_error, json_option, runs_of
 from levelfield.cli.store_options import opened_store, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
@@ -272,13 +272,13 @@ def _export(options: argparse.Namespace) -> int:
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
-            with writing(options.output), replacing(options.output, through_link=True) as file:
+            with as_usage_error(options.output), replacing(options.output, through_link=True) as file:
                 _write(options.format, file, records, store)
     return 0
 
 
 def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
-    from levelfield.store.record_lines import line_of, row_of
+    from levelfield.store.record_lines import line_of, table_row
     from levelfield.store.statements import statements_of
 
     if form == "jsonl":
@@ -287,7 +287,7 @@ def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) 
         return
     writer: Any = None
     for record in records:
-        row = {name: spreadsheet_cell(value) for name, value in row_of(record).items()}
+        row = {name: spreadsheet_cell(value) for name, value in table_row(record).items()}
         if writer is None:
             writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
             writer.writeheader()

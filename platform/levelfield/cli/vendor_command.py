@@ -91,7 +91,9 @@ def _record(options: argparse.Namespace) -> int:
     if not (none := list(unread(subject))):
         return 0
     again = ["--redact"] if options.redact else []
-    command = shlex.join(("run_benchmarks.py", "vendor", "record", options.name, *again, "--force", *subject.given))
+    command = shlex.join(
+        ("run_benchmarks.py", "vendor", "record", options.name, *again, "--force", *subject.plugin_options)
+    )
     sentence = (
         f"{'. '.join(none)}. The text is kept. Where a device is in it, write the rules and run `vendor check`; where "
         f"none is, remove the cause and run `{command}`, which replaces it"

@@ -147,7 +147,7 @@ def published(case: str, registry: Registry) -> list[FigureRow]:
             case=s.case or "",
             framework=f"{s.framework} {s.framework_version or ''}".strip(),
             hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
-            layout=str(s.parallel),
+            layout=str(s.parsed_layout),
             micro_batch=s.micro_batch,
             precision=s.precision,
             status=row.status,

@@ -59,7 +59,7 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
             f"{result.run_id} was trained with {result.framework}, and {reference.name} with {reference.framework}. "
             f"The first {FEW} rows of noise must be of the reference's own framework (found {count}): without them "
             f"nothing shows whether another framework is right. Record them first: "
-            f"`align calibrate {reference.case}:{reference.framework}`. {OVERRIDE}"
+            f"`align calibrate {reference.case}:{reference.framework}`. {OVERRIDE_HINT}"
         )
     limits = _limits(reference)
     finding = align(run, training_of_reference(reference), limits)
@@ -68,11 +68,11 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
         raise GateFailed(
             f"{result.run_id} is {finding.verdict} from {reference.name}: {failed.name} {failed.detail} "
             f"({limits.source}). Its noise would widen the limits until it holds. Find the cause: "
-            f"`align diagnose {result.run_id}`. {OVERRIDE}"
+            f"`align diagnose {result.run_id}`. {OVERRIDE_HINT}"
         )
 
 
-OVERRIDE = 'If the difference is right, give the reason: --replace --why "...", which the reference stores.'
+OVERRIDE_HINT = 'If the difference is right, give the reason: --replace --why "...", which the reference stores.'
 
 
 def _limits(reference: Reference) -> AlignmentLimits:
@@ -127,7 +127,7 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
             f"{run_id} would widen the limit of {before.name} for {worst.layer} to {times:.1f} times that of "
             f"its first {FEW} rows ({worst.first:.1e} to {worst.limit:.1e}{_at(worst.place)}), expected at most "
             f"{WIDEST[worst.layer]:g} times. Each row may hold against the limits of its day and all of them together "
-            f"not. {OVERRIDE}"
+            f"not. {OVERRIDE_HINT}"
         )
 
 
@@ -136,7 +136,7 @@ def check_same_row(present: NoiseRow | None, row: NoiseRow, reference: Reference
     if present is not None and is_wider(noise_of(row, reference), noise_of(present, reference)):
         raise GateFailed(
             f"{row.run_id} is recorded in {reference.name} with smaller differences; a recorded row does not grow. "
-            f"{OVERRIDE}"
+            f"{OVERRIDE_HINT}"
         )
 
 

@@ -93,10 +93,10 @@ def processor(reference: Reference) -> str:
     return reference.hardware.partition(" x ")[2] or reference.hardware
 
 
-def row_of(
-    noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, moved: Mapping[int, int]
+def noise_row(
+    noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, rerouted: Mapping[int, int]
 ) -> NoiseRow:
-    """Return the row that stores `noise`, by this user and at this time. moved: changed choices of experts by step.
+    """Return the row that stores `noise`, by this user and at this time. rerouted: changed choices of experts by step.
 
     reason: for a run beyond the limits.
     """
@@ -116,7 +116,7 @@ def row_of(
             "by": user_name(),
             "recorded": utc_now(),
             "why": reason,
-            "routing": {step: number for step, number in moved.items() if number},
+            "routing": {step: number for step, number in rerouted.items() if number},
         }
     )
 

@@ -1,13 +1,13 @@
-"""Makes references from valid runs, and adds the noise of runs with other arithmetic."""
+"""Makes references from valid runs, and adds the noise of runs that differ in arithmetic only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.admission import OVERRIDE, check_admissible, check_ceiling, check_same_row
+from levelfield.judge.admission import OVERRIDE_HINT, check_admissible, check_ceiling, check_same_row
 from levelfield.judge.collector import collect
-from levelfield.judge.noise import choice_limits, row_of
+from levelfield.judge.noise import choice_limits, noise_row
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.calibration import noise_between
 from levelfield.measure.routing import mixture_layers, rerouting
@@ -26,7 +26,7 @@ from levelfield.worker.choices import digest_of, joined
 def reference_from(paths: RunPaths, reason: str) -> Reference:
     """Return a reference made from a run, with the reason for it. Raises UsageError for a run that is not valid."""
     plan, result = read_plan(paths), collect(paths)
-    _only_valid(result)
+    _require_valid(result)
     raw = read_raw(paths)
     training = training_of(plan.work, raw, result.identity)
     steps = range(1, training.steps + 1)
@@ -41,23 +41,24 @@ def reference_from(paths: RunPaths, reason: str) -> Reference:
         weights={name: tuple(figures) for name, figures in training.weights.items()},
         window={step: dict(groups) for step, groups in training.window.items()},
         routing={step: dict(layers) for step, layers in training.routing.items()},
-        choices=_choices(paths, plan, raw),
+        choices=_expert_choices(paths, plan, raw),
         run_id=plan.run_id,
         framework=result.framework,
         framework_version=result.framework_version,
         hardware=f"{plan.world_size} x {hardware_of(plan, result)}",
         layout=str(result.layout),
-        settings=changed(plan, result),
+        settings=settings_text(plan, result),
         promoted=utc_now(),
         by=user_name(),
         why=reason,
     )
 
 
-def promoted(paths: RunPaths, reason: str, present: Reference | None, replace: bool) -> Reference:
-    """Return the new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
+def promoted_reference(paths: RunPaths, reason: str, current: Reference | None, replace: bool) -> Reference:
+    """Return the new reference. Raises GateFailed for a run that fails against the current one, unless `replace`.
 
-    Recorded noise of the same work stays: it belongs to the case, not to one run. The promoted run's own row goes.
+    Recorded noise of the same work stays: it belongs to the case, not to one run. A row of the promoted run
+    itself is removed.
     """
     reference, plan = reference_from(paths, reason), read_plan(paths)
     if plan.work.model.experts is not None and reference.choices is None:
@@ -66,7 +67,7 @@ def promoted(paths: RunPaths, reason: str, present: Reference | None, replace: b
             f"process at smoke scale records them: --case {plan.case}:{plan.implementation.label}"
             f":{plan.hardware.vendor}:1:1"
         )
-    if present is None or present.identity.work != reference.identity.work:
+    if current is None or current.identity.work != reference.identity.work:
         return reference
     verdict = collect(paths).alignment
     if verdict.verdict in ("diverged", "different", "not comparable") and not replace:
@@ -74,73 +75,75 @@ def promoted(paths: RunPaths, reason: str, present: Reference | None, replace: b
             f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
             "use --replace to promote it anyway"
         )
-    noise = tuple(row for row in present.noise if row.run_id != reference.run_id)
+    noise = tuple(row for row in current.noise if row.run_id != reference.run_id)
     return reference.model_copy(update={"noise": noise})
 
 
-def with_bf16(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
-    """Return a reference in fp8 with the gradients of the same training in bf16. One in another precision, without
-    gradients or without such a training in `others` stays as it is."""
+def with_bf16_gradients(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
+    """Return a reference in fp8 with the gradients of the same training in bf16.
+
+    It stays as it is in another precision, without gradients, or where `others` have no such training.
+    """
     if reference.precision != "fp8" or not reference.gradients:
         return reference
     training = plan.work.training.model_copy(update={"precision": "bf16"})
-    same = reference.identity.model_copy(
+    bf16_identity = reference.identity.model_copy(
         update={"work": plan.work.model_copy(update={"training": training}).fingerprint()}
     )
-    twin = next((other for other in others if other.identity == same), None)
-    if twin is None:
+    bf16_reference = next((other for other in others if other.identity == bf16_identity), None)
+    if bf16_reference is None:
         return reference
-    return reference.model_copy(update={"in_bf16": twin.gradients[min(reference.gradients)]})
+    return reference.model_copy(update={"in_bf16": bf16_reference.gradients[min(reference.gradients)]})
 
 
 def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None) -> Reference:
     """Return the reference with one more row of noise, in place of the same run's earlier row.
 
-    reason: to take a run that is beyond the limits; the row stores it. Raises UsageError for an invalid run or
+    reason: why a run beyond the limits is accepted; the row stores it. Raises UsageError for an invalid run or
     other work, GateFailed for a run that is beyond the limits.
     """
     plan, result = read_plan(paths), collect(paths)
-    _only_valid(result)
+    _require_valid(result)
     identity = result.identity.model_dump()
-    if differ := [key for key, value in identity.items() if getattr(reference.identity, key) != value]:
+    if differing := [key for key, value in identity.items() if getattr(reference.identity, key) != value]:
         raise UsageError(
-            f"{result.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
+            f"{result.run_id} did other work than {reference.name}: {', '.join(differing)} differ; "
             "give a run of the same work"
         )
     training = training_of(plan.work, read_raw(paths), result.identity)
     if reason is None:
         check_admissible(reference, training, result)
     expected = training_of_reference(reference)
-    noise, moved = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
-    if any(moved.values()) and choice_limits(reference) and reason is None:
+    noise, rerouted = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
+    if any(rerouted.values()) and choice_limits(reference) and reason is None:
         raise GateFailed(
             f"{result.run_id} chose other experts than {reference.name} and did not follow its choices: its "
-            f"differences are no noise. Train it again with this checkout, which follows them. {OVERRIDE}"
+            f"differences are no noise. Train it again with this checkout, which follows them. {OVERRIDE_HINT}"
         )
-    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), reason, moved)
-    present = next((r for r in reference.noise if r.run_id == row.run_id), None)
-    if present is not None and reason is None:
-        row = row.model_copy(update={"recorded": present.recorded})  # its place among the first rows stays
+    row = noise_row(noise, settings_text(plan, result), plan.run_id, hardware_of(plan, result), reason, rerouted)
+    current = next((r for r in reference.noise if r.run_id == row.run_id), None)
+    if current is not None and reason is None:
+        row = row.model_copy(update={"recorded": current.recorded})  # its place among the first rows stays
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
-    noisier = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
+    updated = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
     if reason is None:
-        check_same_row(present, row, reference)
-        check_ceiling(reference, noisier, row.run_id)
-    return noisier
+        check_same_row(current, row, reference)
+        check_ceiling(reference, updated, row.run_id)
+    return updated
 
 
 def hardware_of(plan: Plan, result: Result) -> str:
     return f"{result.chip}: {plan.hardware.description}"
 
 
-def changed(plan: Plan, result: Result) -> str:
+def settings_text(plan: Plan, result: Result) -> str:
     """Return framework, layout and micro-batch of the run, and each other free field that is not at its default."""
     values, names = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
     words = [FREE_FIELDS[name].phrase.format(value) for name, value in values.items() if name in names]
     return ", ".join((f"{result.framework} {result.framework_version}", *words))
 
 
-def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
+def _expert_choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     """Return the choices of experts of a mixture's run: its own, or those that it followed; None without them."""
     experts, training = plan.work.model.experts, plan.work.training
     if experts is None:
@@ -157,7 +160,7 @@ def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     return joined([parts[place] for place in expected], shape, experts.count)
 
 
-def _only_valid(result: Result) -> None:
+def _require_valid(result: Result) -> None:
     if result.status.word != "valid":
         reasons = f" ({'; '.join(result.status.reasons)})" if result.status.is_unproven else ""
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The search for the first build that is slower: halving a list of builds, each held against the good one in pairs."""
+"""The search for the first slower build: it halves a list of builds, and pairs compare each with the good one."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trial:
-    """A build of the list that was tried, by its place, and what the pairs said."""
+    """A build that was tried: its index in the list, and on which side its pairs put it."""
 
-    place: int
-    answer: Side
+    index: int
+    side: Side
 
 
 @dataclass(frozen=True)
 class FirstBad:
-    """The result: places of the last good and the first bad build, and every trial in order.
+    """The result: the indices of the last good and the first bad build, and every trial in order.
 
     Builds between the two could not be decided.
     """
@@ -48,24 +48,24 @@ class FirstBad:
         return tuple(range(self.good + 1, self.bad))
 
 
-def first_bad(builds: Sequence[T], answer_of: Callable[[T], Side]) -> FirstBad:
+def first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> FirstBad:
     """Return the first bad build of a list whose first is good and whose last is bad.
 
     The last one is tried first: without a difference between both ends there is nothing to find. A build that cannot be
     decided is left out, and its nearest neighbour is tried. Raises RunFailed where the last build is not bad.
     """
-    trials = [Trial(len(builds) - 1, answer_of(builds[-1]))]
-    if trials[0].answer != "bad":
+    trials = [Trial(len(builds) - 1, side_of(builds[-1]))]
+    if trials[0].side != "bad":
         raise RunFailed(
-            f"bisect: the last build is {trials[0].answer} in pairs with the first; expected it to be worse. "
+            f"bisect: the last build is {trials[0].side} in pairs with the first; expected it to be worse. "
             "Another case, or an idle machine, may show the difference"
         )
     good, bad = 0, len(builds) - 1
-    while left := [place for place in range(good + 1, bad) if place not in {trial.place for trial in trials}]:
-        place = min(left, key=lambda place: abs(2 * place - good - bad))  # nearest to the middle
-        trials.append(Trial(place, answer_of(builds[place])))
-        good = place if trials[-1].answer == "good" else good
-        bad = place if trials[-1].answer == "bad" else bad
+    while untried := [index for index in range(good + 1, bad) if index not in {trial.index for trial in trials}]:
+        index = min(untried, key=lambda index: abs(2 * index - good - bad))  # nearest to the middle
+        trials.append(Trial(index, side_of(builds[index])))
+        good = index if trials[-1].side == "good" else good
+        bad = index if trials[-1].side == "bad" else bad
     return FirstBad(good, bad, tuple(trials))
 
 
@@ -77,16 +77,16 @@ class BuildTrials:
     good: CommitBuild
     figure: Gated
     runs: Path
-    plugins: Sequence[Path]  # folders that were given to the command
+    plugins: Sequence[Path]  # the folders of --plugins
     say: Callable[[str], None]
     effect: float | None = None  # how much worse the last build is, as a cost; None until it was tried
-    # by build, of its pairs; they have every figure: a search of another one does not run them again
-    ran: dict[str, list[RunRecord]] = field(default_factory=dict)
+    # by commit, of the build's pairs; a record has every figure, so a search of another figure uses them again
+    records: dict[str, list[RunRecord]] = field(default_factory=dict)
 
-    def answer(self, build: CommitBuild) -> Side:
+    def judge(self, build: CommitBuild) -> Side:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
-        The first build that is tried is the last of the list: its difference is what the others are held against.
+        The last build of the list is tried first: its difference is the measure for the others.
         Raises RunFailed where the good build itself does not run.
         """
         try:
@@ -113,22 +113,22 @@ class BuildTrials:
             return "unknown"
 
     def _pairs(self, build: CommitBuild) -> Iterator[Pair]:
-        arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
-        series, words = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
+        arms = arms_of(self.plan, self.good, build, self._shared_python(build), self.plugins)
+        series, arm_names = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
         fewest = FEWEST_PAIRS if self.effect is None else FEWEST_HALFWAY
-        progress = PairProgress(self.figure, self.say, fewest, words=words)
-        ran = self.ran.setdefault(build.commit, [])
+        progress = PairProgress(self.figure, self.say, fewest, arm_names=arm_names)
+        records = self.records.setdefault(build.commit, [])
 
         def keep(arm: str, paths: RunPaths) -> RunRecord:
-            ran.append(record_of(paths))
-            return ran[-1]
+            records.append(record_of(paths))
+            return records[-1]
 
-        done = tuple(ran)
+        done = tuple(records)
         for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, progress.keeping(keep, done), done):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
-    def _python(self, build: CommitBuild) -> str | None:
-        """Return this checkout's Python where both builds pin its packages; None where each makes its own."""
+    def _shared_python(self, build: CommitBuild) -> str | None:
+        """Return this checkout's Python where both builds pin its packages; None: each makes its own environment."""
         environment = self.plan.environment
         if not environment.requirements:
             return environment.python

@@ -25,7 +25,7 @@ from levelfield.series.level import FEWEST_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
-from levelfield.specs.vendor import GIVEN
+from levelfield.specs.vendor import FROM_USER
 
 MOST_SECONDS = 6 * 3600.0
 DAYS_BETWEEN = 7  # of null pairs of one machine
@@ -82,7 +82,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
         *("--case", plan.asked, "--scale", plan.scale, "--repeat", "1", "--no-certificate"),
         *plan.tuning.options,
         *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),
-        *(("--base-image", image.base.image) if image and image.base.source == GIVEN else ()),
+        *(("--base-image", image.base.image) if image and image.base.source == FROM_USER else ()),
     ]
     for name, text in sorted(plan.tuning.environment.items()):
         options += ["--env", f"{name}={text}"]

@@ -21,7 +21,7 @@ from levelfield.nights.gate_input import (
     findings_about_runs,
     missing_findings,
 )
-from levelfield.series.causes import families, moved, still_due, suspiciousness
+from levelfield.series.causes import families, moved_series, night_chances, without_explained
 from levelfield.series.examination import Examination, standing_baseline
 from levelfield.series.findings import COMPARED, FIGURES, Finding, worst_first
 from levelfield.series.judgement import (
@@ -162,7 +162,7 @@ def suspects(inputs: GateInput) -> list[Suspect]:
 
 def _ranked(members: Sequence[ExaminedFigure]) -> list[tuple[ExaminedFigure, float]]:
     """Return what pairs should confirm, the likeliest first, with its probability by chance."""
-    chances = suspiciousness(members)
+    chances = night_chances(members)
     ranked: list[tuple[tuple[float, float], ExaminedFigure, float]] = []
     for context, night in members:
         if needs_pairs(night, context):
@@ -179,7 +179,7 @@ def _name(member: ExaminedFigure) -> tuple[str, Gated]:
 
 def _members(inputs: GateInput) -> list[ExaminedFigure]:
     """Return every figure of the night, with the mark of those that many looks explain."""
-    members = still_due(list(examinations(inputs)))
+    members = without_explained(list(examinations(inputs)))
     if len(members) <= MANY_SERIES:
         return members
     chances = [examination.suspicion.p for _, examination in members if examination.suspicion]
@@ -295,7 +295,7 @@ def _with_causes(members: Sequence[ExaminedFigure], spending: _Spending) -> tupl
         )
         for context, examination in members
     ]
-    groups = [group for family in families(steps).values() for group in moved(family)]
+    groups = [group for family in families(steps).values() for group in moved_series(family)]
     moved_ones = {(m.context.series, m.night.figure): len(group.members) > 1 for group in groups for m in group.members}
     changed = []
     for (context, examination), (_, less) in zip(members, steps, strict=True):

@@ -1,4 +1,4 @@
-"""The control of a machine over its nights: whether tonight's is in line with the earlier ones.
+"""The control of a machine: two rates of the host, and whether tonight's are in line with those of earlier nights.
 
 The band is the median less four robust standard deviations (1.4826 times the median absolute deviation), at least 5 %.
 Only slower counts. The values lie in the user's cache, because they belong to the machine and not to a store.
@@ -17,27 +17,28 @@ from pathlib import Path
 from statistics import median
 
 from levelfield.node.regular_files import read_regular
-from levelfield.run.measurement import control_rates, keep_text
+from levelfield.run.measurement import control_rates, store_text
 from levelfield.user_folders import own_cache
 
-FEWEST = 7  # nights of a band
-MOST_KEPT = 200
-CONTROLS, PAUSE_SECONDS = 4, 10.0
+FEWEST_NIGHTS = 7  # below it there is no band
+MOST_NIGHTS = 200  # that are stored
+MOST_MEASUREMENTS, PAUSE_SECONDS = 4, 10.0
+# The band below the median: as a share of it at least, and in robust standard deviations.
 LEAST_BAND = 0.05
 DEVIATIONS = 4.0
 Rates = Mapping[str, float]
 
 
 def slow_machine() -> str | None:
-    """Measure this machine, keep its rates, and return why it is out of line; None where it is in line."""
+    """Measure this machine, store its rates, and return why it is out of line; None where it is in line."""
     path, rates = control_file(platform.node()), control_rates()
     earlier = read_controls(path)
-    for _ in range(CONTROLS - 1):  # a short dip is not the machine
+    for _ in range(MOST_MEASUREMENTS - 1):  # a short dip is not the machine
         if out_of_line(earlier, rates):
             time.sleep(PAUSE_SECONDS)
-            again = control_rates()
-            rates = {name: max(rate, again[name]) for name, rate in rates.items()}
-    keep_control(path, rates)
+            repeated = control_rates()
+            rates = {name: max(rate, repeated[name]) for name, rate in rates.items()}
+    store_control(path, rates)
     return out_of_line(earlier, rates)
 
 
@@ -45,15 +46,15 @@ def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
     """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
     for name, rate in now.items():
         positive = [rates[name] for rates in earlier if rates.get(name, 0) > 0]
-        if len(positive) < FEWEST:
+        if len(positive) < FEWEST_NIGHTS:
             continue
         middle = median(positive)
-        scale = 1.4826 * median(abs(value - middle) for value in positive) / middle
-        least = max(LEAST_BAND, DEVIATIONS * scale)
-        if not rate >= middle * (1 - least):
+        deviation = 1.4826 * median(abs(value - middle) for value in positive) / middle
+        tolerance = max(LEAST_BAND, DEVIATIONS * deviation)
+        if not rate >= middle * (1 - tolerance):
             return (
                 f"the control {name} is {1 - rate / middle:.1%} below the median of {len(positive)} nights; "
-                f"at most {least:.1%} is in line"
+                f"at most {tolerance:.1%} is in line"
             )
     return None
 
@@ -64,20 +65,20 @@ def control_file(node: str) -> Path:
 
 
 def read_controls(path: Path) -> list[dict[str, float]]:
-    """Return the rates of earlier nights, the oldest first. Damaged lines count for nothing."""
+    """Return the rates of earlier nights, the oldest first. Damaged lines are left out."""
     try:
         lines = read_regular(path).decode().splitlines()
     except (OSError, ValueError):
         return []
     nights = []
-    for line in lines[-MOST_KEPT:]:
+    for line in lines[-MOST_NIGHTS:]:
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             rates = json.loads(line).items()
             nights.append({str(name): float(rate) for name, rate in rates if math.isfinite(rate) and rate > 0})
     return [rates for rates in nights if rates]
 
 
-def keep_control(path: Path, rates: Rates) -> None:
-    """Add tonight's rates. Without a place to keep them the next night has one value less."""
-    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MOST_KEPT:]
-    keep_text(path, "\n".join(lines) + "\n")
+def store_control(path: Path, rates: Rates) -> None:
+    """Add tonight's rates. Where they cannot be stored, the next night has one value less."""
+    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MOST_NIGHTS:]
+    store_text(path, "\n".join(lines) + "\n")

@@ -209,7 +209,7 @@ class NightBisection:
         """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
         trials = BuildTrials(plan, build_of(commits[0], say=self.say), figure, runs, self.plugins, self.say)
-        trials.ran = ran = self._ran.setdefault((finding.series, commits[0]), {})
+        trials.records = records = self._ran.setdefault((finding.series, commits[0]), {})
         trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
         trial_count = 0
 
@@ -217,11 +217,11 @@ class NightBisection:
             nonlocal trial_count
             if commit == commits[-1] and trials.effect is not None:
                 return "bad"
-            if commit not in ran and not holds():
+            if commit not in records and not holds():
                 return "unknown"
             trial_count += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
-            return trials.answer(build_of(commit, say=self.say))
+            return trials.judge(build_of(commit, say=self.say))
 
         search = first_bad(commits, side)
         good, bad = commits[search.good], commits[search.bad]

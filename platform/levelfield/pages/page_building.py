@@ -87,7 +87,7 @@ def build_pages(
         rebuilt: set[str] = set()
         for runs in content.series.values():
             name, stamp = f"history-{runs.slug}", _stamp(runs, runs.points, "")
-            if not writer.keeps(f"data/{name}.js", stamp):
+            if not writer.reuses(f"data/{name}.js", stamp):
                 writer.write(f"data/{name}.js", data_script(name, history(runs, surroundings)), stamp)
                 rebuilt.add(runs.slug)
         months = []
@@ -95,7 +95,7 @@ def build_pages(
             reference = references.get((runs.series.work, runs.series.corpus))
             for month, points in grouped(runs.points, lambda point: month_of(point.began)).items():
                 name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
-                if not writer.keeps(f"data/{name}.js", stamp):
+                if not writer.reuses(f"data/{name}.js", stamp):
                     months.append(MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference))
         rebuilt |= {changed.runs.slug for changed in months}
         with rare_collections():

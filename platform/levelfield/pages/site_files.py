@@ -1,4 +1,4 @@
-"""What a site consists of: its files, and which series they came from."""
+"""The files of a site of pages: written all at once, and reused where their content is the same."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from levelfield.errors import DocumentError, UsageError, room_left
+from levelfield.errors import DocumentError, UsageError, disk_hint
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
 from levelfield.specs.bounded_reading import MOST_BYTES, mapping_of
 
-NAME = "site.json"
+MANIFEST_NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written or removed.
-PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
-FOLDERS = ("zh", "assets", "assets/uplot", "data")  # one that holds another stands before it
+SITE_FILES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
+FOLDERS = ("zh", "assets", "assets/uplot", "data")  # a folder comes before those below it
 
-# A page that was opened from a file may not fetch. It may load a script. So each data file calls one function with a
-# text of JSON. A text is parsed and not executed: a key such as `__proto__` stays a key.
-# New files wait in a folder of this name until all are there; one without a process is what a killed command left.
-_STAGING = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
-_STAGED = re.compile(r"[0-9]+")
-_MOST_FILE = 2**30  # bytes
+# New files wait in a folder of this name until all are written. A folder without a lock is left from a killed command.
+_STAGING_FOLDER = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
+_STAGED_FILE = re.compile(r"[0-9]+")
+_MOST_FILE_BYTES = 2**30
 
 
 class PagesManifest(Document):
@@ -36,23 +34,23 @@ class PagesManifest(Document):
 
     KIND: ClassVar[str] = "site"
 
-    files: dict[str, str]  # by name a digest of what they were made from, empty for those made each time
-    private: bool = False  # whether runs stand in it that are not to be published
+    files: dict[str, str]  # by name the stamp, a digest of what the file was made from; empty for those made each time
+    private: bool = False  # whether the site has runs that are not to be published
     # By name the digests of what was written, two while a file is being replaced. A file with another content is not
     # the site's: somebody else wrote it.
     contents: dict[str, tuple[str, ...]]
 
 
 def _manifest(root: FolderDescriptor) -> PagesManifest:
-    path, folder = root.path / NAME, root.path
+    path, folder = root.path / MANIFEST_NAME, root.path
     no_pages = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        manifest = parse(PagesManifest, mapping_of(path, root.read(NAME, MOST_BYTES).decode()), str(path))
+        manifest = parse(PagesManifest, mapping_of(path, root.read(MANIFEST_NAME, MOST_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{no_pages}. {error}") from None
     except OSError as error:
         raise UsageError(f"{no_pages}. {path}: cannot be read: {error.strerror}") from None
-    if foreign := [name for name in (*manifest.files, *manifest.contents) if not PLACES.fullmatch(name)]:
+    if foreign := [name for name in (*manifest.files, *manifest.contents) if not SITE_FILES.fullmatch(name)]:
         raise UsageError(f"{path}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
     return manifest
 
@@ -68,106 +66,106 @@ class PagesWriter(ExitStack):
         disk or Ctrl-C leaves is known as a site. A private one is closed to other users, and git ignores it.
 
         Raises UsageError for a folder with other files, for a link or a file in the place of one of its folders, and
-        for public pages in the place of private ones, or reverse.
+        for public pages in a folder of private ones, or the reverse.
         """
         super().__init__()
         self.private = private
         self.stamps: dict[str, str] = {}
         self._staged: dict[str, tuple[str, str]] = {}  # by name: the file with its content, and that content's digest
-        with ExitStack() as undone:
+        with ExitStack() as cleanup:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                root = undone.enter_context(FolderDescriptor(folder))
-                self._before = _opened_manifest(root, private)
-                self._folders = _opened_folders(root, undone)
-                for name in filter(_STAGING.fullmatch, root.names()):  # those of a command that goes on are locked
-                    with suppress(OSError), root.below(name) as left:
-                        if left.locked():
-                            _remove_staging(root, left)
-                self._staging = undone.enter_context(root.below(f".levelfield-new-{os.urandom(4).hex()}", make=True))
-                undone.callback(_remove_staging, root, self._staging)
+                root = cleanup.enter_context(FolderDescriptor(folder))
+                self._before = _open_manifest(root, private)
+                self._folders = _open_folders(root, cleanup)
+                for name in filter(_STAGING_FOLDER.fullmatch, root.names()):  # a running command's is locked
+                    with suppress(OSError), root.below(name) as abandoned:
+                        if abandoned.locked():
+                            _remove_staging(root, abandoned)
+                self._staging = cleanup.enter_context(root.below(f".levelfield-new-{os.urandom(4).hex()}", make=True))
+                cleanup.callback(_remove_staging, root, self._staging)
                 self._staging.locked()
             except OSError as error:
-                reason = f"{error.strerror}{room_left(error, folder)}"
+                reason = f"{error.strerror}{disk_hint(error, folder)}"
                 raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
-            self.callback(undone.pop_all().close)
+            self.callback(cleanup.pop_all().close)
 
-    def keeps(self, name: str, stamp: str) -> bool:
-        """Return whether the file was made from what this stamp stands for. It is then part of the site again."""
-        folder, last = self._place(name)
+    def reuses(self, name: str, stamp: str) -> bool:
+        """Return whether the file exists and was made with this stamp. It then stays part of the site."""
+        folder, file_name = self._folder_and_name(name)
         is_known = self._before.files.get(name) == stamp and name in self._before.contents
-        if is_known and folder.kind(last) == "a file":
+        if is_known and folder.kind(file_name) == "a file":
             self.stamps[name] = stamp
             return True
         return False
 
     def write(self, name: str, content: str, stamp: str = "") -> None:
         """Write one file, which gets its place by `finish`."""
-        if not PLACES.fullmatch(name):
+        if not SITE_FILES.fullmatch(name):
             raise ValueError(f"{name}: no place for a file of a site")
-        part, written = str(len(self._staged)), content.encode("utf-8", "replace")
-        self._staging.write_new(part, written)
-        self._staged[name] = part, sha256_of(written)
+        staged_name, written = str(len(self._staged)), content.encode("utf-8", "replace")
+        self._staging.write_new(staged_name, written)
+        self._staged[name] = staged_name, sha256_of(written)
         self.stamps[name] = stamp
 
     def finish(self) -> None:
-        """Give the files their places, the manifest last, and remove files that only the site before had.
+        """Move the files to their places, the manifest last, and remove those that only the earlier site had.
 
         Raises UsageError for a file that Levelfield did not write, before anything is changed.
         """
-        before = _manifest(self._folders[""])  # as another command may have left it since
+        before = _manifest(self._folders[""])  # again: another command may have changed it
         removed = (before.files.keys() | before.contents.keys()) - self.stamps.keys()
         self._refuse_foreign((*self._staged, *sorted(removed)), before)
-        new = {name: digest for name, (_, digest) in self._staged.items()}
-        either = {name: (*before.contents.get(name, ()), digest) for name, digest in new.items()}
-        # What is interrupted from here on is known at the next try by either of its digests, and is then made again.
-        self._write_manifest({**before.files, **dict.fromkeys(new, "")}, {**before.contents, **either})
-        for name, (part, _) in self._staged.items():
-            self._staging.move(part, *self._place(name))
+        new_digests = {name: digest for name, (_, digest) in self._staged.items()}
+        old_or_new = {name: (*before.contents.get(name, ()), digest) for name, digest in new_digests.items()}
+        # After an interruption from here on, the next try accepts either digest and makes the file again.
+        self._write_manifest({**before.files, **dict.fromkeys(new_digests, "")}, {**before.contents, **old_or_new})
+        for name, (staged_name, _) in self._staged.items():
+            self._staging.move(staged_name, *self._folder_and_name(name))
         unchanged = {name: before.contents.get(name, ()) for name in self.stamps}
-        self._write_manifest(self.stamps, {**unchanged, **{name: (digest,) for name, digest in new.items()}})
+        self._write_manifest(self.stamps, {**unchanged, **{name: (digest,) for name, digest in new_digests.items()}})
         for name in removed:
-            folder, last = self._place(name)
-            folder.remove(last)
+            folder, file_name = self._folder_and_name(name)
+            folder.remove(file_name)
 
     def _write_manifest(self, files: dict[str, str], contents: dict[str, tuple[str, ...]]) -> None:
         manifest = PagesManifest(
             files=dict(sorted(files.items())), private=self.private, contents=dict(sorted(contents.items()))
         )
-        self._staging.write_new(NAME, dump(manifest).encode())
-        self._staging.move(NAME, self._folders[""], NAME)
+        self._staging.write_new(MANIFEST_NAME, dump(manifest).encode())
+        self._staging.move(MANIFEST_NAME, self._folders[""], MANIFEST_NAME)
 
-    def _place(self, name: str) -> tuple[FolderDescriptor, str]:
+    def _folder_and_name(self, name: str) -> tuple[FolderDescriptor, str]:
         """Return the folder of a file, and its name there."""
-        above, _, last = name.rpartition("/")
-        return self._folders[above], last
+        parent, _, file_name = name.rpartition("/")
+        return self._folders[parent], file_name
 
     def _refuse_foreign(self, names: Iterable[str], before: PagesManifest) -> None:
-        """Raises UsageError for the first of the files that has a content which no manifest records."""
+        """Raise UsageError for the first file whose content the manifest does not record."""
         for name in names:
-            folder, last = self._place(name)
-            kind = folder.kind(last)
+            folder, file_name = self._folder_and_name(name)
+            kind = folder.kind(file_name)
             if kind == "a file":
-                digest = sha256_of(folder.read(last, _MOST_FILE))
+                digest = sha256_of(folder.read(file_name, _MOST_FILE_BYTES))
                 is_ours = digest in before.contents.get(name, ()) or digest == self._staged.get(name, ("", ""))[1]
-                kind = None if is_ours else f"a file that is not as `report pages` wrote it, by {NAME}"
+                kind = None if is_ours else f"a file that is not as `report pages` wrote it, by {MANIFEST_NAME}"
             if kind:
                 raise UsageError(
-                    f"{folder.path / last}: found {kind}, expected a file of these pages or none. Nothing was changed: "
-                    "move it away, or write the pages into a new folder"
+                    f"{folder.path / file_name}: found {kind}, expected a file of these pages or none. Nothing was "
+                    "changed: move it away, or write the pages into a new folder"
                 )
 
 
-def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
-    """Return the manifest of a site, a new one of an empty folder. Raises UsageError for another folder."""
+def _open_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
+    """Return the manifest of a site, or a new one for an empty folder. Raises UsageError for another folder."""
     if not root.names():
         if private:
             os.fchmod(root.descriptor, 0o700)
             root.write_new(".gitignore", b"*\n")
         empty = PagesManifest(files={}, private=private, contents={})
-        root.write_new(NAME, dump(empty).encode())
+        root.write_new(MANIFEST_NAME, dump(empty).encode())
         return empty
-    if root.kind(NAME) is None:
+    if root.kind(MANIFEST_NAME) is None:
         raise UsageError(f"--html {root.path}: has other files; name a new folder or one with pages")
     manifest = _manifest(root)
     if manifest.private != private:
@@ -176,29 +174,29 @@ def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
     return manifest
 
 
-def _opened_folders(root: FolderDescriptor, undone: ExitStack) -> dict[str, FolderDescriptor]:
-    """Return the folders of a site by name. Raises UsageError for one that is something else, before one is made."""
-    opened: dict[str, FolderDescriptor] = {"": root}
-    for is_made in (False, True):
+def _open_folders(root: FolderDescriptor, cleanup: ExitStack) -> dict[str, FolderDescriptor]:
+    """Return the folders of a site by name. Raises UsageError, before any is made, for a name that is no folder."""
+    folders: dict[str, FolderDescriptor] = {"": root}
+    for makes_missing in (False, True):
         for name in FOLDERS:
-            above, _, last = name.rpartition("/")
-            if name in opened or above not in opened:
+            parent, _, file_name = name.rpartition("/")
+            if name in folders or parent not in folders:
                 continue
-            kind = opened[above].kind(last)
+            kind = folders[parent].kind(file_name)
             if kind not in (None, "a folder"):
                 raise UsageError(
                     f"{root.path / name}: found {kind}, expected a folder of these pages or none. Nothing was changed: "
                     "move it away, or write the pages into a new folder"
                 )
-            if kind or is_made:
-                opened[name] = undone.enter_context(opened[above].below(last, make=True))
-    return opened
+            if kind or makes_missing:
+                folders[name] = cleanup.enter_context(folders[parent].below(file_name, make=True))
+    return folders
 
 
 def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
     with suppress(OSError):  # something else is in it, or the disk went away: the folder stays
         for name in staging.names():
-            if _STAGED.fullmatch(name) or name == NAME:
+            if _STAGED_FILE.fullmatch(name) or name == MANIFEST_NAME:
                 staging.remove(name)
         os.rmdir(staging.path.name, dir_fd=root.descriptor)
 
@@ -206,7 +204,9 @@ def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
 def data_script(name: str, value: Any) -> str:
     """Return the script that gives `value` to the pages under this name. NaN and infinity become null.
 
-    Its JSON is of ASCII alone, so that U+2028 is escaped, too.
+    A page that is opened from a file may not fetch, but it may load a script, so each data file calls one function with
+    a text of JSON. The text is parsed and not executed: a key such as `__proto__` stays a key. The JSON is of ASCII
+    alone, so that U+2028 is escaped, too.
     """
     try:
         content = to_json(value, inf_nan_mode="null").decode()  # in a fifth of the time of json's

@@ -27,7 +27,7 @@ from levelfield.specs.requirements import (
     Requirements,
     Stages,
     Use,
-    numbers,
+    version_numbers,
 )
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
@@ -89,7 +89,7 @@ def missing(stages: Stages, driver: str | None, is_already_made: bool, chip: Chi
 
 def is_enough(need: LeastVersion, version: str) -> bool | None:
     """Return whether a driver or a chip is new enough. None: its version is not known, as `version` says."""
-    parts, least = numbers(version), numbers(need.least)
+    parts, least = version_numbers(version), version_numbers(need.least)
     return None if parts is None or least is None else parts >= least
 
 

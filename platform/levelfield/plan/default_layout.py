@@ -17,7 +17,7 @@ from levelfield.specs.tuning import Tuning, TuningChoice
 
 SHOWN_ALTERNATIVES = 3
 MOST_SEARCHED_DEVICES = 1024
-SEARCHED = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
+SEARCHED_FIELDS = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LayoutTask:
 
         uneven: the stages may differ by a layer where the framework offers it.
         """
-        file, kind = self.selection.implementation, self.selection.vendor.device_kind
-        uneven = uneven and "uneven" in file.offered_parallelism(kind)
+        implementation, kind = self.selection.implementation, self.selection.vendor.device_kind
+        uneven = uneven and "uneven" in implementation.offered_parallelism(kind)
         broken_rules = broken(self.work, layout, micro_batch, self.nodes, self.devices, virtual_pipeline or 1, uneven)
         tuning = Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=virtual_pipeline or 1)
         return not broken_rules and self.framework_accepts(tuning)
@@ -62,7 +62,7 @@ class LayoutTask:
 
 
 def default_layout(task: LayoutTask, scale: Scale, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
-    """Return the layout where nothing sets one.
+    """Return the layout of a run where nothing sets one.
 
     fixed: the fields that a user, a suite or a vendor sets; they stay. defaults: `fixed`, with the case's defaults
     for the others.
@@ -87,19 +87,26 @@ def default_layout(task: LayoutTask, scale: Scale, fixed: TuningChoice, defaults
 
 def usable_devices_per_node(task: LayoutTask, fixed: TuningChoice) -> int:
     """Return the largest number of devices of a node, up to the task's, for which a layout is possible; else all."""
-    fewer = (replace(task, devices=count) for count in range(task.devices, 0, -1))
-    return next((p.devices for p in fewer if any(_possible(p, _unsharded_layouts(p), fixed))), task.devices)
+    candidates = (replace(task, devices=count) for count in range(task.devices, 0, -1))
+    return next(
+        (
+            candidate.devices
+            for candidate in candidates
+            if any(_possible_layouts(candidate, _unsharded_layouts(candidate), fixed))
+        ),
+        task.devices,
+    )
 
 
 def complete_layout(
     task: LayoutTask, scale: Scale, layout: Layout, fixed: TuningChoice, defaults: TuningChoice
 ) -> DefaultLayout:
-    """Return the layout that the user gave, with the case's defaults for the other fields where they fit.
+    """Return the layout that is set, with the case's defaults for the other fields where they fit.
 
-    Where they do not fit, on accelerators of known memory at full scale, it has those of the planner's fastest row of
-    this layout that does.
+    Where they do not fit, at full scale on accelerators of known memory, the other fields are those of the planner's
+    fastest row of this layout.
     """
-    default = _with_batch(task, layout, fixed, defaults)
+    default = _with_micro_batch(task, layout, fixed, defaults)
     question = question_of(task) if scale == "full" and layout.world_size == task.world_size else None
     if question is None:
         return default
@@ -116,10 +123,10 @@ def complete_layout(
     return DefaultLayout(layout, fields, dict.fromkeys(fields, origin))
 
 
-def _with_batch(task: LayoutTask, layout: Layout, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
+def _with_micro_batch(task: LayoutTask, layout: Layout, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = defaults.micro_batch or 1
-    sizes = [size for _, size in _possible(task, [layout], fixed, uneven=True)]
+    sizes = [size for _, size in _possible_layouts(task, [layout], fixed, uneven=True)]
     size = min(sizes, key=lambda size: max(size / batch, batch / size), default=batch)
     if size == batch:
         return DefaultLayout(layout, {}, {})
@@ -129,7 +136,7 @@ def _with_batch(task: LayoutTask, layout: Layout, fixed: TuningChoice, defaults:
 
 def _searched_fields(tuning: Tuning, fixed: TuningChoice) -> dict[str, object]:
     """Return the fields of a row that nothing else sets."""
-    return {name: getattr(tuning, name) for name in SEARCHED if getattr(fixed, name) is None}
+    return {name: getattr(tuning, name) for name in SEARCHED_FIELDS if getattr(fixed, name) is None}
 
 
 def question_of(task: LayoutTask) -> LayoutQuestion | None:
@@ -142,7 +149,9 @@ def question_of(task: LayoutTask) -> LayoutQuestion | None:
     chip, _ = with_assumed_rates(selection.chip, work.training.precision, task.world_size)
     machine = machine_of(chip, work.training.precision, task.devices, network)
     offer = offer_of(selection.implementation, selection.vendor.device_kind)
-    return LayoutQuestion(work, machine, selection.constants, offer, False, task.world_size, capacity)
+    return LayoutQuestion(
+        work, machine, selection.constants, offer, on_host=False, devices=task.world_size, capacity_bytes=capacity
+    )
 
 
 def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask | None:
@@ -151,8 +160,8 @@ def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask |
     None where none fits with up to MOST_SEARCHED_DEVICES devices in all.
     """
     while task.world_size < MOST_SEARCHED_DEVICES:
-        full = task.devices >= DEVICES_PER_NODE
-        task = replace(task, nodes=2 * task.nodes) if full else replace(task, devices=2 * task.devices)
+        is_node_full = task.devices >= DEVICES_PER_NODE
+        task = replace(task, nodes=2 * task.nodes) if is_node_full else replace(task, devices=2 * task.devices)
         question = question_of(task)
         if question and search_layouts(replace(question, constraints=_constraints(fixed))).rows:
             return task
@@ -160,18 +169,18 @@ def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask |
 
 
 def _constraints(fixed: TuningChoice) -> SearchConstraints:
-    return SearchConstraints(**{name: getattr(fixed, name) for name in SEARCHED})
+    return SearchConstraints(**{name: getattr(fixed, name) for name in SEARCHED_FIELDS})
 
 
 def _near_data_parallel(task: LayoutTask, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
     """Return data parallelism over all devices if it divides the work, else the possible layout that splits least."""
-    plain = Layout(data=task.world_size)
-    layouts = {layout for layout, _ in _possible(task, _unsharded_layouts(task), fixed)}
-    layout = min(layouts, key=lambda layout: (layout.tensor * layout.pipeline, layout.pipeline), default=plain)
+    data_parallel = Layout(data=task.world_size)
+    layouts = {layout for layout, _ in _possible_layouts(task, _unsharded_layouts(task), fixed)}
+    layout = min(layouts, key=lambda layout: (layout.tensor * layout.pipeline, layout.pipeline), default=data_parallel)
     origin = "default: data parallel over all devices"
-    if layout != plain:
+    if layout != data_parallel:
         origin = f"default: nearest to data parallel that the case allows on {task.world_size} devices"
-    default = _with_batch(task, layout, fixed, defaults)
+    default = _with_micro_batch(task, layout, fixed, defaults)
     return replace(default, origins={"layout": origin, **default.origins})
 
 
@@ -185,7 +194,7 @@ def _unsharded_layouts(task: LayoutTask) -> Iterator[Layout]:
                 yield layout
 
 
-def _possible(
+def _possible_layouts(
     task: LayoutTask, layouts: Iterable[Layout], fixed: TuningChoice, uneven: bool = False
 ) -> Iterator[tuple[Layout, int]]:
     """Return every layout that obeys all rules, with each of its micro-batches."""

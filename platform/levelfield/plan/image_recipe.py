@@ -16,7 +16,7 @@ from levelfield.specs.base import parse
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import Stages, takes_python
-from levelfield.specs.vendor import GIVEN, Image, VendorFile
+from levelfield.specs.vendor import FROM_USER, Image, VendorFile
 
 VENV_PATH = "/opt/levelfield"
 PIP_WHEEL = "pip-26.3-py3-none-any.whl"
@@ -33,26 +33,30 @@ def image_plan(
 ) -> ImagePlan:
     """Return the recipe for one framework on one vendor.
 
-    base_image: the user's. It has the system's packages, and the framework where there are no requirements or where
-    base_has_framework says so. Raises UsageError when neither the vendor nor the user names a base image, for an
-    image of another Python than the requirements', and for a further version where the image brings the framework.
+    folder: of the framework. base_image: the user's, with the system's packages. It brings the framework too where
+    there are no requirements or where base_has_framework is set.
+
+    Raises UsageError when neither the vendor nor the user names a base image, for an image of another Python than the
+    requirements', and for a further version of the framework where the image brings one.
     """
     if base_has_framework and not base_image:
         raise UsageError("--base-has-framework: found no base image; name it with --base-image")
-    base = _base(implementation.framework, vendor, base_image, bool(stages.pip_packages) and not base_has_framework)
-    needed = Stages() if base.has_framework else stages
+    base = _base_image(
+        implementation.framework, vendor, base_image, bool(stages.pip_packages) and not base_has_framework
+    )
+    installed = Stages() if base.has_framework else stages
     if implementation.is_further and base.has_framework:
         raise UsageError(
             f"{implementation.label} on {vendor.name}: found the image {base.reference}, which brings a version of its "
             f"own; name an image without the framework with --base-image, or take the default: "
             f"`{implementation.framework}`"
         )
-    if not needed.pip_packages and not base.has_framework:
+    if not installed.pip_packages and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
-    python_clauses = implementation.requirements[vendor.device_kind].python if needed.pip_packages else None
+    python_clauses = implementation.requirements[vendor.device_kind].python if installed.pip_packages else None
     major, _, minor = base.python_version.partition(".")
     if python_clauses and not takes_python(python_clauses, (int(major), int(minor))):
         raise UsageError(
@@ -63,19 +67,24 @@ def image_plan(
     return ImagePlan(
         name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
-        python=f"{VENV_PATH}/bin/python" if needed.pip_packages else base.python,
-        requirements=needed.pip_packages,
-        dockerfile=_render(implementation.framework, folder, vendor, base, bool(needed.pip_packages)),
-        builds=needed.steps,
-        index=needed.index.setting if needed.index else None,
+        python=f"{VENV_PATH}/bin/python" if installed.pip_packages else base.python,
+        requirements=installed.pip_packages,
+        dockerfile=_dockerfile(implementation.framework, folder, vendor, base, bool(installed.pip_packages)),
+        builds=installed.steps,
+        index=installed.index.setting if installed.index else None,
     )
 
 
-def _base(framework: str, vendor: VendorFile, base_image: str | None, installs: bool) -> Image:
+def _base_image(framework: str, vendor: VendorFile, base_image: str | None, installs: bool) -> Image:
     image = vendor.images.get(framework) or vendor.images.get("base")
     if base_image:
         version = image.python_version if image else "3.11"
-        content = {"image": base_image, "python_version": version, "has_framework": not installs, "source": GIVEN}
+        content = {
+            "image": base_image,
+            "python_version": version,
+            "has_framework": not installs,
+            "source": FROM_USER,
+        }
         return parse(Image, content, "--base-image or LEVELFIELD_BASE_IMAGE")
     if image is None:
         raise UsageError(
@@ -85,7 +94,7 @@ def _base(framework: str, vendor: VendorFile, base_image: str | None, installs: 
     return image
 
 
-def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
+def _dockerfile(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([checkout() / "docker", folder]),
         undefined=jinja2.StrictUndefined,

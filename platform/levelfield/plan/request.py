@@ -24,33 +24,34 @@ class UserRequest:
     choice: TuningChoice = field(default_factory=TuningChoice)  # free fields that the user sets
     repeat: int | None = None  # the number of runs; None takes it from the case string
     python: str | None = None  # an interpreter to use as it is
-    assume: bool = False  # plan for devices that may be absent
+    assume: bool = False  # plan for hardware that may be absent
     save_weights: bool = False
     capture_step: int | None = None  # the step whose tensors are written
-    probe: bool = False  # measure the peak again
+    probe: bool = False  # measure the devices' peak again
     runtime: RuntimeName = "process"
     base_image: str | None = None  # the user's, for runtime docker
     base_has_framework: bool = False  # the user's image brings the framework, and nothing is installed
     offline: bool = False  # nothing is fetched from a network
     container_memory_bytes: int | None = None  # for runtime docker
-    allow: tuple[str, ...] = ()  # what a vendor's container may be given beyond the closed list
+    allow: tuple[str, ...] = ()  # what a vendor's container may get beyond the closed list
     hardware: NamedHardware | None = None  # the value of --assume-hardware
     derivation: Derivation = field(default_factory=Derivation)  # changes that make a derived case
-    launch: LaunchPlan | None = None  # how other machines are reached, with all hosts of the site; None: this one
-    preflight: bool | None = None  # whether the nodes are measured before the training; None: where there are several
-    quiet_machine: bool = False  # others on the machines refuse the run
+    # How other machines are reached, with all hosts of the site; None: the run is on this machine.
+    launch: LaunchPlan | None = None
+    preflight: bool | None = None  # measure the nodes before the training; None: where there are several
+    quiet_machine: bool = False  # refuse the run while others use the machines
     devices: tuple[int, ...] = ()  # the numbers of the devices of this machine to take; empty: any
-    base: bool = False  # no vendor and no suite chooses
+    base: bool = False  # the case's defaults alone, without a vendor's or suite's choice
     node_power: NodePowerSite | None = None  # the site's command that prints the power of whole nodes
-    explain_steps: int | None = None  # how many steps after the last one are recorded; None: none
+    explain_steps: int | None = None  # the number of steps to record for `explain`, after the last one
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Free fields that a suite's entry sets, and the name of the suite. The user's own choice has priority."""
+    """Free fields that a suite or a strategy file sets. The user's own choice has priority."""
 
     choice: TuningChoice = field(default_factory=TuningChoice)
-    by: str = ""
+    by: str = ""  # such as `suite NAME`
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Decision:
-    """The input of `resolve`."""
+    """An entry whose hardware and documents are settled: the input of `resolve`."""
 
     text: str  # the case string as the user wrote it
     selector: Selector  # the same with the chosen hardware
     selection: Selection  # the documents and devices that it names
     request: UserRequest = field(default_factory=UserRequest)
-    scale: RequestedScale = "auto"  # the requested one
-    scale_reason: str | None = None  # where the scale is not the command line's
+    scale: RequestedScale = "auto"
+    scale_reason: str | None = None  # why, where it is not the scale of the command line
     suggestion: Suggestion = field(default_factory=Suggestion)
     suite: EntryUsed | None = None  # the suite's entry
     deviations: tuple[str, ...] = ()  # differences from the request, as sentences

@@ -56,7 +56,7 @@ class SupportedParallelism:
         parts = tuning.layout.pipeline * tuning.virtual_pipeline
         needed = (*tuning.parallelism, *(("uneven",) if layers % parts else ()))
         lacking = tuple(name for name in needed if name not in self.parallelism)
-        return (*lacking, "hybrid") if tuning.layout.shards_a_part and PARTIAL in self.refuses else lacking
+        return (*lacking, "hybrid") if tuning.layout.is_hybrid_sharded and PARTIAL in self.refuses else lacking
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ CONTROL_COPIED = 64 * 2**20
 _NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
-def keep_text(path: Path, text: str) -> None:
-    """Keep what was measured. Without a place to keep it the next command measures again."""
+def store_text(path: Path, text: str) -> None:
+    """Store what was measured. Where it cannot be stored, the next command measures again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
@@ -152,7 +152,7 @@ def measure_peaks(
     for dtype, peak in stored.items():
         if peak.measurement:
             content[dtype]["measurement"] = peak.measurement.model_dump(mode="json")
-    keep_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
+    store_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
     if precision in refusals and precision not in stored:
         return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_limits(plan))
     if precision not in peaks:
@@ -317,7 +317,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
         except (OSError, subprocess.SubprocessError) as error:
             raise RunFailed(f"the probe of this host has no answer: {argv[0]}: {error}") from None
         rates = rates_from(printed)
-    keep_text(_host_file(registry), dump(rates))
+    store_text(_host_file(registry), dump(rates))
     return rates
 
 

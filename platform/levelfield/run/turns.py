@@ -35,14 +35,14 @@ def in_turns(pairs: int, run: Callable[[str], RunRecord]) -> Iterator[tuple[RunR
 class PairProgress:
     """Says after each run of pairs: how many are done, its figure, how b differs in the mean so far, and the time left.
 
-    fewest, most: pairs. words: of the arms.
+    fewest, most: pairs. arm_names: what messages call the arms.
     """
 
     figure: Gated
     say: Callable[[str], None]
     fewest: int = FEWEST_PAIRS
     most: int = MOST_PAIRS
-    words: Mapping[str, str] = field(default_factory=lambda: {"a": "accepted build", "b": "tonight's build"})
+    arm_names: Mapping[str, str] = field(default_factory=lambda: {"a": "accepted build", "b": "tonight's build"})
     clock: Callable[[], float] = time.monotonic
     _costs: dict[str, list[float | None]] = field(default_factory=lambda: {"a": [], "b": []})
     _began: float | None = None
@@ -74,7 +74,7 @@ class PairProgress:
         differences = [b - a for a, b in pairs if a is not None and b is not None]
         mean = percent_change(change_of(fmean(differences), self.figure)) if differences else None
         pairs_done = f"{len(differences)} pair{'s' * (len(differences) > 1)}"
-        so_far = f"; {self.words['b']} {mean} in {pairs_done}" if mean else ""
+        so_far = f"; {self.arm_names['b']} {mean} in {pairs_done}" if mean else ""
         least, most = 2 * self.fewest, 2 * self.most
         of = f"{least} to {most}" if done < least < most else f"at most {most}" if least < most else f"{most}"
         # how long the further runs last, each as long as those before
@@ -85,4 +85,4 @@ class PairProgress:
             left = ""
         elif self.fewest == self.most:
             left = f"; {duration(latest)} left"
-        return f"run {done} of {of}, {self.words[arm]}: {outcome}{so_far}{left}"
+        return f"run {done} of {of}, {self.arm_names[arm]}: {outcome}{so_far}{left}"

@@ -1,13 +1,13 @@
-"""Changes of conditions over all series that share one: which of them it moved, and how likely each build is to blame.
+"""Which series a change of conditions moved, and how likely chance alone explains the night of each series.
 
 One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
-So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
-a change without effect each finding is false, so that this rate is the family-wise one: the probability of any finding
-in a night. Under one with an effect, those that moved are not hidden by the number of those that did not. In a family
-of fewer than FEWEST_ALIKE each is judged alone, from the second night on: one slow night looks the same.
+So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Where
+a change has no effect, each finding is false, so this rate is the probability of any finding in a night. Where it has
+one, the series that moved are not hidden by the number of those that did not. In a family of fewer than FEWEST_ALIKE
+each is judged alone, from the second night on: one slow night looks the same.
 
-The probability of a step is at least the share of as large ones among the same series' nights before, had the
-conditions changed then: outliers, heavy tails and slow nights count as often as they happen here.
+The probability of a step is at least the share of steps as large that the earlier nights of these series show although
+nothing changed: outliers, heavy tails and slow nights count as often as they happen here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from levelfield.measure.student import normal_tail, tail_probability
 from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementContext
-from levelfield.series.level import FEWEST_NIGHTS, LONGEST, node_medians
+from levelfield.series.level import FEWEST_NIGHTS, MOST_NIGHTS, node_medians
 from levelfield.series.segments import change_of
-from levelfield.series.trigger import Z, within_false_discovery_rate
+from levelfield.series.trigger import SUSPICION_Z, within_false_discovery_rate
 from levelfield.specs.record import Gated
 from levelfield.specs.short_names import short_digest
 
-MARGIN = 1.5  # a step counts where it is that much above others: weeks of nights have not seen the largest
-FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
-ENOUGH = 20  # builds found no slower: a slower one in more than one of seven series would have shown, with 95 %
+MARGIN = 1.5  # a step must be this many times an earlier one: weeks of nights do not show the largest that chance makes
+FALSE_STEP_RATE = 0.03  # of the series that are reported as moved
+# Builds that pairs show to be no slower: with 95 % they would have shown one, were it in more than one of seven series.
+ENOUGH_CLEARED = 20
 
 
 class ChangedSeries(NamedTuple):
@@ -48,7 +49,7 @@ class MovedSeries:
 
     figure: Gated
     members: tuple[ChangedSeries, ...]
-    of: int  # how many series the change reached
+    family_size: int  # how many series have the change
 
     def finding(self) -> Finding:
         """Return the one finding about the change, which stands for all of these series."""
@@ -58,8 +59,8 @@ class MovedSeries:
         nights = max(member.step.nights for member in self.members)
         nodes = sorted({member.night.tonight.node for member in self.members})
         detail = (
-            f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
-            f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
+            f"moved {len(self.members)} of {self.family_size} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, "
+            f"from {percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
             f"the most: {context.label}; `nightly accept-step {short_digest(context.series)} --everywhere` accepts it"
         )
         return Finding(
@@ -78,7 +79,7 @@ def families(examined: Iterable[ExaminedFigure]) -> dict[tuple[tuple[str, ...], 
     return dict(members)
 
 
-def moved(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
+def moved_series(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
     """Return the members of a family that have moved, the worse direction first."""
     groups = []
     for direction in (1, -1):
@@ -87,51 +88,55 @@ def moved(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
             candidates = [m for m in candidates if m.step.nights > 1]
             candidates = [m for m in candidates if abs(m.step.excess) > m.step.limit(Z_OF_LONE_STEP)]
         elif candidates:
-            before = sorted(direction * excess for member in family for excess in _pretended(member.step))
-            chances = []  # of such a step: by the t distribution, and by the nights without a change
+            earlier = sorted(direction * step for member in family for step in _steps_before_change(member.step))
+            chances = []  # of a step so large: by the t distribution, or by nights without a change
             for step in (member.step for member in candidates):
                 size = direction * step.excess / step.error
-                share = (len(before) - bisect_left(before, size / MARGIN)) / len(before) if before else 0.0
+                share = (len(earlier) - bisect_left(earlier, size / MARGIN)) / len(earlier) if earlier else 0.0
                 chances.append(max(tail_probability(size, step.before.freedom), share))
-            passed = within_false_discovery_rate(chances, len(family), FALSE_STEPS)
+            passed = within_false_discovery_rate(chances, len(family), FALSE_STEP_RATE)
             candidates = [m for m, has_passed in zip(candidates, passed, strict=True) if has_passed]
         if candidates:
             groups.append(MovedSeries(candidates[0].night.figure, tuple(candidates), len(family)))
     return groups
 
 
-def suspiciousness(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, Gated], float]:
-    """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
-    chances = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
+def night_chances(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, Gated], float]:
+    """Return by series and figure how likely chance makes such a night, the conditions apart.
+
+    The least likely one gets pairs first: -1 for a build that pairs have shown to be worse.
+    """
+    chances = {
+        (context.series, night.figure): night.suspicion.p
+        for context, night in examined
+        if night.suspicion and night.suspicion.direction > 0
+    }
     for family in families(examined).values():
-        for (context, night, _), chance in _beside_others(family):
+        for (context, night, _), chance in _chances_beside_family(family):
             if context.are_pairs_due:
                 chances[context.series, night.figure] = -1.0 if context.is_build_worse else chance
     return chances
 
 
-def still_due(examined: Sequence[ExaminedFigure]) -> list[ExaminedFigure]:
-    """Return the same, where a series that its change of conditions explains is no longer due for pairs.
+def without_explained(examined: Sequence[ExaminedFigure]) -> list[ExaminedFigure]:
+    """Return the same series; one that its change of conditions explains is no longer due for pairs.
 
-    The change explains it once pairs found ENOUGH builds under it no slower, and none slower, and the series is not
-    beyond z = 2.5 of the median of all with the change, in either direction.
+    The change explains it once pairs have shown ENOUGH_CLEARED builds under it to be no slower, and none to be slower,
+    and the series is within z = 2.5 of the median of all with the change.
     """
     explained = set()
     for family in families(examined).values():
         cleared = sum(member.context.is_build_cleared for member in family)
-        if cleared >= ENOUGH and not any(member.context.is_build_worse for member in family):
-            chances = {(m.context.series, m.night.figure): chance for m, chance in _beside_others(family)}
-            explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
+        if cleared >= ENOUGH_CLEARED and not any(member.context.is_build_worse for member in family):
+            chances = {(m.context.series, m.night.figure): chance for m, chance in _chances_beside_family(family)}
+            explained |= {key for key, chance in chances.items() if min(chance, 1 - chance) > normal_tail(SUSPICION_Z)}
     return [
-        (
-            replace(context, are_pairs_due=context.are_pairs_due and (context.series, night.figure) not in explained),
-            night,
-        )
+        (replace(context, are_pairs_due=False) if (context.series, night.figure) in explained else context, night)
         for context, night in examined
     ]
 
 
-def _beside_others(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSeries, float]]:
+def _chances_beside_family(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSeries, float]]:
     """Yield each series of a family with the probability that chance puts it so far above their median.
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.
@@ -142,12 +147,12 @@ def _beside_others(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSer
         yield member, tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
-def _pretended(step: EnvironmentStep) -> list[float]:
-    """Return the steps, in errors, that as many nights before the change show against the nights before those."""
+def _steps_before_change(step: EnvironmentStep) -> list[float]:
+    """Return steps before the change, over the step's error: as many nights against the nights before those."""
     medians = node_medians(step.history)
     overall = median(night.cost for night in step.history)
-    costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * LONGEST :]
+    costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * MOST_NIGHTS :]
     return [
-        (median(costs[first : first + step.nights]) - median(costs[max(0, first - LONGEST) : first])) / step.error
+        (median(costs[first : first + step.nights]) - median(costs[max(0, first - MOST_NIGHTS) : first])) / step.error
         for first in range(FEWEST_NIGHTS, len(costs) - step.nights + 1)
     ]

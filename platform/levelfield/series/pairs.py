@@ -25,7 +25,7 @@ from typing import Literal
 from levelfield.measure.student import t_quantile
 from levelfield.series.level import FLOOR, Level
 from levelfield.series.segments import cost_of
-from levelfield.series.trigger import Z
+from levelfield.series.trigger import SUSPICION_Z
 from levelfield.specs.record import Gated
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 7
@@ -114,7 +114,7 @@ def pairs_so_far(
     mean, error = statistics.fmean(differences), _error(differences)
     word = build = _word(mean, error, n, is_last, looks)
     first = statistics.fmean(a for a, _ in costs)
-    is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
+    is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(SUSPICION_Z)
     if word in ("no change", "inconclusive") and is_bad:
         word = "bad night"
     elif word == "regression" and sign < 0:

@@ -17,7 +17,7 @@ from levelfield.measure.student import normal_tail, t_quantile, tail_probability
 from levelfield.series.level import FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level
 from levelfield.series.segments import Observation
 
-Z = 2.5
+SUSPICION_Z = 2.5
 Z_OF_TWO_NIGHTS = 3.0  # where no pairs can be run, two nights running have to be beyond this
 CUSUM_SLACK, CUSUM_LIMIT, CUSUM_LARGEST = 0.5, 3.5, 3.0  # in scales; one night adds at most LARGEST - SLACK
 DRIFT_NIGHTS = 5
@@ -58,7 +58,7 @@ def find_suspicion(
     if gradual is not None and gradual.is_clear:
         return gradual
     for direction in (1, -1):
-        if is_beyond(level, tonight, direction, Z):
+        if is_beyond(level, tonight, direction, SUSPICION_Z):
             excess = tonight.cost - level.cost
             spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
             p = tail_probability(direction * excess / spread, level.freedom)
@@ -73,7 +73,7 @@ def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_
 
 def detectable(level: Level, nights: Literal[1, 3] = 1) -> float:
     """Return the least excess that tonight's rule sees within so many independent nights, with 90 % probability."""
-    return level.threshold(Z) + _DETECTION_QUANTILES[nights] * level.scale
+    return level.threshold(SUSPICION_Z) + _DETECTION_QUANTILES[nights] * level.scale
 
 
 def within_false_discovery_rate(p_values: Sequence[float], tests: int, rate: float) -> list[bool]:
@@ -99,11 +99,11 @@ def _gradual_suspicion(
         spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
         limit, clear_limit = (
             max(FLOOR, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
-            for z in (Z, Z_OF_CLEAR_DRIFT)
+            for z in (SUSPICION_Z, Z_OF_CLEAR_DRIFT)
         )
         is_clear = abs(drift) > clear_limit
         if is_clear or drift > limit:
-            p = normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z)
+            p = normal_tail(Z_OF_CLEAR_DRIFT if is_clear else SUSPICION_Z)
             return Suspicion("drift", 1 if drift > 0 else -1, drift, p, is_clear)
     total = cusum([distance / narrowed.scale for distance in distances])
     if total > CUSUM_LIMIT and distances[-1] > 0:  # for worse only: a gain can wait for a drift

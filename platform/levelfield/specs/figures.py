@@ -1,7 +1,8 @@
 """Published figures: what others measured and on what, as printed.
 
-The `defaults` of a set fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its
-quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed. Printed numbers are read exactly.
+The `defaults` of a set hold what its rows share: the `setting`, and in `columns` how each figure is printed. A figure
+is named after its quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed. Printed numbers
+are read exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 
 FigureStatus = Literal["published", "oom", "reference-only", "withheld", "baseline", "not-published"]
-# One of each unit, in SI units or in pieces (tokens, samples). A percentage is a fraction of 1.
+# What one of each unit is in SI units. Tokens and samples are counted in pieces. A percentage is a fraction of 1.
 UNITS: dict[str, Fraction] = {
     "s": Fraction(1),
     "ms": Fraction(1, 1000),
@@ -83,7 +84,7 @@ class Setting(Value):
         return self.nodes * self.devices_per_node
 
     @property
-    def parallel(self) -> Layout:
+    def parsed_layout(self) -> Layout:
         return parse_layout(self.layout).layout
 
     @model_validator(mode="after")
@@ -105,19 +106,19 @@ class ReportSource(Value):
 
 
 class Column(Value):
-    """How a report prints the figures of one name."""
+    """How a report prints one figure of all its rows."""
 
     unit: str | None = None  # None: words, not numbers
     header: str | None = None  # the report's own heading
     source: str | None = None
     means: str | None = None  # the unit that the printed unit really stands for, where they differ
-    # What the report's own arithmetic takes: `parameters` of its MFU, `vocab_size` of its FLOP/s.
+    # Constants of the report's own formulas: `parameters` for its MFU, `vocab_size` for its FLOP/s.
     constants: dict[str, PositiveFloat] = Field(default_factory=dict)
     note: str | None = None
 
     @property
     def scale(self) -> Fraction:
-        """One of the printed unit, in SI units."""
+        """What one of the printed unit is in SI units."""
         return UNITS[self.means or self.unit or "pieces"]
 
     @model_validator(mode="after")
@@ -147,7 +148,7 @@ class PublishedFigure(Column):
         return tuple(read_number(text) * self.scale for text in self.texts)
 
     @model_validator(mode="after")
-    def _readable(self) -> PublishedFigure:
+    def _numbers_are_readable(self) -> PublishedFigure:
         _ = self.numbers
         return self
 
@@ -174,6 +175,8 @@ class PublishedRow(Value):
 
 
 class Defaults(Value):
+    """What the rows of a set share. A row's own keys have priority."""
+
     setting: dict[str, Any] = Field(default_factory=dict)
     columns: dict[str, Column] = Field(default_factory=dict)
 
@@ -195,14 +198,14 @@ class FigureSet(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _filled(cls, content: Any) -> Any:
+    def _complete_rows(cls, content: Any) -> Any:
         try:
-            return _filled(content)
+            return _with_complete_rows(content)
         except (AttributeError, KeyError, TypeError):
             return content  # not the form of the schema: its validation gives a better message
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> FigureSet:
+    def _names_exist(self) -> FigureSet:
         names = [row.name for row in self.rows]
         if twice := twice_in(names):
             raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
@@ -215,7 +218,7 @@ class FigureSet(Document):
         return self
 
 
-def _filled(content: dict[str, Any]) -> dict[str, Any]:
+def _with_complete_rows(content: dict[str, Any]) -> dict[str, Any]:
     """Return the document with every row's setting and figures completed from the defaults and the columns."""
     defaults = content.get("defaults") or {}
     try:
@@ -225,13 +228,17 @@ def _filled(content: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"defaults.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     columns, setting = defaults.get("columns", {}), defaults.get("setting", {})
     rows = [
-        {**row, "setting": {**setting, **row.get("setting", {})}, "figures": _cells(row.get("figures", {}), columns)}
+        {
+            **row,
+            "setting": {**setting, **row.get("setting", {})},
+            "figures": _with_columns(row.get("figures", {}), columns),
+        }
         for row in content["rows"]
     ]
     return {**content, "rows": rows}
 
 
-def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+def _with_columns(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
     """Return figures completed from their columns. A figure's own keys win; a bare text is the figure's text."""
     return {
         name: {**columns.get(name, {}), **(cell if isinstance(cell, dict) else {"text": cell})}

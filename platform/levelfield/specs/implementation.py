@@ -238,7 +238,7 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bo
         "graph with dropout": tuning.graph and max(model.hidden_dropout, model.attention_dropout) > 0,
         "graph with captured tensors": tuning.graph and captures,
         FIRST_LAYERS: tuning.recompute_layers is not None,
-        "partial sharding": layout.shards_a_part,
+        "partial sharding": layout.is_hybrid_sharded,
         "zero2 or zero3 in a pipeline": layout.sharding_stage > 1 < layout.pipeline,
         "zero2 or zero3 with interleaved stages": layout.sharding_stage > 1 < tuning.virtual_pipeline,
         "fewer micro-batches than stages": layout.pipeline > 1 and micro_batches < layout.pipeline,
@@ -252,7 +252,7 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bo
         "experts with fp8": experts and is_fp8,
         "experts with interleaved stages": experts and tuning.virtual_pipeline > 1,
         "experts of a part of the ranks with zero": of_a_part,
-        "experts of a part of the ranks with partial sharding": of_a_part and layout.shards_a_part,
+        "experts of a part of the ranks with partial sharding": of_a_part and layout.is_hybrid_sharded,
         "experts of a part of the ranks with an uneven hidden size": of_a_part
         and model.hidden_size % (layout.gradient_ranks // layout.expert) > 0,
         "expert capacity with context parallel": layout.context > 1

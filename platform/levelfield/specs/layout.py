@@ -29,10 +29,12 @@ _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
-_SHOWN = 40  # characters of a text in a message
+_MOST_SHOWN = 40  # characters of a text in a message
 
 
 class Layout(Value):
+    """The sizes of each kind of parallelism."""
+
     data: int = Field(default=1, ge=1, le=MOST_RANKS)
     tensor: int = Field(default=1, ge=1, le=MOST_RANKS)
     pipeline: int = Field(default=1, ge=1, le=MOST_RANKS)
@@ -52,8 +54,8 @@ class Layout(Value):
         return self.data * self.context
 
     @property
-    def shards_a_part(self) -> bool:
-        """Whether states are sharded over a part of the ranks that could share them (hybrid sharding)."""
+    def is_hybrid_sharded(self) -> bool:
+        """Whether states are sharded over some of the ranks that could share them, and replicated over the others."""
         return self.sharding_stage > 0 and self.sharding_degree != self.gradient_ranks
 
     @property
@@ -64,7 +66,7 @@ class Layout(Value):
         return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}{expert}"
 
     @model_serializer(mode="wrap")
-    def _without_later_ones(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unused_degrees(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out `context` and `expert` where they are 1, so that documents from before them stay as they are."""
         content: dict[str, Any] = handler(self)
         return {key: value for key, value in content.items() if key not in ("context", "expert") or value != 1}
@@ -107,18 +109,18 @@ class LayoutText(NamedTuple):
 
 
 def parse_layout(text: str) -> LayoutText:
-    """Read a layout as Levelfield, Megatron, OneFlow, Paddle or an optimizer's test writes it. Raises LayoutError.
+    """Read a layout as Levelfield, Megatron, OneFlow or Paddle writes it, or as three factors. Raises LayoutError.
 
     In Paddle's names with SH and SP, SP is the sharding degree, not sequence parallelism. A DP part beside them is
     the whole data-parallel size. Without a DP part the sharding degree is data x context.
     """
     try:
-        return _parsed(text)
-    except ValueError as error:  # of a number without end
-        raise LayoutError(f"layout '{text[:_SHOWN]}...': {error}") from None
+        return _parse(text)
+    except ValueError as error:  # a number has too many digits
+        raise LayoutError(f"layout '{text[:_MOST_SHOWN]}...': {error}") from None
 
 
-def _parsed(text: str) -> LayoutText:
+def _parse(text: str) -> LayoutText:
     body, _, suffix = text.partition("+")
     if suffix not in ("", "seq"):
         raise LayoutError(f"layout '{text}': found '+{suffix}', expected '+seq' (sequence parallel) or nothing")
@@ -126,7 +128,7 @@ def _parsed(text: str) -> LayoutText:
         data, tensor, pipeline = map(number_of, match.groups())
         return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
     if match := _BATCH_PATTERN.fullmatch(body):
-        return _with_batch(text, match, suffix)
+        return _from_oneflow(text, match, suffix)
     if _PARTS_PATTERN.fullmatch(body):
         return LayoutText(_from_parts(text, body, suffix))
     raise LayoutError(
@@ -136,15 +138,15 @@ def _parsed(text: str) -> LayoutText:
     )
 
 
-def _with_batch(text: str, match: re.Match[str], suffix: str) -> LayoutText:
-    """Return the layout of OneFlow's xn_xg_xdp_xmp_xbs. A part without its number takes the devices that are left."""
-    nodes, devices, micro_batch = (number_of(match[place]) for place in (1, 2, 5))
-    world, data, model = nodes * devices, match[3], match[4]
-    tensor = 1 if model is None else number_of(model) if model else world // max(1, number_of(data or "1"))
-    copies = number_of(data) if data else world // max(1, tensor)
-    if copies * tensor != world:
-        raise LayoutError(f"layout '{text}': found {copies} x {tensor} ranks, expected {nodes} x {devices} devices")
-    return LayoutText(_build(text, suffix, data=copies, tensor=tensor), nodes, devices, micro_batch)
+def _from_oneflow(text: str, match: re.Match[str], suffix: str) -> LayoutText:
+    """Return the layout of OneFlow's xn_xg_xdp_xmp_xbs. `dp` or `mp` without a number takes the remaining devices."""
+    nodes, devices, micro_batch = (number_of(match[group]) for group in (1, 2, 5))
+    world_size, dp, mp = nodes * devices, match[3], match[4]
+    tensor = 1 if mp is None else number_of(mp) if mp else world_size // max(1, number_of(dp or "1"))
+    data = number_of(dp) if dp else world_size // max(1, tensor)
+    if data * tensor != world_size:
+        raise LayoutError(f"layout '{text}': found {data} x {tensor} ranks, expected {nodes} x {devices} devices")
+    return LayoutText(_build(text, suffix, data=data, tensor=tensor), nodes, devices, micro_batch)
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 
-Difference = Annotated[float, Field(ge=0)]
+Difference = Annotated[float, Field(ge=0)]  # relative to the reference
 
 
 class Identity(Value):
@@ -22,26 +22,28 @@ class Identity(Value):
 
 
 class NoiseRow(Value):
-    """The relative differences from the reference of a run in which only the arithmetic differed."""
+    """How far a run that differs in arithmetic only is from the reference, as relative differences."""
 
     changed: str  # framework, layout, micro-batch, threads of the run
     run_id: str
-    # The largest difference of each layer. Rows of older versions have no more than these.
+    # The largest difference in the first step's loss, in gradient norms and in the curve of losses. Rows of older
+    # versions have only these three.
     first_step: float = Field(ge=0)
     gradient: float | None = Field(default=None, ge=0)
     curve: float = Field(ge=0)
-    losses: tuple[Difference, ...] = ()  # of each step
-    # The largest by step and group; a group is all parameters of one name in all layers.
+    losses: tuple[Difference, ...] = ()  # of each step's loss
+    # The largest of gradient norms by step and group. A group has the parameters of one name in all layers.
     gradients: dict[int, dict[str, Difference]] = Field(default_factory=dict)
-    weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)  # by group and "norm" or "projection"
+    # The largest of the last weights, by group and "norm" or "projection".
+    weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)
     hardware: str | None = None  # the processor or chip
     by: str | None = None  # who recorded it, and when
     recorded: str | None = None
     why: str | None = None  # given with --replace, because the run was beyond the limits
-    # Of a mixture, how many choices of experts differ at least, by step, where any does.
+    # In a mixture, by step: the least number of choices of experts that differ. Steps without any are left out.
     routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
     norms: tuple[Difference, ...] = Field(default=(), json_schema_extra=LATER)  # of the whole gradient at each step
-    # Of gradient norms by third of the window and group.
+    # Of gradient norms, by third of the steps of the window, and group.
     window: dict[str, dict[str, Difference]] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
@@ -57,7 +59,7 @@ class Reference(Document):
     losses: tuple[float, ...] = Field(min_length=2)
     grad_norms: tuple[float | None, ...]
     gradients: dict[int, dict[str, float]]  # norms by step and canonical parameter
-    # Of each parameter after the last step [norm, projections...]; empty in references of older versions.
+    # By parameter after the last step: its norm, then its projections. Empty in references of older versions.
     weights: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     noise: tuple[NoiseRow, ...] = ()
     # The promoted run and its environment.
@@ -71,14 +73,14 @@ class Reference(Document):
     promoted: str
     by: str
     why: str
-    # Of a mixture, the tokens that chose each expert, by step and layer.
+    # In a mixture, by step and layer: how many tokens chose each expert.
     routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)
-    # Of a mixture, the experts of every token in every step and layer, which runs that are compared with it follow
-    # (worker/choices.py).
+    # In a mixture: the experts of every token in every step and layer, encoded by worker/choices.py. Runs that are
+    # compared with this reference follow them.
     choices: str | None = Field(default=None, json_schema_extra=LATER)
-    # In 16 bits, gradient norms by step of the window and group, and of the whole gradient.
+    # In 16 bits: gradient norms by step of the window and group; the whole gradient is a group, too.
     window: dict[int, dict[str, float]] = Field(default_factory=dict, json_schema_extra=LATER)
-    # Of a reference in fp8, gradient norms by parameter of the same training in bf16, at its first step that has them.
+    # In fp8: the gradient norms of the same training in bf16, by parameter, at the first step that has them.
     in_bf16: dict[str, float] = Field(default_factory=dict, json_schema_extra=LATER)
 
     @property
@@ -86,7 +88,7 @@ class Reference(Document):
         return reference_name(self.case, self.scale, self.precision)
 
     @model_validator(mode="after")
-    def _whole(self) -> Reference:
+    def _lengths_match(self) -> Reference:
         steps = len(self.losses)
         if len(self.grad_norms) != steps:
             raise ValueError(f"grad_norms: found {len(self.grad_norms)}, expected {steps}, one per loss")

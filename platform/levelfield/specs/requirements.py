@@ -15,20 +15,20 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import LATER, Value
 
 PythonVersion = tuple[int, int]
-BESIDE = "cuda[0-9]+"  # of a version such as 0.19.8+cuda12
+_CUDA_LOCAL_VERSION = "cuda[0-9]+"  # the part after + of a version such as 0.19.8+cuda12
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
 # A choice of a run that needs further packages. `always`: every run does.
 Use = Literal["always", "fp8", "flash_attn"]
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][ -~]*")
-_BELOW = r"^[A-Za-z0-9][A-Za-z0-9_.*/-]*$"  # a place below an environment's packages
+_RELATIVE_PATH = r"^[A-Za-z0-9][A-Za-z0-9_.*/-]*$"
 
 
-def refuse_loose(key: str, packages: tuple[str, ...]) -> None:
-    """Raises ValueError for a requirement that is no single line, or has no exact version."""
-    if strange := [p for p in packages if not _REQUIREMENT.fullmatch(p)]:
-        raise ValueError(f"{key}: found {strange[0]!r}, expected a name and a version in one line")
-    if loose := [p for p in packages if "==" not in p]:
-        raise ValueError(f"{key}: found {', '.join(loose)}, expected every version pinned with '=='")
+def require_exact_versions(key: str, packages: tuple[str, ...]) -> None:
+    """Raise ValueError for a requirement that is not a single line or has no exact version."""
+    if malformed := [p for p in packages if not _REQUIREMENT.fullmatch(p)]:
+        raise ValueError(f"{key}: found {malformed[0]!r}, expected a name and a version in one line")
+    if unpinned := [p for p in packages if "==" not in p]:
+        raise ValueError(f"{key}: found {', '.join(unpinned)}, expected every version pinned with '=='")
 
 
 class LeastVersion(Value):
@@ -55,18 +55,18 @@ class BuildTool(Value):
     usual: str | None = None  # the folder where it is without that variable
     # The number that its `--version` gives behind the word `release`.
     release: str | None = Field(default=None, pattern=r"^\d+(\.\d+)*$")
-    header: str | None = Field(default=None, pattern=_BELOW)  # a file below include/
+    header: str | None = Field(default=None, pattern=_RELATIVE_PATH)  # a file below include/
     source: str = Field(min_length=3)  # how to get it
 
 
 class BuildStep(Value):
-    """One run of pip without its isolation, so that packages are built against those that are installed before."""
+    """One run of pip without build isolation: packages are built against those that are installed already."""
 
     packages: tuple[str, ...] = Field(min_length=1)
     # Variables of the build; each names a folder below the environment's packages.
     home: dict[str, str] = Field(default_factory=dict)
-    # Folders there, as a pattern, in which compilers look for headers.
-    headers: str | None = Field(default=None, pattern=_BELOW)
+    # A pattern of folders below the environment's packages in which compilers look for headers.
+    headers: str | None = Field(default=None, pattern=_RELATIVE_PATH)
 
 
 class Build(BuildStep):
@@ -74,15 +74,15 @@ class Build(BuildStep):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     wanted: Use  # the choice of a run that needs them
-    instead: tuple[str, ...] = ()  # packages of which a Python that the user names may have any in their place
+    instead: tuple[str, ...] = ()  # packages, any of which a Python that the user names may have in place of these
     beside: tuple[str, ...] = ()  # what the build itself needs in the environment; it is installed before
     tools: tuple[BuildTool, ...] = ()  # what it needs on the machine
-    without: str = Field(min_length=3, max_length=200)  # what a run has in their place, for the plan
+    without: str = Field(min_length=3, max_length=200)  # what a run without them uses, for the plan
 
     @model_validator(mode="after")
     def _pinned(self) -> Build:
-        refuse_loose(f"builds.{self.name}.packages", self.packages)
-        refuse_loose(f"builds.{self.name}.beside", self.beside)
+        require_exact_versions(f"builds.{self.name}.packages", self.packages)
+        require_exact_versions(f"builds.{self.name}.beside", self.beside)
         return self
 
     @property
@@ -95,9 +95,10 @@ class Stages:
     """The packages of one environment."""
 
     pip_packages: tuple[str, ...] = ()  # what pip installs as usual
-    builds: tuple[Build, ...] = ()  # what is then built against it
+    builds: tuple[Build, ...] = ()  # what is then built against those
     left_out: tuple[Build, ...] = ()  # builds that this run does not need
-    driver: LeastVersion | None = None  # what the packages need beside, as the next two
+    # The oldest driver and chip that the packages run with, and an index beside pip's own.
+    driver: LeastVersion | None = None
     compute_capability: LeastVersion | None = None
     index: NamedIndex | None = None
 
@@ -106,7 +107,7 @@ class Stages:
         return tuple(build.step for build in self.builds)
 
 
-def numbers(version: str) -> tuple[int, ...] | None:
+def version_numbers(version: str) -> tuple[int, ...] | None:
     """Return the numbers of a version such as 550.54.15; None for another text."""
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else None
 
@@ -131,30 +132,30 @@ class Requirements(Value):
 
     packages: tuple[str, ...] = Field(min_length=1)
     optional: tuple[str, ...] = ()  # further packages that pip installs as usual
-    # The versions that they exist for. The platform's own Python is used if it fits, else another one of the
+    # The versions of Python that `packages` exist for. The platform's own is used if it fits, else another one of the
     # machine.
     python: str = ">=3.10"
     # Packages that are built against `packages`, in this order.
     builds: tuple[Build, ...] = Field(default=(), json_schema_extra=LATER)
-    # What `packages` need beside, as the next two.
+    # The oldest driver and chip that `packages` run with, and an index beside pip's own.
     driver: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
     compute_capability: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
     index: NamedIndex | None = Field(default=None, json_schema_extra=LATER)
-    verified: str  # where they ran
+    verified: str  # where and when the packages ran
 
     @model_validator(mode="after")
     def _pinned(self) -> Requirements:
-        refuse_loose("packages", self.packages)
-        if strange := [p for p in self.optional if not _REQUIREMENT.fullmatch(p)]:
-            raise ValueError(f"packages: found {strange[0]!r}, expected a name and a version in one line")
+        require_exact_versions("packages", self.packages)
+        if malformed := [p for p in self.optional if not _REQUIREMENT.fullmatch(p)]:
+            raise ValueError(f"packages: found {malformed[0]!r}, expected a name and a version in one line")
         takes_python(self.python, (3, 0))  # raises ValueError for clauses of an unknown form
         return self
 
     @model_validator(mode="after")
     def _index_has_packages(self) -> Requirements:
         names = {re.split(r"[\[=;]", package)[0] for package in self.packages}
-        if self.index and (strange := [name for name in self.index.packages if name not in names]):
-            raise ValueError(f"index.packages: found {', '.join(strange)}, which packages does not have")
+        if self.index and (absent := [name for name in self.index.packages if name not in names]):
+            raise ValueError(f"index.packages: found {', '.join(absent)}, which packages does not have")
         return self
 
     def stages(self, uses: Collection[str] = ()) -> Stages:
@@ -180,9 +181,9 @@ class FurtherVersion(Value):
 def require_pin(packages: tuple[str, ...], version: str, key: str) -> None:
     """Raises ValueError where no package is pinned to the version, so that another one would be installed.
 
-    A version such as 0.19.8+cuda12 is the framework's 0.19.8 beside other packages; so 0.19.8 is pinned.
+    A version such as 0.19.8+cuda12 is the framework's 0.19.8 with packages of CUDA 12, so a pin of 0.19.8 suffices.
     """
-    public, _, beside = version.partition("+")
-    pinned = [version, public] if re.fullmatch(BESIDE, beside) else [version]
-    if not any(re.search(rf"=={re.escape(pin)}(\+|$)", package) for package in packages for pin in pinned):
+    public, _, local = version.partition("+")
+    accepted_pins = [version, public] if re.fullmatch(_CUDA_LOCAL_VERSION, local) else [version]
+    if not any(re.search(rf"=={re.escape(pin)}(\+|$)", package) for package in packages for pin in accepted_pins):
         raise ValueError(f"{key}: found {', '.join(packages)}, expected a package pinned with =={version}")

@@ -185,7 +185,7 @@ class ContainerOptions:
     ulimits: dict[str, int] = field(default_factory=dict)
 
 
-GIVEN = "given by the user"  # the source of an image that --base-image or LEVELFIELD_BASE_IMAGE names
+FROM_USER = "given by the user"  # the source of an image that --base-image or LEVELFIELD_BASE_IMAGE names
 
 
 class Image(Value):

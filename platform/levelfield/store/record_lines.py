@@ -1,6 +1,6 @@
-"""Records and statements as the lines of an export: JSON, which `store import` reads without trust; rows of tables.
+"""Records and statements as the lines of an export, in JSON, and records as rows of a table.
 
-A row has figures and what they belong to, without steps and losses.
+`store import` checks every line. A row has figures and what they belong to, without steps and losses.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from levelfield.store.run_record import check_texts, storable, with_storable_num
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
-_KINDS: dict[str, type[Document]] = {
+_DOCUMENT_TYPES: dict[str, type[Document]] = {
     kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
 }
-_AROUND: dict[str, type[Value]] = {"series": Series, "conditions": Conditions, "subject": Subject}
-_LONGEST_AROUND = 20_000  # bytes of one that is remembered
-Line = RunRecord | Statement
+_REPEATED_PARTS: dict[str, type[Value]] = {"series": Series, "conditions": Conditions, "subject": Subject}
+_MOST_CACHED_BYTES = 20_000  # of JSON: a longer part is parsed anew in each line
+LineDocument = RunRecord | Statement
 
-_FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
-_SERIES = (
+_RUN_COLUMNS = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
+_SERIES_COLUMNS = (
     *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision"),
     *(*FREE_FIELDS, "accumulation", "runtime"),
 )
-_SUBJECT = ("framework_version", "commit", "is_dirty", "platform_version")
+_SUBJECT_COLUMNS = ("framework_version", "commit", "is_dirty", "platform_version")
 
 
 def line_of(document: Document) -> str:
@@ -47,18 +47,19 @@ def line_of(document: Document) -> str:
 
 
 def read_lines(
-    path: Path, wrong: Callable[[DocumentError], None], progress: Callable[[int, int], None]
-) -> Iterator[Line]:
-    """Yield the documents of a file, with the bytes read so far to `progress`. The error of a bad line goes to `wrong`.
+    path: Path, report_error: Callable[[DocumentError], None], progress: Callable[[int, int], None]
+) -> Iterator[LineDocument]:
+    """Yield the documents of a file, with the bytes read so far to `progress`. A bad line's error goes to
+    `report_error`.
 
     Raises DocumentError for a file that cannot be read.
     """
     try:
         with open_regular(path) as file:
-            whole, done, number = path.stat().st_size, 0, 0
+            total_bytes, read_bytes, number = path.stat().st_size, 0, 0
             while line := file.readline(MOST_BYTES + 1):
-                number, done = number + 1, done + len(line)
-                progress(done, whole)
+                number, read_bytes = number + 1, read_bytes + len(line)
+                progress(read_bytes, total_bytes)
                 if len(line) > MOST_BYTES:
                     raise DocumentError(
                         f"{path} line {number}: found more than {MOST_BYTES:,} bytes, expected one record"
@@ -67,27 +68,27 @@ def read_lines(
                     if line.strip():
                         yield document_of(line, f"{path} line {number}")
                 except DocumentError as error:
-                    wrong(error)
+                    report_error(error)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def document_of(line: bytes, origin: str) -> Line:
+def document_of(line: bytes, origin: str) -> LineDocument:
     """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys,
-    and for a figure of a run that is another one in its result."""
+    and for a figure that differs from the one in the run's result."""
     try:
         content = strict_json(line)
     except ValueError as error:
         raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise DocumentError(f"{origin}: found {type(content).__name__}, expected an object")
-    kind = _KINDS.get(str(content.get("schema")))
+    kind = _DOCUMENT_TYPES.get(str(content.get("schema")))
     if kind is None:
         raise DocumentError(
-            f"{origin}: key 'schema': found {content.get('schema')!r}, expected one of {', '.join(_KINDS)}"
+            f"{origin}: key 'schema': found {content.get('schema')!r}, expected one of {', '.join(_DOCUMENT_TYPES)}"
         )
-    around = _surroundings(content) if "result" in content else {}
-    document: Line = parse(kind, {**content, **around}, origin)  # type: ignore[assignment]
+    repeated = _repeated_parts(content) if "result" in content else {}
+    document: LineDocument = parse(kind, {**content, **repeated}, origin)  # type: ignore[assignment]
     if isinstance(document, RunRecord):
         try:
             document.stored_result.document  # noqa: B018
@@ -102,12 +103,12 @@ def document_of(line: bytes, origin: str) -> Line:
     return document
 
 
-def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the series, conditions and subject, which come again with most lines. What is wrong is left out."""
+def _repeated_parts(content: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the parsed series, conditions and subject, which most lines repeat, without the invalid ones."""
     values = {}
-    for name, kind in _AROUND.items():
+    for name, kind in _REPEATED_PARTS.items():
         text = to_json(content.get(name))
-        if len(text) < _LONGEST_AROUND:
+        if len(text) < _MOST_CACHED_BYTES:
             with suppress(ValueError):
                 values[name] = _validated(kind, text)
     return values
@@ -118,12 +119,12 @@ def _validated(kind: type[Value], text: bytes) -> Value:
     return kind.model_validate(from_json(text))
 
 
-def row_of(record: RunRecord) -> Mapping[str, Any]:
-    """Return one row: raw numbers, and an empty cell for what is not known."""
+def table_row(record: RunRecord) -> Mapping[str, Any]:
+    """Return one row: raw numbers, and None for what is unknown."""
     cells = {
-        **{name: getattr(record, name) for name in (*_FIRST, *STORED)},
-        **{name: getattr(record.series, name) for name in _SERIES},
-        **{name: getattr(record.subject, name) for name in _SUBJECT},
+        **{name: getattr(record, name) for name in (*_RUN_COLUMNS, *STORED)},
+        **{name: getattr(record.series, name) for name in _SERIES_COLUMNS},
+        **{name: getattr(record.subject, name) for name in _SUBJECT_COLUMNS},
         "series": record.series.fingerprint(),
         "conditions": record.conditions.fingerprint(),
         "subject": record.subject.fingerprint(),

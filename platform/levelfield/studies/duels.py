@@ -1,4 +1,4 @@
-"""A duel: two cases, run in turns on one machine until one of them is shown to be faster, or that neither is.
+"""A duel: two cases, run in turns on one machine until one is shown to be faster, or neither is.
 
 The test is that of pairs of builds (`series/pairs.py`), in both directions: Student's t on the differences of the
 logarithms of pairs. Its error of 5 % is spread over the looks (Bonferroni), so the interval holds at every look.
@@ -26,10 +26,16 @@ from levelfield.specs.record import Gated, RunRecord, Series
 
 FIGURE: Gated = "tokens_per_second_per_device"
 MOST_REPEATS = 100
-_ALPHA = {3: 0.002, 4: 0.003, 5: 0.004, 6: 0.005, 7: 0.011}  # in each direction, in all .025
+_ALPHA_BY_PAIRS = {
+    3: 0.002,
+    4: 0.003,
+    5: 0.004,
+    6: 0.005,
+    7: 0.011,
+}  # in each direction, in all .025
 _ALPHA_OF_ONE_LOOK = 0.025
 _MUST_MATCH = ("work", "corpus", "scale", "precision", "device_is")
-_DECIDED = {"regression": "slower", "improvement": "faster", "no change": "no difference"}
+_WORDS_OF_RULINGS = {"regression": "slower", "improvement": "faster", "no change": "no difference"}
 
 RecordedPair = tuple[RunRecord, RunRecord]  # of A and of B
 StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its repeat -> its record
@@ -45,12 +51,12 @@ class DuelOutcome:
     ruling: PairRuling
     stopped: str | None = None  # why it ended before the test did
     exit_code: int = 0
-    pair_seconds: float = 0.0  # how long a pair took, including installations
+    pair_seconds: float = 0.0  # the mean of a pair, including installations
 
     @property
     def word(self) -> str:
         """Return how B compares with A: slower, faster, no difference or inconclusive."""
-        return _DECIDED.get(self.ruling.word, "inconclusive")
+        return _WORDS_OF_RULINGS.get(self.ruling.word, "inconclusive")
 
     @property
     def ratio(self) -> Ratio:
@@ -66,12 +72,13 @@ class DuelOutcome:
 
 
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
-    """Return when a duel decides: after `repeats` pairs, else after 3 to 7. least_percent: the least that counts."""
+    """Return when a duel decides and how surely: after `repeats` pairs, else after 3 to 7. least_percent: the smallest
+    difference that counts."""
     if repeats is not None and not LEAST_RUNS <= repeats <= MOST_REPEATS:
         raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MOST_REPEATS} in a duel")
     if not 0 < least_percent <= 50:
         raise UsageError(f"--least: found {least_percent:g}, expected a percentage above 0 and up to 50")
-    return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA, math.log1p(least_percent / 100))
+    return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA_BY_PAIRS, math.log1p(least_percent / 100))
 
 
 def refuse_other_work(a: Series, b: Series) -> None:
@@ -85,7 +92,7 @@ def refuse_other_work(a: Series, b: Series) -> None:
 
 
 def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
-    """Run pairs until the test decides, or something stops them. Raises what stopped them before a pair was whole."""
+    """Run pairs until the test decides or an error stops them. Raises that error where it stopped the first pair."""
     pairs: list[RecordedPair] = []
     rates: list[Pair] = []
     started = {"a": 0, "b": 0}
@@ -97,12 +104,12 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
             raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {reason}")
         return record
 
-    stopped, code = None, 0
+    stopped, exit_code = None, 0
     began = time.monotonic()
     try:
         for pair in in_turns(max(looks.alpha), next_repeat):
             pairs.append(pair)
-            if not _compared(pairs).comparability.holds:
+            if not _compare_arms(pairs).comparability.holds:
                 raise GateFailed("the sides are not comparable")
             rates.append((RATE.read(pair[0]), RATE.read(pair[1])))
             if pairs_so_far(rates, FIGURE, 0, looks=looks).word != "more pairs":
@@ -110,15 +117,15 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     except (LevelfieldError, KeyboardInterrupt) as stop:
         if not pairs:
             raise
-        stopped, code = (
+        stopped, exit_code = (
             (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
         )
     pair_seconds = (time.monotonic() - began) / len(pairs)
     ruling = pairs_so_far(rates, FIGURE, 0, looks=looks, is_last=True)
-    return DuelOutcome(cases, looks, pairs, ruling, stopped, code, pair_seconds)
+    return DuelOutcome(cases, looks, pairs, ruling, stopped, exit_code, pair_seconds)
 
 
-def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
+def _compare_arms(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
     arms = zip("AB", zip(*pairs, strict=True), strict=True)
     sides = [side_of(name, list(records), is_paired=True) for name, records in arms]
     return compare(sides, prices=prices)
@@ -126,7 +133,7 @@ def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Co
 
 def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Comparison:
     """Return the comparison of both sides, with the ratio of the speed by pairs."""
-    comparison = _compared(outcome.pairs, prices)
+    comparison = _compare_arms(outcome.pairs, prices)
     paired = (replace(f, ratios=(outcome.ratio,)) if f.quantity is RATE else f for f in comparison.figures)
     return replace(comparison, figures=tuple(paired))
 
@@ -149,11 +156,11 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
 
     Below the pairs stands what to know about the conclusion, and what to do next.
     """
-    rows, show = [], RATE.column.text
+    rows, rate_text = [], RATE.column.text
     for number, (a, b) in enumerate(outcome.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""
-        rows.append((str(number + 1), "B A" if number % 2 else "A B", show(first), show(second), ratio))
+        rows.append((str(number + 1), "B A" if number % 2 else "A B", rate_text(first), rate_text(second), ratio))
     notes = [f"stopped: {outcome.stopped}. The runs so far are kept"] if outcome.stopped else []
     runs = [run for pair in outcome.pairs for run in pair]
     if runs[0].series.scale == "smoke":
@@ -164,11 +171,11 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
     n = outcome.ruling.pairs
     if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
         needed = n + (outcome.ruling.more_pairs or 0)
-        lasting = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
+        cost = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
         if needed > MOST_REPEATS:
             notes.append(f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might")
         else:
-            notes.append(f"about {needed} pairs ({lasting}) would decide: the same command with --repeat {needed}")
+            notes.append(f"about {needed} pairs ({cost}) would decide: the same command with --repeat {needed}")
     notes.append(
         "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
     )

@@ -20,7 +20,7 @@ from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, run_check
 from levelfield.testing.plan_checks import elsewhere, planned
 
-HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # where the full scale is planned by default
+DEFAULT_HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # of the plan at full scale
 SMOKE_PARAMETERS = 50_000_000  # the shipped cases have at most 15 million
 GIB = 2**30
 

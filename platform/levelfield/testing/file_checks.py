@@ -85,7 +85,7 @@ def chips(subject: VendorSubject) -> str:
 
 def origins(subject: VendorSubject) -> str:
     """Check that recorded/README.md names every recording."""
-    subject.needs_recordings()
+    subject.required_recordings()
     path = subject.folder / "recorded" / ORIGINS
     unnamed, found = subject.recordings, "found no recorded/README.md, expected one that names"
     if path.is_file():
@@ -142,7 +142,7 @@ def claims(subject: VendorSubject) -> str:
     others = [name for name in subject.registry.vendors if name != subject.name]
     accelerators = [name for name in others if not subject.registry.vendor_file(name).is_host]
     for name in accelerators:
-        for device, other in itertools.product(subject.over(subject.outputs, name).devices(), mine):
+        for device, other in itertools.product(subject.replayed_adapter(subject.outputs, name).devices(), mine):
             by_node = device.chip is None and device.identity is None  # a device of a node has its index only
             has_identity = device.identity is not None and device.identity == other.identity
             has_place = device.index == other.index and (by_node or device.description == other.description)

@@ -97,7 +97,7 @@ def _copy(subject: VendorSubject) -> Path:
 
 def _files(subject: VendorSubject, copy: Path) -> set[str]:
     """Return all paths in the vendor's folder, its copy, the temporary folder and the current folder."""
-    roots = (subject.folder, copy, subject.stage.temporary, subject.stage.here)
+    roots = (subject.folder, copy, subject.stage.temporary_folder, subject.stage.working_folder)
     return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}
 
 

@@ -35,7 +35,7 @@ def undamaged(subject: VendorSubject) -> Undamaged:
     """Return the undamaged values. Raises Fails for a device with two records: a copy that lacks one shows more."""
     devices = subject.devices()
     _check_repeats(subject)
-    return Undamaged(tuple(devices), outcome(subject.over(subject.outputs), devices))
+    return Undamaged(tuple(devices), outcome(subject.replayed_adapter(subject.outputs), devices))
 
 
 def _check_repeats(subject: VendorSubject) -> None:
@@ -52,7 +52,7 @@ def _check_repeats(subject: VendorSubject) -> None:
 def after(subject: VendorSubject, right: Undamaged, recording: Recording, text: str | bytes) -> dict[Key, Any]:
     """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
-    return outcome(subject.over({**subject.outputs, recording.argv: content}), right.devices)
+    return outcome(subject.replayed_adapter({**subject.outputs, recording.argv: content}), right.devices)
 
 
 def devices(subject: VendorSubject) -> str:
@@ -81,7 +81,7 @@ def devices(subject: VendorSubject) -> str:
 def never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
     """Check that no damaged copy of a recording gives a value that differs from those of the recording itself."""
     right, count = undamaged(subject), 0
-    for recording in subject.needs_recordings():
+    for recording in subject.required_recordings():
         for text in damaged(recording):
             count += 1
             if error := wrong(after(subject, right, recording, text), right.values):
@@ -98,7 +98,7 @@ def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
     """
     if "quantities" not in subject.shared:
         right, numbers = undamaged(subject), list[Quantity]()
-        for recording in subject.needs_recordings():
+        for recording in subject.required_recordings():
             for number in damage.numbers(recording.text):
                 nudged = after(subject, right, recording, damage.nudged(recording.text, number))
                 changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
@@ -145,13 +145,13 @@ def extra_devices(subject: VendorSubject) -> str:
     """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
     right = undamaged(subject)
     for device in right.devices:
-        seen = outcome(subject.over(subject.outputs), [device])
+        seen = outcome(subject.replayed_adapter(subject.outputs), [device])
         values = {key: value for key, value in seen.items() if key[0] == device.index}
         lost = next((f"no {key[1]}" for key in right.values if key[0] == device.index and key not in values), None)
         if error := wrong(values, right.values) or lost:
             raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
     absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
-    (sample,) = subject.over(subject.outputs).sample([absent])
+    (sample,) = subject.replayed_adapter(subject.outputs).sample([absent])
     if sample.index != absent.index or any(getattr(sample, field, None) is not None for field in damage.FOREIGN):
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
     if blank := without_reason([sample]):
@@ -165,14 +165,14 @@ def no_text(subject: VendorSubject) -> str:
     The list of devices must say why it is empty.
     """
     right = undamaged(subject)
-    for recording in subject.needs_recordings():
+    for recording in subject.required_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
             if error := wrong(after(subject, right, recording, content), right.values):
                 raise Fails(f"{recording.path.name}, empty or not UTF-8: {error}", "treat such output as no output")
     for content in (b"", b"unexpected state, contact your vendor\n\x00\x01\n"):
-        adapter = subject.over({recording.argv: content for recording in subject.recordings})
+        adapter = subject.replayed_adapter({recording.argv: content for recording in subject.recordings})
         check_problem(adapter.devices(), f"prints {content[:24]!r}", is_here=True)
-    adapter = subject.over({recording.argv: b"" for recording in subject.recordings})
+    adapter = subject.replayed_adapter({recording.argv: b"" for recording in subject.recordings})
     if blank := without_reason(list(adapter.sample(right.devices))):
         raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")
     return "empty and not UTF-8: no wrong value"

@@ -1,5 +1,8 @@
-"""The checked vendor: its folder, its recordings, adapters whose tools are replaced by the recordings, and the stage:
-a temporary folder, fake tools as the only PATH, and a mark on started processes."""
+"""The vendor under test: its folder, its recordings, and adapters whose tools are replaced by the recordings.
+
+The checks run on a stage: a temporary folder, fake tools as the only PATH, and a marked environment, by which the
+processes that a check starts are recognised.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import Recording, commands, file_name, recordings
 
-MARK = "LEVELFIELD_CHECK"
+MARK_VARIABLE = "LEVELFIELD_CHECK"
 END_SECONDS = 5
 Outputs = Mapping[tuple[str, ...], bytes]
 
@@ -39,7 +42,7 @@ class VendorSubject:
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
         self.name = name
         self.plugins = tuple(folder.absolute() for folder in plugins)
-        self.given = Registry(plugins).options  # as the user wrote them
+        self.plugin_options = Registry(plugins).options  # --plugins and its folders, as the user wrote them
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
             hint = self.registry.absence("vendor", name, "`vendor new NAME` creates one.")
@@ -48,7 +51,7 @@ class VendorSubject:
         self.folder = self.file.parent
         self.has_adapter = (self.folder / "adapter.py").exists()
         self.stage = Stage()
-        self.shared: dict[str, object] = {}  # findings of one check for others
+        self.shared: dict[str, object] = {}  # what one check computes and others use
         self.has_hardware = False  # the adapter finds devices without its tools
 
     @cached_property
@@ -65,60 +68,62 @@ class VendorSubject:
         return {recording.argv: recording.content for recording in self.recordings}
 
     def adapter(self, spec: VendorFile | None = None) -> Vendor:
-        """Return a new adapter, with another spec if given. It runs the tools on PATH."""
-        made = self.registry.vendor(self.name)
-        if isinstance(made, CheckedAdapter):
-            return made if spec is None else CheckedAdapter(type(made.adapter)(spec), made.path)  # type: ignore[call-arg]
-        return DeclaredVendor(spec or self.spec, root=self.nodes())
+        """Return a new adapter, with another spec if there is one. It runs the tools on PATH."""
+        adapter = self.registry.vendor(self.name)
+        if isinstance(adapter, CheckedAdapter):
+            return adapter if spec is None else CheckedAdapter(type(adapter.adapter)(spec), adapter.path)  # type: ignore[call-arg]
+        return DeclaredVendor(spec or self.spec, root=self.device_files_folder())
 
-    def over(self, outputs: Outputs, name: str | None = None) -> Vendor:
+    def replayed_adapter(self, outputs: Outputs, name: str | None = None) -> Vendor:
         """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py.
 
         name: of another vendor.
         """
-        made = self.registry.vendor(name or self.name)
-        answers = {argv: _answer(content) for argv, content in outputs.items()}
+        adapter = self.registry.vendor(name or self.name)
+        answers = {argv: _decoded_output(content) for argv, content in outputs.items()}
 
-        def ask(argv: Sequence[str], seconds: float) -> CommandOutput:
+        def run_tool(argv: Sequence[str], seconds: float) -> CommandOutput:
             answer = answers.get(tuple(argv)) or answers.get((argv[0],))
             return answer or CommandOutput(None, "not recorded", absent=True)
 
-        if isinstance(made, CheckedAdapter):
-            if self.has_hardware and isinstance(made, ReplayableVendor) and (read := made.replayed(ask)):
-                return read
+        if isinstance(adapter, CheckedAdapter):
+            if self.has_hardware and isinstance(adapter, ReplayableVendor) and (replay := adapter.replayed(run_tool)):
+                return replay
             self.stage.replay(outputs)
-            return made
-        return DeclaredVendor(made.spec, ask, self.nodes())
+            return adapter
+        return DeclaredVendor(adapter.spec, run_tool, self.device_files_folder())
 
-    def needs_recordings(self) -> tuple[Recording, ...]:
+    def required_recordings(self) -> tuple[Recording, ...]:
         """Return the recordings of the tools for devices and samples. Raises Missing or NotApplicable without them."""
-        of_devices = tuple(r for r in self.recordings if not r.role.startswith("software."))
+        device_recordings = tuple(r for r in self.recordings if not r.role.startswith("software."))
         for role, (argv, tool) in commands(self.spec).items():
-            if tool and role not in [recording.role for recording in of_devices]:
+            if tool and role not in [recording.role for recording in device_recordings]:
                 raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
-        if blank := next((r for r in of_devices if not r.content.strip()), None):
-            raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
-        if foreign := next((r for r in of_devices if _answer(r.content).text is None), None):
-            reason = _answer(foreign.content).reason
-            raise Fails(f"recorded/{foreign.path.name} cannot be read: {reason}", self._how_to_record(foreign.argv))
-        if of_devices:
-            self.asks_its_tools()
-            return of_devices
+        if empty := next((r for r in device_recordings if not r.content.strip()), None):
+            raise Missing(f"recorded/{empty.path.name} is empty", self._how_to_record(empty.argv))
+        if undecodable := next((r for r in device_recordings if _decoded_output(r.content).text is None), None):
+            reason = _decoded_output(undecodable.content).reason
+            raise Fails(
+                f"recorded/{undecodable.path.name} cannot be read: {reason}", self._how_to_record(undecodable.argv)
+            )
+        if device_recordings:
+            self.check_runs_tools()
+            return device_recordings
         if self.has_adapter:
             raise NotApplicable("found no recording of a tool of adapter.py (recorded/tool.<name>.<suffix>)")
         raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and other values")
 
-    def asks_its_tools(self) -> None:
+    def check_runs_tools(self) -> None:
         """Check that the adapter runs its replayed tools.
 
-        An adapter that finds devices without them, because this machine has the hardware, is asked over the recordings
+        An adapter that finds devices without them, because this machine has the hardware, then reads the recordings
         (`replayed`). Raises NotApplicable for one that has no such way. Raises Fails for an adapter that does not run
         them and finds nothing.
         """
-        if not self.has_adapter or self.has_hardware or self.stage.asked.exists() or not self.recordings:
+        if not self.has_adapter or self.has_hardware or self.stage.tool_ran.exists() or not self.recordings:
             return
-        devices = self.over(self.outputs).devices()
-        if not self.stage.asked.exists():
+        devices = self.replayed_adapter(self.outputs).devices()
+        if not self.stage.tool_ran.exists():
             if devices and recorded_commands(self.registry.vendor(self.name)).samples:
                 self.has_hardware = True
                 return
@@ -128,13 +133,13 @@ class VendorSubject:
             raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
 
     def _how_to_record(self, argv: Sequence[str]) -> str:
-        command = shlex.join(("run_benchmarks.py", "vendor", "record", self.name, *self.given))
+        command = shlex.join(("run_benchmarks.py", "vendor", "record", self.name, *self.plugin_options))
         return f"on a machine with the chip: {command}; or store there the whole output of `{' '.join(argv)}`"
 
     def devices(self) -> list[Device]:
         """Return the devices of the recordings."""
-        self.needs_recordings()
-        return list(self.over(self.outputs).devices())
+        self.required_recordings()
+        return list(self.replayed_adapter(self.outputs).devices())
 
     def devices_or_two(self) -> list[Device]:
         """Return the recordings' devices, or two invented ones for checks that do not depend on a tool."""
@@ -146,23 +151,26 @@ class VendorSubject:
             Device(index, None, f"{self.name} device {index}", None, f"device-{index}") for index in (0, 1)
         ]
 
-    def nodes(self) -> Path:
-        """Return the folder for /dev that replayed adapters see. It has the devices of the monitor's recording."""
+    def device_files_folder(self) -> Path:
+        """Return the folder that stands for / when replayed adapters look for files of /dev.
+
+        It has a file for each device of the monitor's recording.
+        """
         discovery, root = self.spec.discovery, self.stage.root / "host"
         if discovery and discovery.device_nodes and not root.exists():
-            seen = DeclaredVendor(
+            monitored = DeclaredVendor(
                 self.spec.model_copy(update={"discovery": None}),
-                lambda argv, seconds: _answer(self.outputs.get(tuple(argv), b"")),
+                lambda argv, seconds: _decoded_output(self.outputs.get(tuple(argv), b"")),
             )
             prefix = re.split(r"[*?[]", discovery.device_nodes.lstrip("/"), maxsplit=1)[0]
-            for device in seen._all_devices():
+            for device in monitored._all_devices():
                 path = root / f"{prefix}{device.index}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
         return root
 
 
-def _answer(content: bytes) -> CommandOutput:
+def _decoded_output(content: bytes) -> CommandOutput:
     try:
         return CommandOutput(content.decode())
     except UnicodeDecodeError as error:
@@ -170,30 +178,30 @@ def _answer(content: bytes) -> CommandOutput:
 
 
 class Stage:
-    """The surroundings of all checks. bin: the only folder on PATH. temporary, here: the temporary folder and the
-    current folder, which stay empty. asked: a file that exists after a replayed tool has run."""
+    """The surroundings of all checks. bin: the only folder on PATH. temporary_folder, working_folder: both must stay
+    empty. tool_ran: a file that exists after a replayed tool has run."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
         self.root = Path(self._folder.name)
         self.bin, self.runs = self.root / "bin", self.root / "runs"
-        self.temporary, self.here = self.root / "tmp", self.root / "here"
-        self.asked = self.root / "asked"
-        for folder in (self.bin, self.runs, self.temporary, self.here):
+        self.temporary_folder, self.working_folder = self.root / "tmp", self.root / "here"
+        self.tool_ran = self.root / "asked"
+        for folder in (self.bin, self.runs, self.temporary_folder, self.working_folder):
             folder.mkdir()
 
     @contextmanager
-    def entered(self, without: str | None, **variables: str) -> Iterator[None]:
-        """Enter the surroundings of a check. without: the variable with the user's own choice of devices."""
+    def entered(self, unset: str | None, **variables: str) -> Iterator[None]:
+        """Enter the surroundings of a check. unset: the variable with the user's own choice of devices."""
         before, directory, folder = dict(os.environ), tempfile.tempdir, Path.cwd()
-        mine = {"PATH": str(self.bin), "TMPDIR": str(self.temporary), MARK: str(self.root)}
-        mine |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
-        mine |= {"LEVELFIELD_ROOT": str(checkout().absolute())}
-        os.environ.update({**mine, **variables})
-        if without and without not in variables:
-            os.environ.pop(without, None)
-        tempfile.tempdir = str(self.temporary)
-        os.chdir(self.here)
+        stage_variables = {"PATH": str(self.bin), "TMPDIR": str(self.temporary_folder), MARK_VARIABLE: str(self.root)}
+        stage_variables |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
+        stage_variables |= {"LEVELFIELD_ROOT": str(checkout().absolute())}
+        os.environ.update({**stage_variables, **variables})
+        if unset and unset not in variables:
+            os.environ.pop(unset, None)
+        tempfile.tempdir = str(self.temporary_folder)
+        os.chdir(self.working_folder)
         try:
             yield
         finally:
@@ -204,10 +212,10 @@ class Stage:
 
     def replay(self, outputs: Outputs) -> None:
         """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""
-        self.clear()
+        self.remove_tools()
         cat = shutil.which("cat", path="/bin:/usr/bin") or "/bin/cat"
         for name in {argv[0] for argv in outputs}:
-            lines = [f": > {shlex.quote(str(self.asked))}"]
+            lines = [f": > {shlex.quote(str(self.tool_ran))}"]
             answers = [(argv, content) for argv, content in outputs.items() if argv[0] == name]
             for argv, content in sorted(answers, key=lambda item: -len(item[0])):  # exact arguments before any
                 file = self.root / f"output-{hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:16]}"
@@ -215,21 +223,21 @@ class Stage:
                 show = f"exec {shlex.join([cat, str(file)])}"
                 lines.append(show if len(argv) == 1 else f'[ "$*" = {shlex.quote(" ".join(argv[1:]))} ] && {show}')
             lines.append('echo "these arguments were not recorded: $*" >&2; exit 64')
-            self.tool(name, "\n".join(lines))
+            self.add_tool(name, "\n".join(lines))
 
-    def tool(self, name: str, body: str) -> None:
+    def add_tool(self, name: str, body: str) -> None:
         path = self.bin / Path(name).name
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
 
-    def clear(self) -> None:
+    def remove_tools(self) -> None:
         for path in self.bin.iterdir():
             path.unlink()
 
     def processes(self, patience_seconds: float = 2.0) -> list[psutil.Process]:
         """Return all marked processes that still run after a short wait for killed ones."""
         deadline = time.monotonic() + patience_seconds
-        while (processes := marked_processes(MARK, str(self.root))) and time.monotonic() <= deadline:
+        while (processes := marked_processes(MARK_VARIABLE, str(self.root))) and time.monotonic() <= deadline:
             time.sleep(0.05)
         return processes
 

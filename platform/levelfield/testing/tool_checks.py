@@ -32,7 +32,7 @@ DEVICE = Device(0, None, "a device", None)
 
 def names_of_tools(subject: VendorSubject) -> list[str]:
     """Return the executables for devices and samples. Raises NotApplicable without any, Fails for a path."""
-    subject.asks_its_tools()
+    subject.check_runs_tools()
     if subject.has_hardware:
         raise NotApplicable("adapter.py reads devices of this machine, whatever its tools do")
     names = [argv[0] for argv, tool in recordings.commands(subject.spec).values() if tool]
@@ -64,7 +64,7 @@ def commands(subject: VendorSubject) -> str:
 
 def missing(subject: VendorSubject) -> str:
     names = names_of_tools(subject)
-    subject.stage.clear()
+    subject.stage.remove_tools()
     _check_empty(subject, subject.spec, "is missing", is_here=False)
     subject.adapter().software()  # must not raise either
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
@@ -76,9 +76,9 @@ def failing(subject: VendorSubject) -> str:
     good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
     show = f"{shutil.which('cat', path='/bin:/usr/bin')} '{good}'; " if good else ""
     for body in ("echo no driver >&2; exit 9", f"{show}exit 1", "kill -9 $$"):
-        subject.stage.clear()
+        subject.stage.remove_tools()
         for name in names:
-            subject.stage.tool(name, body)
+            subject.stage.add_tool(name, body)
         _check_empty(subject, subject.spec, "fails")
         subject.adapter().software()
     return f"{', '.join(names)} failing: no devices, samples of nulls with reasons"
@@ -88,9 +88,9 @@ def slow(subject: VendorSubject) -> str:
     """Check that a tool that does not answer is ended in time, with all its processes."""
     names = names_of_tools(subject)
     sleep = shutil.which("sleep", path="/bin:/usr/bin")
-    subject.stage.clear()
+    subject.stage.remove_tools()
     for name in names:
-        subject.stage.tool(name, f"{sleep} 300 & wait")
+        subject.stage.add_tool(name, f"{sleep} 300 & wait")
     raised: list[Exception] = []
 
     def read() -> None:
@@ -165,7 +165,11 @@ def versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
         every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
-        added = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
+        added = {
+            name: text
+            for name, text in subject.replayed_adapter(subject.outputs).software().items()
+            if name not in every
+        }
         if not added:
             raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
         if bad := next((name for name, text in added.items() if text.startswith("unreadable")), None):
@@ -176,7 +180,7 @@ def versions(subject: VendorSubject) -> str:
     if not recorded:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
         raise NotApplicable(f"no {names}: `vendor record` creates it, or store the command's output there")
-    texts = subject.over(subject.outputs).software()
+    texts = subject.replayed_adapter(subject.outputs).software()
     for name in sorted(recorded):
         if texts[name].startswith("unreadable"):
             raise Fails(f"software.{name}: {texts[name]}", "correct its pattern")
@@ -219,7 +223,7 @@ def visible(subject: VendorSubject) -> str:
     last = devices[-1].visible
     for text, expected in ((last, [devices[-1].index]), ("", []), ("99999", [])):
         with subject.stage.entered(variable, **{variable: text}):
-            seen = [device.index for device in subject.over(subject.outputs).devices()]
+            seen = [device.index for device in subject.replayed_adapter(subject.outputs).devices()]
         if seen != expected:
             raise Fails(
                 f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",

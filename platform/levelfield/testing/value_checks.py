@@ -45,7 +45,7 @@ PARTS = {"memory_used": ("used", "usage", "use", "alloc"), "memory_total": ("tot
 def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
     devices = subject.devices()
-    samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
+    samples = {sample.index: sample for sample in subject.replayed_adapter(subject.outputs).sample(devices)}
     silent = "sample() returns none of this device"
     read = [(device, samples.get(device.index) or without(device.index, silent)) for device in devices]
     seen: dict[int, dict[FieldName, Any]] = {}
@@ -78,7 +78,7 @@ def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
 
 def _declared(subject: VendorSubject) -> dict[FieldName, Recording]:
     """Return the recording of each field. The monitor wins over discovery."""
-    tools = sorted((r for r in subject.needs_recordings() if r.tool), key=lambda r: r.role == "monitor")
+    tools = sorted((r for r in subject.required_recordings() if r.tool), key=lambda r: r.role == "monitor")
     return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
 
 
@@ -104,9 +104,9 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
 def values(subject: VendorSubject) -> str:
     """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
     table, declared = rows(subject), _declared(subject)
-    if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
+    if blank := without_reason(list(subject.replayed_adapter(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
-    tools = [(r.role, r.tool) for r in subject.needs_recordings() if r.tool]
+    tools = [(r.role, r.tool) for r in subject.required_recordings() if r.tool]
     _check_places(tools)
     _check_units(tools, _unit_of_heading)
     for field, recording in declared.items():

@@ -15,7 +15,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import check_ceiling, first_calibration
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import limits_from
-from levelfield.judge.promotion import promoted, reference_from, with_noise
+from levelfield.judge.promotion import promoted_reference, reference_from, with_noise
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.run import scheduler
 from levelfield.rundir.directory import read_plan, write_atomically
@@ -412,11 +412,11 @@ def test_a_run_that_fails_against_the_present_reference_is_promoted_only_with_re
     write_atomically(twin.reference, dump(reference))
     seal_again(twin)
     with pytest.raises(GateFailed, match="--replace"):
-        promoted(twin, "better", reference, replace=False)
+        promoted_reference(twin, "better", reference, replace=False)
     (row,) = reference.noise
     assert row.run_id == read_plan(twin).run_id
     other = row.model_copy(update={"run_id": "another run"})
-    made = promoted(twin, "better", reference.model_copy(update={"noise": (row, other)}), replace=True)
+    made = promoted_reference(twin, "better", reference.model_copy(update={"noise": (row, other)}), replace=True)
     assert (made.why, made.run_id, made.noise) == ("better", row.run_id, (other,))
 
 

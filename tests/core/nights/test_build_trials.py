@@ -77,10 +77,10 @@ def test_only_the_good_build_ends_a_search(name: str, tmp_path: Path) -> None:
     trials = FailingTrials(plan, CommitBuild("0" * 40, tmp_path), "memory_bytes", tmp_path, (), lines.append, arm=name)
     other = CommitBuild("1" * 40, tmp_path)
     if name == "b":
-        assert trials.answer(other) == "unknown" and lines == ["111111111111: absent"]
+        assert trials.judge(other) == "unknown" and lines == ["111111111111: absent"]
         return
     with pytest.raises(RunFailed, match=r"first build.*absent"):
-        trials.answer(other)
+        trials.judge(other)
 
 
 def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bisection, "record_of", record_of)
     monkeypatch.setattr(bisection, "series_of", lambda plan: series)
     monkeypatch.setattr(bisection, "arms_of", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))
-    monkeypatch.setattr(BuildTrials, "_python", lambda self, build: None)
+    monkeypatch.setattr(BuildTrials, "_shared_python", lambda self, build: None)
     good, bad, fine = (CommitBuild(name * 40, tmp_path) for name in "abc")
     plan: Any = None
     first = BuildTrials(plan, good, "tokens_per_second_per_device", tmp_path, (), print, 0.0953)
-    assert first.answer(bad) == "bad" and started == [build.commit for build in (good, bad, bad, good)]
-    other = BuildTrials(plan, good, "memory_bytes", tmp_path, (), print, 0.0953, first.ran)
-    assert other.answer(bad) == "bad" and len(started) == 4
-    assert other.answer(fine) == "good" and started[4:] == [build.commit for build in (good, fine, fine, good)]
+    assert first.judge(bad) == "bad" and started == [build.commit for build in (good, bad, bad, good)]
+    other = BuildTrials(plan, good, "memory_bytes", tmp_path, (), print, 0.0953, first.records)
+    assert other.judge(bad) == "bad" and len(started) == 4
+    assert other.judge(fine) == "good" and started[4:] == [build.commit for build in (good, fine, fine, good)]
     alone = BuildTrials(plan, good, "memory_bytes", tmp_path, (), print, 0.0953)
-    assert alone.answer(bad) == "bad" and len(started) == 12
+    assert alone.judge(bad) == "bad" and len(started) == 12

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from levelfield.nights import machine_control
 from levelfield.nights.machine_control import (
-    CONTROLS,
-    FEWEST,
-    MOST_KEPT,
+    FEWEST_NIGHTS,
+    MOST_MEASUREMENTS,
+    MOST_NIGHTS,
     control_file,
-    keep_control,
     out_of_line,
     read_controls,
     slow_machine,
+    store_control,
 )
 
 QUIET = [{"copy": 100.0 + shift} for shift in (0.0, 0.5, -0.4, 0.2, -0.1, 0.3, -0.6)]
@@ -35,7 +35,7 @@ NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -
         (QUIET, 0.0, True),
         (NOISY, 90.0, False),
         (NOISY, 50.0, True),
-        (QUIET[: FEWEST - 1], 10.0, False),
+        (QUIET[: FEWEST_NIGHTS - 1], 10.0, False),
     ],
 )
 def test_only_a_rate_below_its_own_band_is_out_of_line(
@@ -53,16 +53,16 @@ def test_the_sentence_names_rate_and_band() -> None:
 def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "controls.jsonl"
     assert read_controls(path) == []
-    keep_control(path, {"copy": 1.0})
+    store_control(path, {"copy": 1.0})
     path.write_text(path.read_text() + '[1]\n{"copy": NaN}\n{"copy": "x"}\n{"copy": 1e999}\nno\n' + "[" * 5000 + "\n")
-    keep_control(path, {"copy": 2.0})
+    store_control(path, {"copy": 2.0})
     assert read_controls(path) == [{"copy": 1.0}, {"copy": 2.0}]
-    for _ in range(MOST_KEPT + 5):
-        keep_control(path, {"copy": 3.0})
-    assert len(read_controls(path)) == MOST_KEPT
+    for _ in range(MOST_NIGHTS + 5):
+        store_control(path, {"copy": 3.0})
+    assert len(read_controls(path)) == MOST_NIGHTS
     blocked = tmp_path / "file"
     blocked.write_text("")
-    keep_control(blocked / "below", {"copy": 1.0})
+    store_control(blocked / "below", {"copy": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_only_what_stays_low_is_the_machine(
     monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
     monkeypatch.setattr("levelfield.nights.machine_control.time.sleep", lambda seconds: None)
     path = control_file(platform.node())
-    for _ in range(FEWEST):
-        keep_control(path, {"copy": 100.0})
+    for _ in range(FEWEST_NIGHTS):
+        store_control(path, {"copy": 100.0})
     assert (slow_machine() is not None) == is_out
-    assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= CONTROLS
+    assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= MOST_MEASUREMENTS

@@ -13,7 +13,7 @@ from gate_points import conditions, day, event, nights, noise, point, series
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput, examinations
-from levelfield.series.causes import ENOUGH
+from levelfield.series.causes import ENOUGH_CLEARED
 from levelfield.series.findings import Finding, FindingWord, exit_code
 from levelfield.series.pairs import Pair
 from levelfield.series.segments import condition_changes
@@ -324,7 +324,7 @@ def due(past: Sequence[Finding], **moved: float) -> set[str]:
 def test_pairs_end_once_they_found_enough_builds_no_slower() -> None:
     """The others get pairs only where they lie beside the rest, in either direction."""
     all_names = [f"X{i}" for i in range(22)]
-    enough, rest = cleared(all_names[:ENOUGH]), set(all_names[ENOUGH:])
+    enough, rest = cleared(all_names[:ENOUGH_CLEARED]), set(all_names[ENOUGH_CLEARED:])
     assert due([]) == set(all_names) and due(enough) == set()
     assert due(enough[1:]) == {"X0", *rest}, "one too few"
     assert due(enough, X20=0.95, X21=1.05) == {"X20", "X21"}

@@ -207,7 +207,7 @@ class Search:
     now: float = 0.0
     tried: list[str] = field(default_factory=list)
 
-    def answer(self, build: Any) -> str:
+    def judge(self, build: Any) -> str:
         self.tried.append(build.commit)
         self.now += 100
         return "bad" if self.commits.index(build.commit) >= self.commits.index(self.bad) else "good"
@@ -223,7 +223,7 @@ class Search:
 def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
     outcome = Search(repository.commits[2], repository.commits)
     monkeypatch.setattr(module, "build_of", lambda commit, say: SimpleNamespace(commit=commit))
-    monkeypatch.setattr(module, "BuildTrials", lambda *arguments: SimpleNamespace(effect=None, answer=outcome.answer))
+    monkeypatch.setattr(module, "BuildTrials", lambda *arguments: SimpleNamespace(effect=None, judge=outcome.judge))
     return outcome
 
 
@@ -278,14 +278,14 @@ def test_a_search_of_another_figure_shares_the_runs_of_the_first(
     given_runs: list[dict[str, Any]] = []
 
     def trials(*arguments: Any) -> Any:
-        def answer(build: Any) -> str:
-            if build.commit not in made.ran:
-                made.ran[build.commit] = []
-                return search.answer(build)
+        def judge(build: Any) -> str:
+            if build.commit not in made.records:
+                made.records[build.commit] = []
+                return search.judge(build)
             return "bad" if search.commits.index(build.commit) >= search.commits.index(search.bad) else "good"
 
         given_runs.append({})
-        made = SimpleNamespace(effect=None, ran=given_runs[-1], answer=answer)
+        made = SimpleNamespace(effect=None, records=given_runs[-1], judge=judge)
         return made
 
     monkeypatch.setattr(module, "BuildTrials", trials)

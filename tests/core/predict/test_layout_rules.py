@@ -38,10 +38,10 @@ def test_the_published_configurations_satisfy_all_relations(row: PublishedRow) -
     setting, model = row.setting, row.setting.model
     *_, layout, batch, sizes = row.name.split("_")
     assert model is not None and sizes == f"{model.hidden_size}x{model.layers}"
-    assert parse_layout(layout).layout == setting.parallel and int(batch) == setting.global_batch
+    assert parse_layout(layout).layout == setting.parsed_layout and int(batch) == setting.global_batch
     sides = setting.nodes, setting.devices_per_node
-    assert broken(work_of(row), setting.parallel, setting.micro_batch, *sides) == []
-    assert accumulation(work_of(row), setting.parallel, setting.micro_batch) == setting.accumulation
+    assert broken(work_of(row), setting.parsed_layout, setting.micro_batch, *sides) == []
+    assert accumulation(work_of(row), setting.parsed_layout, setting.micro_batch) == setting.accumulation
 
 
 def test_the_published_table_has_eighteen_rows() -> None:

@@ -89,7 +89,7 @@ DERIVED: dict[str, dict[str, Formula]] = {
         "mfu_high": six_n("bf16"),
     },
     "oneflow_gpt": {
-        "micro_batch_times_data": lambda row: row.setting.micro_batch * row.setting.parallel.data,
+        "micro_batch_times_data": lambda row: row.setting.micro_batch * row.setting.parsed_layout.data,
         "step_seconds": same("step_seconds_finer"),
         "samples_per_second": lambda row: row.setting.global_batch / value(row, "step_seconds_finer"),
         "flops_per_second": megatron,
@@ -141,7 +141,7 @@ def differences(name: str, row: PublishedRow) -> dict[tuple[str, str, str], Frac
 
 def broken_relations(row: PublishedRow) -> list[str]:
     """The relations between numbers of the row's setting that do not hold, and those to the case that it names."""
-    s, layout = row.setting, row.setting.parallel
+    s, layout = row.setting, row.setting.parsed_layout
     pairs = {
         "global batch": (s.micro_batch * layout.data * s.accumulation, s.global_batch),
         "devices": (layout.world_size, s.devices),

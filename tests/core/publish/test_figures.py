@@ -81,7 +81,7 @@ def test_a_row_is_completed_by_the_defaults_and_its_own_keys_win() -> None:
     first, h100 = LLAMA.rows[0].setting, LLAMA.rows[2].setting
     assert (first.chip, first.network is None, first.micro_batch) == ("A800-SXM4-80GB", False, 1)
     assert (h100.chip, h100.network, h100.precision) == ("H100-SXM5-80GB", None, "fp8")
-    assert str(h100.parallel) == "DP4TP2PP1SH1SP4+seq"
+    assert str(h100.parsed_layout) == "DP4TP2PP1SH1SP4+seq"
 
 
 def changed(folder: Path, change: Any, name: str = "osdi_gpt2") -> Path:

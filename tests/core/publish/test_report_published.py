@@ -62,7 +62,7 @@ def measured_as(valid: Pair, row: PublishedRow, **changes: Any) -> Pair:
     memory = result.memory.model_copy(update={**peaks, "capacity_bytes": capacity})
     update = {
         "case": s.case, "scale": "full", "framework": s.framework, "vendor": "nvidia", "chip": s.chip or "withheld",
-        "nodes": s.nodes, "devices": s.devices, "precision": s.precision, "layout": s.parallel,
+        "nodes": s.nodes, "devices": s.devices, "precision": s.precision, "layout": s.parsed_layout,
         "micro_batch": s.micro_batch, "accumulation": s.accumulation, "recompute": s.recompute or "none",
         "throughput": speed, "memory": memory, "utilisation": utilisation(row, tokens),
     }  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_run_like_flagperfs_with_paddle_prints_its_row(valid: Pair, row: Publi
     stages = [text] if isinstance(text, str) else text
     assert printed["memory"] == " + ".join(f"{stage} * {8 // len(stages)}" for stage in stages) + " GB"
     assert f"recompute={s.recompute == 'full'}" in printed["parallel_strategy"]
-    degrees = ("sharding_degree", s.parallel.sharding_degree), ("tensor_parallel_degree", s.parallel.tensor)
+    degrees = ("sharding_degree", s.parsed_layout.sharding_degree), ("tensor_parallel_degree", s.parsed_layout.tensor)
     assert all((f"{name}={degree}" in printed["parallel_strategy"]) == (degree > 1) for name, degree in degrees)
 
 

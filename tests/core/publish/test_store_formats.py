@@ -64,6 +64,6 @@ def test_a_failed_export_keeps_the_file_that_was_there(
     with Store.open(store) as opened:
         opened.add([record])
     file.write_text("before")
-    monkeypatch.setattr("levelfield.store.record_lines.row_of", lambda record: 1 / 0)
+    monkeypatch.setattr("levelfield.store.record_lines.table_row", lambda record: 1 / 0)
     assert main(["store", "export", "--format", "csv", "--store", store, "--output", str(file)]) == 5
     assert file.read_text() == "before"

@@ -21,7 +21,7 @@ from levelfield.cli.main import main
 from levelfield.errors import GateFailed, NotHere
 from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
-from levelfield.judge.noise import row_of
+from levelfield.judge.noise import noise_row
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.calibration import noise_between
@@ -88,7 +88,7 @@ class Bench:
         """Make a run the reference of its case, with the least noise."""
         reference = reference_from(self.paths(run_id), "the test's")
         curve = training_of_reference(reference)
-        row = row_of(noise_between(curve, curve), "fake 1.2.3, DP1TP1PP1", "another", "", None, {})
+        row = noise_row(noise_between(curve, curve), "fake 1.2.3, DP1TP1PP1", "another", "", None, {})
         reference = reference.model_copy(update={"noise": (row,)})
         self.references.mkdir(exist_ok=True)
         (self.references / f"{reference.name}.json").write_text(dump(reference))

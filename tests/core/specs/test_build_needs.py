@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
-from levelfield.specs.requirements import Requirements, numbers, require_pin
+from levelfield.specs.requirements import Requirements, require_pin, version_numbers
 
 BUILD = {
     "name": "engine",
@@ -89,5 +89,5 @@ def test_a_version_beside_other_packages_is_pinned_to_its_own(version: str, pack
 
 
 def test_versions_of_drivers_are_numbers_or_unknown() -> None:
-    assert numbers("580.65.06") == (580, 65, 6) and numbers("99") == (99,)
-    assert [numbers(text) for text in ("", "580.", "unreadable: 5", "580.x", "-1")] == [None] * 5
+    assert version_numbers("580.65.06") == (580, 65, 6) and version_numbers("99") == (99,)
+    assert [version_numbers(text) for text in ("", "580.", "unreadable: 5", "580.x", "-1")] == [None] * 5

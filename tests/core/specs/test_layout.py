@@ -130,7 +130,7 @@ def test_a_layout_without_context_is_stored_as_before() -> None:
     [("DP4CP2SH1SP8", False), ("DP4CP2SH1SP4", True), ("DP8SH3SP2", True), ("DP8SH3", False), ("DP8", False)],
 )
 def test_states_are_sharded_over_all_ranks_that_hold_them_or_over_a_part(text: str, a_part: bool) -> None:
-    assert parse_layout(text).layout.shards_a_part == a_part
+    assert parse_layout(text).layout.is_hybrid_sharded == a_part
 
 
 @given(st.text(alphabet="CDTPSHdx0123456789n_gbs+eq", max_size=14))

@@ -12,7 +12,7 @@ import yaml
 from changed_documents import written
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
 from levelfield.testing.findings import CheckFinding
 from plans import PLUGINS, make_plan
 
@@ -33,7 +33,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def values(registry: Registry, name: str) -> CheckFinding:
-    return next(f for f in check_case(CaseSubject(registry, registry.case(name), HARDWARE)) if f.check == "values")
+    return next(
+        f for f in check_case(CaseSubject(registry, registry.case(name), DEFAULT_HARDWARE)) if f.check == "values"
+    )
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
@@ -50,7 +52,7 @@ def test_a_value_that_no_run_can_use_is_named_by_file_and_key(
 def test_an_unreadable_layout_is_reported_once(tmp_path: Path) -> None:
     path = written(tmp_path, {"name": "case", "tuning.smoke.layout": "DP3QX"})
     registry = Registry([PLUGINS], case_files=[path])
-    findings = list(check_case(CaseSubject(registry, registry.case("case"), HARDWARE)))
+    findings = list(check_case(CaseSubject(registry, registry.case("case"), DEFAULT_HARDWARE)))
     assert sum("DP3QX" in finding.says for finding in findings) == 1
     assert [finding.check for finding in findings if not finding.is_good] == ["values"]
 
@@ -99,5 +101,5 @@ def test_a_smoke_scale_with_dropout_does_not_pass(tmp_path: Path, capsys: pytest
 def test_every_shipped_case_passes() -> None:
     registry = Registry()
     for name in registry.all_cases:
-        findings = check_case(CaseSubject(registry, registry.case(name), HARDWARE))
+        findings = check_case(CaseSubject(registry, registry.case(name), DEFAULT_HARDWARE))
         assert [finding for finding in findings if not finding.is_good] == [], name

@@ -21,10 +21,10 @@ from levelfield.specs.case import Precision
 from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.findings import Check, Fails
 from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks, small_jobs
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, recorded_curve, torch_curve
 from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, run_one_check, write_tested
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
-from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered, refusal
+from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered_variants, refusal
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 from levelfield.testing.scaffold import new_folder
 
@@ -146,7 +146,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     assert counts(finding.says) == (4, 4)
     assert "gpt fp32" in finding.says
     assert "section 4" in finding.do and "docs/writing-a-framework.md" in finding.do
-    right = known_curve(wrong, "gpt").curve
+    right = torch_curve(wrong, "gpt").curve
     losses = (*right.losses[:-1], 1.001 * right.losses[-1])
     beyond = compare(dataclasses.replace(right, losses=losses), right).beyond()
     assert list(beyond) == ["loss"] and beyond["loss"] == pytest.approx((1e-3, 1e-5))
@@ -198,7 +198,7 @@ def test_a_run_with_the_bits_of_fp32_is_not_in_16_bits(acme: Path) -> None:
     assert finding.status == "fails"
     assert counts(finding.says) == (2, 6)
     assert finding.says.endswith("in bf16")
-    right, run = known_curve(subject, "gpt").curve, OfferedRun("gpt", "fp16", SINGLE)
+    right, run = torch_curve(subject, "gpt").curve, OfferedRun("gpt", "fp16", SINGLE)
     subject.shared["fp32 curves"] = {("gpt", SINGLE.name): right}
     same = "its losses and gradient norms have the bits of the fp32 run, so it was not computed in fp16"
     assert layout_checks.precision_fault(subject, run, right) == same
@@ -226,7 +226,7 @@ def test_a_declared_part_that_is_not_computed_fails(acme: Path) -> None:
 
 
 def test_a_curve_is_recorded_of_each_part_that_the_check_trains() -> None:
-    for part, model in small_jobs.OF_PARTS.items():
+    for part, model in small_jobs.PART_MODELS.items():
         assert part in Model.model_validate(model).parts
         job = job_of(small_jobs.with_large_weights(model), SINGLE, layout_checks.FEW_STEPS)
         assert len(recorded_curve(job).curve.losses) == layout_checks.FEW_STEPS
@@ -241,12 +241,12 @@ def test_a_file_that_shadows_a_package_fails(name: str, acme: Path) -> None:
 
 def test_a_training_that_does_not_read_its_job_fails(acme: Path) -> None:
     subject = plant(acme, "optimizer.py", "np.float32(settings.eps)", "np.float32(1e-8)")
-    planted = next(item for item in fault_checks.PLANTED if "epsilon 1e-5" in item.name)
+    planted = next(item for item in fault_checks.PLANTED_FAULTS if "epsilon 1e-5" in item.name)
     right = first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, fault_checks.STEPS)
     job = planted.applied(job_of(MODELS["gpt"], SINGLE, fault_checks.STEPS))
     assert job is not None
     with pytest.raises(Fails) as failure:
-        fault_checks._check_seen(subject, f"gpt: {planted.name}", right, job)
+        fault_checks._check_detected(subject, f"gpt: {planted.name}", right, job)
     assert failure.value.says == f"gpt: {planted.name}: the training does not change"
 
 
@@ -254,7 +254,7 @@ def test_a_training_that_does_not_read_its_job_fails(acme: Path) -> None:
 def test_every_planted_job_changes_the_training(acme: Path) -> None:
     status, message = run_check(subject_of(acme), "faults")
     assert status == "ok"
-    assert int(message.split()[0]) >= len(fault_checks.PLANTED)
+    assert int(message.split()[0]) >= len(fault_checks.PLANTED_FAULTS)
 
 
 def test_a_killed_rank_leaves_its_steps_and_no_process(acme: Path) -> None:
@@ -273,13 +273,13 @@ def test_a_process_that_outlives_its_rank_fails(acme: Path) -> None:
 def test_layouts_follow_from_the_manifest() -> None:
     registry = Registry()
     files = {name: registry.implementation(name)[0] for name in ("deepspeed", "oneflow", "torch")}
-    variants = {name: offered(file, "cpu", MODELS["gpt"], "fp32") for name, file in files.items()}
+    variants = {name: offered_variants(file, "cpu", MODELS["gpt"], "fp32") for name, file in files.items()}
     names = {name: [variant.name for variant in items] for name, items in variants.items()}
     assert any("ZeRO 3" in name for name in names["deepspeed"])
     assert not any("TP" in name for name in names["deepspeed"])
     assert not any(" over " in name for name in names["deepspeed"])  # it refuses partial sharding
     assert "compile" not in names["oneflow"] and "compile" in names["torch"]
-    on_chip = {variant.name for variant in offered(files["torch"], "nvidia", MODELS["gpt"], "fp32")}
+    on_chip = {variant.name for variant in offered_variants(files["torch"], "nvidia", MODELS["gpt"], "fp32")}
     assert "graph" in on_chip and not any("graph" in items for items in names.values())
     assert "PP4" in names["oneflow"] and not any("ZeRO" in name for name in names["oneflow"])
 

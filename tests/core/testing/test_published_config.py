@@ -16,7 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
-from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
 from levelfield.testing.case_draft import document
 from levelfield.testing.published_config import read_config
 
@@ -181,10 +181,12 @@ def test_a_drafted_case_is_whole_and_passes_with_every_framework(tmp_path: Path,
     place.parent.mkdir(parents=True)
     place.write_text(text)
     registry = Registry([tmp_path])
-    findings = {item.check: item for item in check_case(CaseSubject(registry, registry.case("drafted"), HARDWARE))}
+    findings = {
+        item.check: item for item in check_case(CaseSubject(registry, registry.case("drafted"), DEFAULT_HARDWARE))
+    }
     assert all(finding.is_good for finding in findings.values()), findings
     assert findings["torch"].status == "ok"
-    assert f"{HARDWARE.nodes}x{HARDWARE.devices} {HARDWARE.chip}" in findings["torch"].says
+    assert f"{DEFAULT_HARDWARE.nodes}x{DEFAULT_HARDWARE.devices} {DEFAULT_HARDWARE.chip}" in findings["torch"].says
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

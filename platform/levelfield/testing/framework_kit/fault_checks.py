@@ -1,5 +1,7 @@
-"""Checks of trainings that do not go well: refusals, a killed rank, a loss that is not finite, and jobs that differ
-from the definition, which the comparison must see."""
+"""Checks of trainings that go wrong: a refused job, a killed rank, a loss that is not finite, and planted faults.
+
+A planted fault is a job that differs from the definition in one value. The comparison of curves must detect it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from typing import Any
 
 from levelfield.specs.implementation import FIRST_LAYERS
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
-from levelfield.testing.framework_kit.layout_checks import is_sharp, offered_runs
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, torch_curve
+from levelfield.testing.framework_kit.layout_checks import is_within_sharp_limits, offered_runs
 from levelfield.testing.framework_kit.small_jobs import (
     LONG_STEPS,
     MODELS,
     SINGLE,
-    TRIED,
+    STANDARD_VARIANTS,
     has_parts,
     job_of,
     refusal,
@@ -30,10 +32,10 @@ from levelfield.testing.framework_kit.small_jobs import (
 from levelfield.testing.framework_kit.small_runs import read_events, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 
-ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
-KILLED_AFTER = 2
-# The layout that needs little more than this kind of parallelism.
-ONE_KIND = {
+ALONE_SECONDS = 60.0  # how long rank 0 may take to refuse a job that no other rank joins
+KILLED_AFTER_STEPS = 2
+# By kind of parallelism, the variant that needs little else.
+SIMPLEST_VARIANTS = {
     "data": "DP2", "tensor": "TP2", "pipeline": "PP2", "sequence": "TP2 sequence parallel", "context": "CP2",
     "zero1": "ZeRO 1, DP2", "zero2": "ZeRO 2, DP2", "zero3": "ZeRO 3, DP2", "interleaved": "PP2 interleaved",
 }  # fmt: skip
@@ -73,12 +75,12 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(kind):
         variant = replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
         yield variant.name, job_of(model, variant)
-    lacking = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
-    if lacking:
-        yield f"the model {lacking}", job_of(MODELS[lacking], SINGLE)
+    missing_model = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
+    if missing_model:
+        yield f"the model {missing_model}", job_of(MODELS[missing_model], SINGLE)
     offered = set(manifest.offered_parallelism(kind))
-    variants = {variant.name: variant for variant in TRIED}
-    for parallelism, name in ONE_KIND.items():
+    variants = {variant.name: variant for variant in STANDARD_VARIANTS}
+    for parallelism, name in SIMPLEST_VARIANTS.items():
         variant = variants[name]
         job = job_of(model, variant)
         if parallelism not in offered and refusal(manifest, kind, job):
@@ -86,7 +88,7 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
 
 
 def killed(subject: FrameworkSubject) -> str:
-    """Kill the last rank in the midst of a training. Check what all ranks leave."""
+    """Kill the last rank in a step of a training. Check the events and processes that all ranks leave."""
     variant = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), SINGLE)
     job = job_of(next(iter(subject.models.values())), variant, 100 * LONG_STEPS)
     with subject.scratch() as folder:
@@ -94,7 +96,7 @@ def killed(subject: FrameworkSubject) -> str:
 
         def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             done = [event for event in read_events(folder / f"rank{victim}.jsonl") if event["event"] == "step"]
-            if processes[victim].poll() is None and len(done) >= KILLED_AFTER:
+            if processes[victim].poll() is None and len(done) >= KILLED_AFTER_STEPS:
                 os.kill(processes[victim].pid, signal.SIGKILL)
 
         run = run_small(subject.program, subject.on_device(job), folder, watch=kill)
@@ -106,8 +108,8 @@ def killed(subject: FrameworkSubject) -> str:
         raise Fails(f"the killed rank recorded steps {steps[:3]}...{steps[-1:]}", "record each step by train_steps")
     if finished := [number for number, rank in enumerate(run.ranks) if rank.of("end") or rank.code == 0]:
         raise Fails(f"rank {finished[0]} finished although rank {victim} was killed", "exchange in every step")
-    if run.left:
-        raise Fails(f"{run.left} process(es) outlived their rank", "end what a rank starts, also by a signal")
+    if run.outlived_ranks:
+        raise Fails(f"{run.outlived_ranks} process(es) outlived their rank", "end what a rank starts, also by a signal")
     others = "they waited and were ended" if run.stopped else f"they ended by themselves in {run.seconds:.0f} s"
     subject.say(f"killed: {time.monotonic() - start:.0f} s")
     return f"{variant.name}: every finished step is there{f'; the others: {others}' if victim else ''}"
@@ -128,8 +130,8 @@ def nan(subject: FrameworkSubject) -> str:
 
 
 @dataclass(frozen=True)
-class PlantedJob:
-    """A change of the value at a key of a job, whose parts are joined by dots."""
+class PlantedFault:
+    """A change of one value of a job. key: its path, such as `training.seed`."""
 
     name: str
     key: str
@@ -147,59 +149,59 @@ class PlantedJob:
         return changed
 
 
-# A framework that does not see one of them does not read that field of the job: it has a value of its own.
-PLANTED = (
-    PlantedJob("rate 1 % higher", "training.schedule.peak_lr", lambda value: value * 1.01),
-    PlantedJob("warm-up a step longer", "training.schedule.warmup_steps", lambda value: value + 1),
-    PlantedJob("another beta1", "training.optimizer.beta1", lambda value: value - 0.05),
-    PlantedJob("another beta2", "training.optimizer.beta2", lambda value: value + 0.04),
-    PlantedJob("Adam's epsilon 1e-5", "training.optimizer.eps", lambda value: 1e-5),
-    PlantedJob("no weight decay", "training.optimizer.weight_decay", lambda value: 0.0),
-    PlantedJob("clipped at half", "training.gradient_clip", lambda value: value / 2),
-    PlantedJob("other initial weights", "training.seed", lambda value: value + 1),
-    PlantedJob("another order of data", "data.seed", lambda value: value + 1),
-    PlantedJob("weights 1 % larger", "model.init_std", lambda value: value * 1.01),
-    PlantedJob("the norms' epsilon 1e-3", "model.norm_eps", lambda value: 1e-3),
-    PlantedJob("rotary base 1 % higher", "model.rope_base", lambda value: value * 1.01),
+# A framework whose curve does not change by a fault does not read that field of the job: it has a value of its own.
+PLANTED_FAULTS = (
+    PlantedFault("rate 1 % higher", "training.schedule.peak_lr", lambda value: value * 1.01),
+    PlantedFault("warm-up a step longer", "training.schedule.warmup_steps", lambda value: value + 1),
+    PlantedFault("another beta1", "training.optimizer.beta1", lambda value: value - 0.05),
+    PlantedFault("another beta2", "training.optimizer.beta2", lambda value: value + 0.04),
+    PlantedFault("Adam's epsilon 1e-5", "training.optimizer.eps", lambda value: 1e-5),
+    PlantedFault("no weight decay", "training.optimizer.weight_decay", lambda value: 0.0),
+    PlantedFault("clipped at half", "training.gradient_clip", lambda value: value / 2),
+    PlantedFault("other initial weights", "training.seed", lambda value: value + 1),
+    PlantedFault("another order of data", "data.seed", lambda value: value + 1),
+    PlantedFault("weights 1 % larger", "model.init_std", lambda value: value * 1.01),
+    PlantedFault("the norms' epsilon 1e-3", "model.norm_eps", lambda value: 1e-3),
+    PlantedFault("rotary base 1 % higher", "model.rope_base", lambda value: value * 1.01),
 )
 
 
 def faults(subject: FrameworkSubject) -> str:
     """Check that the comparison sees every planted fault that applies, in each small model."""
-    seen = 0
+    seen_count = 0
     for family, model in subject.models.items():
-        right = job_of(model, SINGLE, STEPS)
-        reference = first_steps(known_curve(subject, family).curve, STEPS)
-        for planted in PLANTED:
-            if job := planted.applied(right):
-                _check_seen(subject, f"{family}: {planted.name}", reference, job)
-                seen += 1
+        correct_job = job_of(model, SINGLE, STEPS)
+        reference = first_steps(torch_curve(subject, family).curve, STEPS)
+        for planted in PLANTED_FAULTS:
+            if job := planted.applied(correct_job):
+                _check_detected(subject, f"{family}: {planted.name}", reference, job)
+                seen_count += 1
                 subject.say(f"planted {family}: {planted.name}: seen")
     # the other form of GELU, with large weights
     if {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) and "gpt" in subject.models:
         model = with_large_weights(subject.models["gpt"])
         reference = curve_by_torch(subject, job_of(model, SINGLE, STEPS)).curve
         curve = subject.train(job_of({**model, "activation": "gelu"}, SINGLE, STEPS))
-        if is_sharp(compare(curve, reference)):
+        if is_within_sharp_limits(compare(curve, reference)):
             raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
-        seen += 1
+        seen_count += 1
     # another order of data on the last of two data ranks: the sum of the tokens' checksums must show it
     if run := next((run for run in offered_runs(subject) if run.variant.layout.get("data", 1) == 2), None):
         job = job_of(subject.models[run.family], run.variant, STEPS)
         other = copy.deepcopy(job)
         other["data"]["seed"] += 1
-        reference = first_steps(known_curve(subject, run.family).curve, STEPS)
+        reference = first_steps(torch_curve(subject, run.family).curve, STEPS)
         is_missed = False
         with suppress(Fails):  # a training that does not end is seen as well
             is_missed = compare(subject.train(job, others={run.variant.ranks - 1: other}), reference).within()
         if is_missed:
             what = f"{run}: the last rank trains other data, and nothing shows it"
             raise Fails(what, "count tokens on each data rank")
-        seen += 1
-    return f"{seen} planted faults are seen"
+        seen_count += 1
+    return f"{seen_count} planted faults are seen"
 
 
-def _check_seen(subject: FrameworkSubject, what: str, reference: Curve, job: Job) -> None:
+def _check_detected(subject: FrameworkSubject, what: str, reference: Curve, job: Job) -> None:
     try:
         difference = compare(subject.train(job), reference)
     except Fails:

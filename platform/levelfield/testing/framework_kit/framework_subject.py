@@ -144,24 +144,24 @@ class FrameworkSubject:
 
 
 @dataclass(frozen=True)
-class KnownCurve:
+class TorchCurve:
     """torch's curve, and where it comes from."""
 
     curve: Curve
     source: str
 
 
-def known_curve(subject: FrameworkSubject, family: str) -> KnownCurve:
+def torch_curve(subject: FrameworkSubject, family: str) -> TorchCurve:
     """Return torch's curve of a small model in float32. Raises Missing where it is neither trained nor recorded."""
     return curve_by_torch(subject, job_of(subject.models[family], SINGLE))
 
 
-def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve:
-    """Return torch's curve of a job in one process, computed once. Raises Missing as `known_curve`."""
+def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCurve:
+    """Return torch's curve of a job in one process, computed once. Raises Missing as `torch_curve`."""
     key = f"curve {definition_digest(job)}"
-    known: KnownCurve | None = subject.shared.get(key)
-    if known is not None:
-        return known
+    computed: TorchCurve | None = subject.shared.get(key)
+    if computed is not None:
+        return computed
     if TORCH not in subject.shared:
         subject.shared[TORCH] = None  # where its environment is not made
         with suppress(LevelfieldError):
@@ -171,11 +171,11 @@ def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCu
                 subject.shared[TORCH] = made
     torch: FrameworkSubject | None = subject.shared[TORCH]
     try:
-        reference = torch and KnownCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
+        reference = torch and TorchCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
     except Fails as error:
         raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
-    known = subject.shared[key] = reference or recorded_curve(job)
-    return known
+    computed = subject.shared[key] = reference or recorded_curve(job)
+    return computed
 
 
 def definition_digest(job: Mapping[str, Any]) -> str:
@@ -184,7 +184,7 @@ def definition_digest(job: Mapping[str, Any]) -> str:
     return hashlib.sha256(defined.encode()).hexdigest()
 
 
-def recorded_curve(job: Mapping[str, Any]) -> KnownCurve:
+def recorded_curve(job: Mapping[str, Any]) -> TorchCurve:
     """Return the recorded curve of a job. Raises Missing without one."""
     digest = definition_digest(job)
     curve = _all_recorded().get(digest)
@@ -194,7 +194,7 @@ def recorded_curve(job: Mapping[str, Any]) -> KnownCurve:
 
 
 @cache
-def _all_recorded() -> dict[str, KnownCurve]:
+def _all_recorded() -> dict[str, TorchCurve]:
     """Return the curves of `recorded`, whose keys and lists JSON has changed, by the digest of what they trained."""
     curves = {}
     for content in (json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json"))):
@@ -209,5 +209,5 @@ def _all_recorded() -> dict[str, KnownCurve]:
                 for step, layers in content["experts"].items()
             },
         )
-        curves[content["definition"]] = KnownCurve(curve, f"torch {content['torch']}'s recorded curve")
+        curves[content["definition"]] = TorchCurve(curve, f"torch {content['torch']}'s recorded curve")
     return curves

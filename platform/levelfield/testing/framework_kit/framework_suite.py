@@ -1,4 +1,4 @@
-"""The suite for a framework: its checks in the order of an author's work, those that train nothing, and the record."""
+"""The checks of a framework, in the order of an author's work; those that train nothing; and the file tested.json."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_sources(subject: FrameworkSubject) -> str:
     paths = sorted(subject.folder.rglob("*.py"))
     if (subject.folder / "__init__.py").exists():
         raise Fails("found __init__.py: scripts run by path, and the folder is no package", "remove it")
-    packages = (package for needs in subject.manifest.requirements.values() for package in needs.packages)
+    packages = (package for requirements in subject.manifest.requirements.values() for package in requirements.packages)
     modules = {re.split(r"[^A-Za-z0-9._-]", package)[0].lower().replace("-", "_") for package in packages}
     reserved = {subject.name, "levelfield"} | set(sys.stdlib_module_names) | modules
     shadows = sorted(path.name for path in paths if path.stem in reserved)
@@ -64,20 +64,20 @@ def check_sources(subject: FrameworkSubject) -> str:
 
 def check_device_access(subject: FrameworkSubject) -> str:
     """Check that each offered kind of device is reached on each of its vendors, and report differences."""
-    manifest, lines = subject.manifest, []
+    manifest, reached = subject.manifest, []
     for name in sorted(subject.registry.vendors):
         vendor = subject.registry.vendor_file(name)
         if vendor.device_kind not in manifest.precisions:
             continue
         if lookup.access_of(manifest, vendor) is None:
-            add = f"add `reaches.{vendor.device_kind}` to implementation.yaml"
-            raise Missing(f"nothing says how {subject.name} reaches the devices of vendor {name}", add)
-        lines += [f"{name}, by its own words" if lookup.access_notices(manifest, vendor) else name]
+            hint = f"add `reaches.{vendor.device_kind}` to implementation.yaml"
+            raise Missing(f"nothing says how {subject.name} reaches the devices of vendor {name}", hint)
+        reached += [f"{name}, by its own words" if lookup.access_notices(manifest, vendor) else name]
     kinds = set(manifest.precisions) - {ANY_ACCELERATOR}
     vendors = {subject.registry.vendor_file(name).device_kind for name in subject.registry.vendors}
     if kinds - vendors:
         raise Fails(f"precisions: no vendor has devices of kind {', '.join(sorted(kinds - vendors))}", "correct it")
-    return f"the devices of {'; '.join(lines) or 'no vendor'}"
+    return f"the devices of {'; '.join(reached) or 'no vendor'}"
 
 
 def check_launch_plan(subject: FrameworkSubject) -> str:

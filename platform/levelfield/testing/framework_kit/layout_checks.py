@@ -19,15 +19,15 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, torch_curve
 from levelfield.testing.framework_kit.small_jobs import (
     LONG_STEPS,
-    OF_PARTS,
+    PART_MODELS,
     SINGLE,
     Variant,
     has_parts,
     job_of,
-    offered,
+    offered_variants,
     with_large_vocabulary,
     with_large_weights,
 )
@@ -69,7 +69,7 @@ def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
         devices = subject.registry.machine.devices(subject.vendor.name)
         most = math.inf if subject.vendor.is_host else len(devices)  # a host is divided into any number of shares
         for family, model in subject.models.items():
-            for variant in offered(subject.manifest, subject.kind, model, precision):
+            for variant in offered_variants(subject.manifest, subject.kind, model, precision):
                 if variant.ranks <= most:
                     yield OfferedRun(family, precision, variant)
 
@@ -89,7 +89,7 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
         section = 5 if all(run.layout.world_size > 1 for run in bad) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
         raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", hint)
-    source = known_curve(subject, next(iter(subject.models))).source
+    source = torch_curve(subject, next(iter(subject.models))).source
     return f"{len(runs)} trainings as torch's; compared with {source}"
 
 
@@ -101,7 +101,7 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     row = row_head(training_code(*basis))
     try:
         curve = subject.train(job_of(model, offer.variant, precision=offer.precision))
-        reference = known_curve(subject, offer.family)
+        reference = torch_curve(subject, offer.family)
         if len(curve.losses) != len(reference.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(reference.curve.losses)}")
         difference = compare(curve, reference.curve)
@@ -145,7 +145,7 @@ def precision_fault(subject: FrameworkSubject, offer: OfferedRun, curve: Curve) 
     if offer.precision == "fp32":
         wide[offer.family, offer.variant.name] = curve
         return None
-    other = wide.get((offer.family, offer.variant.name)) or known_curve(subject, offer.family).curve
+    other = wide.get((offer.family, offer.variant.name)) or torch_curve(subject, offer.family).curve
     same = [name for name in ("losses", "grad_norms") if getattr(curve, name) == getattr(other, name)]
     if not same:
         return None
@@ -186,7 +186,7 @@ def large_weights(subject: FrameworkSubject) -> str:
         job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
         reference = curve_by_torch(subject, job)
         differences[family] = difference = compare(subject.train(job), reference.curve)
-        if not is_sharp(difference):
+        if not is_within_sharp_limits(difference):
             figures = f"loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}"
             limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
             message = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
@@ -201,7 +201,7 @@ def parts(subject: FrameworkSubject) -> str:
     known_parts = {name for model in subject.models.values() for name in Model.model_validate(model).parts}
     trained, bad = [], []
     for part in sorted(declared - known_parts - {"dropout"}):
-        model = OF_PARTS.get(part)
+        model = PART_MODELS.get(part)
         if model is None or not has_parts(subject.manifest, model):
             continue
         job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
@@ -213,7 +213,7 @@ def parts(subject: FrameworkSubject) -> str:
             bad.append(f"{part}: {failed.says}")
             continue
         trained.append(part)
-        if not is_sharp(difference):
+        if not is_within_sharp_limits(difference):
             bad.append(f"{part}: loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}")
     if bad:
         limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
@@ -239,7 +239,7 @@ def large_tensors(subject: FrameworkSubject) -> str:
     return f"gradient norm of {what}: {_number(difference.grad_norm)} from torch's"
 
 
-def is_sharp(difference: Difference) -> bool:
+def is_within_sharp_limits(difference: Difference) -> bool:
     """Return whether a run with large weights, in one process, is as near as rounding."""
     pairs = ((getattr(difference, name), limit) for name, limit in SHARP)
     near = all(value is not None and value <= limit for value, limit in pairs)

@@ -16,7 +16,7 @@ from levelfield.specs.case import Precision, Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.tuning import Tuning
 
-LONG_STEPS = 40  # to the end of the learning rate's decay
+LONG_STEPS = 40  # the steps until the learning rate has decayed
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
         "family": "gpt", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 128, "heads": 4, "kv_heads": 4,
@@ -48,12 +48,12 @@ MODELS["mixture"] = {
         "capacity_factor": None,
     },
 }  # fmt: skip
-EVERYWHERE = ("gpt", "llama")  # what every framework trains
-_SHORT = {name: {**MODELS[name], "layers": 2} for name in EVERYWHERE}
-_SCALED = {"original_length": 16, "low_factor": None, "high_factor": None, "beta_fast": None, "beta_slow": None,
+COMMON_MODELS = ("gpt", "llama")  # what every framework trains
+_TWO_LAYER_MODELS = {name: {**MODELS[name], "layers": 2} for name in COMMON_MODELS}
+_ROPE_SCALING = {"original_length": 16, "low_factor": None, "high_factor": None, "beta_fast": None, "beta_slow": None,
            "magnitude": None, "factor": 4.0}  # fmt: skip
 _LATENT = {"query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8}
-_OF_LLAMA: dict[str, dict[str, Any]] = {
+_LLAMA_CHANGES: dict[str, dict[str, Any]] = {
     "geglu_tanh": {"activation": "geglu_tanh"},
     "tied_embeddings": {"tied_embeddings": True},
     "bias": {"bias": True},
@@ -63,15 +63,15 @@ _OF_LLAMA: dict[str, dict[str, Any]] = {
     "sliding_window": {"sliding_window": 8},
     "norm_after": {"norm_place": "after"},
     "embedding_scale": {"embedding_scale": 4.0},
-    "rope_linear": {"rope_scaling": {**_SCALED, "kind": "linear", "original_length": None}},
+    "rope_linear": {"rope_scaling": {**_ROPE_SCALING, "kind": "linear", "original_length": None}},
     "rope_llama3": {"rope_scaling": MODELS["qwen"]["rope_scaling"]},
-    "rope_yarn": {"rope_scaling": {**_SCALED, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0}},
+    "rope_yarn": {"rope_scaling": {**_ROPE_SCALING, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0}},
     "latent_attention": {"kv_heads": 4, "latent_attention": _LATENT},
 }
-# One model for each part that not every small model has.
-OF_PARTS: dict[str, dict[str, Any]] = {
-    "gelu": {**_SHORT["gpt"], "activation": "gelu"},
-    **{part: {**_SHORT["llama"], **changes} for part, changes in _OF_LLAMA.items()},
+# By part of a model that not every small model has: a model with it.
+PART_MODELS: dict[str, dict[str, Any]] = {
+    "gelu": {**_TWO_LAYER_MODELS["gpt"], "activation": "gelu"},
+    **{part: {**_TWO_LAYER_MODELS["llama"], **changes} for part, changes in _LLAMA_CHANGES.items()},
 }
 
 
@@ -93,7 +93,7 @@ class Variant:
         return math.prod(self.layout.get(key, 1) for key in ("data", "context", "tensor", "pipeline"))
 
 
-SCALE = {"initial": 256.0, "growth_interval": 1000}
+LOSS_SCALE = {"initial": 256.0, "growth_interval": 1000}
 SINGLE = Variant("1 process, accumulation 4")
 
 
@@ -107,7 +107,7 @@ def job_of(
         "steps": steps, "sequence_length": 32, "global_batch": 8, "precision": precision,
         "optimizer": {"name": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
         "schedule": {"style": "cosine", "peak_lr": 2e-3, "min_lr": 2e-4, "warmup_steps": 5, "decay_steps": LONG_STEPS},
-        "loss_scale": SCALE if precision == "fp16" else None, "gradient_clip": 1.0, "seed": 7, **changes,
+        "loss_scale": LOSS_SCALE if precision == "fp16" else None, "gradient_clip": 1.0, "seed": 7, **changes,
     }  # fmt: skip
     return {
         "schema": "levelfield.job/1", "run_id": "layouts", "case": "layouts", "scale": "smoke",
@@ -123,9 +123,9 @@ def job_of(
 
 
 def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the model with weights five times as large, whose activations reach where functions bend.
+    """Return the model with weights five times as large, so that activation functions are not nearly linear.
 
-    With small weights every activation is nearly a line, and a wrong constant in it changes no digit that is compared.
+    With small weights they are, and a wrong constant in one of them changes no digit that is compared.
     """
     return {**model, "init_std": 0.1}
 
@@ -133,24 +133,24 @@ def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
 def with_large_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
     """Return one layer of the model with an embedding of a million elements.
 
-    Sums in float32 over so many are wrong in the fourth or fifth digit where they are made one by one.
+    A float32 sum over so many, added one after another, is wrong in the fourth or fifth digit.
     """
     return {**model, "layers": 1, "vocab_size": 32768}
 
 
-SEQUENCE = {"tensor": 2, "sequence_parallel": True}
-# In 16 bits: each kind of parallelism once. Other mixes add no arithmetic of their own.
-OF_SIXTEEN_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
+SEQUENCE_PARALLEL = {"tensor": 2, "sequence_parallel": True}
+# In 16 bits each kind of parallelism runs once. Their combinations add no arithmetic of their own.
+VARIANTS_IN_16_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
                    "CP2", "PP2", "EP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")  # fmt: skip
 
 
-def zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
+def zero_layout(stage: int, data: int = 2, degree: int = 2, **other_degrees: int) -> dict[str, int]:
     """Return the keys of a layout whose weights, gradients or optimizer states are sharded."""
-    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
+    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **other_degrees}
 
 
 # One process, then each kind of parallelism alone, then two kinds together.
-TRIED: tuple[Variant, ...] = (
+STANDARD_VARIANTS: tuple[Variant, ...] = (
     SINGLE,
     Variant("accumulation 1", micro_batch=8),
     Variant("recompute selective", recompute="selective"),
@@ -159,14 +159,14 @@ TRIED: tuple[Variant, ...] = (
     Variant("compile", compile=True),
     Variant("graph", graph=True),
     Variant("DP2", {"data": 2}),
-    Variant("ZeRO 1, DP2", zero(1)),
-    Variant("ZeRO 2, DP2", zero(2)),
-    Variant("ZeRO 3, DP2", zero(3)),
-    Variant("ZeRO 1 over 2 of DP4", zero(1, 4)),
-    Variant("ZeRO 2 over 2 of DP4", zero(2, 4), micro_batch=1),
-    Variant("ZeRO 3 over 2 of DP4", zero(3, 4), micro_batch=1),
+    Variant("ZeRO 1, DP2", zero_layout(1)),
+    Variant("ZeRO 2, DP2", zero_layout(2)),
+    Variant("ZeRO 3, DP2", zero_layout(3)),
+    Variant("ZeRO 1 over 2 of DP4", zero_layout(1, 4)),
+    Variant("ZeRO 2 over 2 of DP4", zero_layout(2, 4), micro_batch=1),
+    Variant("ZeRO 3 over 2 of DP4", zero_layout(3, 4), micro_batch=1),
     Variant("TP2", {"tensor": 2}),
-    Variant("TP2 sequence parallel", SEQUENCE),
+    Variant("TP2 sequence parallel", SEQUENCE_PARALLEL),
     Variant("CP2", {"context": 2}),
     Variant("PP2", {"pipeline": 2}),
     Variant("PP4", {"pipeline": 4}),
@@ -175,12 +175,12 @@ TRIED: tuple[Variant, ...] = (
     Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
     Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
     Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
-    Variant("ZeRO 1, DP2 x TP2", zero(1, tensor=2)),
-    Variant("ZeRO 3, DP2 x TP2", zero(3, tensor=2)),
-    Variant("ZeRO 1, DP2 x PP2", zero(1, pipeline=2)),
-    Variant("ZeRO 2, DP2 x PP2", zero(2, pipeline=2)),
-    Variant("ZeRO 3, DP2 x PP2", zero(3, pipeline=2)),
-    Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE, "pipeline": 2}, recompute="full"),
+    Variant("ZeRO 1, DP2 x TP2", zero_layout(1, tensor=2)),
+    Variant("ZeRO 3, DP2 x TP2", zero_layout(3, tensor=2)),
+    Variant("ZeRO 1, DP2 x PP2", zero_layout(1, pipeline=2)),
+    Variant("ZeRO 2, DP2 x PP2", zero_layout(2, pipeline=2)),
+    Variant("ZeRO 3, DP2 x PP2", zero_layout(3, pipeline=2)),
+    Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE_PARALLEL, "pipeline": 2}, recompute="full"),
 )
 
 
@@ -189,16 +189,16 @@ def has_parts(implementation: ImplementationFile, model: dict[str, Any]) -> bool
     return set(Model.model_validate(model).parts) <= set(implementation.architecture)
 
 
-def offered(
+def offered_variants(
     implementation: ImplementationFile,
     kind: str,
     model: dict[str, Any],
     precision: Precision,
-    variants: Iterable[Variant] = TRIED,
+    variants: Iterable[Variant] = STANDARD_VARIANTS,
 ) -> Iterator[Variant]:
-    """Return those of `variants` that the manifest offers for a model on a device kind and that are possible for it."""
+    """Yield the variants that the manifest offers on this device kind and that are possible for the model."""
     for variant in variants:
-        if precision != "fp32" and variant.name not in OF_SIXTEEN_BITS:
+        if precision != "fp32" and variant.name not in VARIANTS_IN_16_BITS:
             continue
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
             continue
@@ -219,8 +219,8 @@ def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) 
     work, tuning = Work.model_validate(content), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
     layout = tuning.layout
     uneven = "uneven" in implementation.offered_parallelism(kind)
-    if rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
-        return rules[0]
+    if broken_rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
+        return broken_rules[0]
     try:
         refuse_unsupported(implementation, work, tuning, kind, captures=job["capture"] is not None)
     except NotHere as error:

@@ -57,7 +57,7 @@ class SmallRun:
 
     ranks: tuple[SmallRank, ...]
     stopped: bool  # whether ranks had to be ended
-    left: int  # ranks with processes that outlived them
+    outlived_ranks: int  # ranks with processes that outlived them
     seconds: float  # from the first end of a rank to the last one
 
 
