@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.compare.matrix import Dimension
     from levelfield.compare.ratio_requirements import RatioRequirement
+    from levelfield.compare.series_runs import ChosenRuns
     from levelfield.report.sheets import Sheet
     from levelfield.specs.prices import Prices
     from levelfield.specs.record import RunRecord
@@ -36,7 +37,8 @@ A SIDE is one of these, or several joined by commas:
   a path, a run id, a part of an id, or latest; --repeats adds the other
   repeats of its command
   a pattern of run ids in quotes, such as '20261122*_torch_cpu_*'
-  a series, CASE:FRAMEWORK[:CHIP[:NODES[:DEVICES]]]: runs of its newest build
+  a series, CASE:FRAMEWORK[:CHIP[:NODES[:DEVICES]]]: the repeats of its newest
+  command; of base, where it has runs of it
   a bundle, FILE.zip, or FILE.zip:NAME, where NAME is a run, pattern or series
 Runs are looked for in the folder of runs, then in the store.
 
@@ -104,7 +106,7 @@ def execute(options: argparse.Namespace) -> int:
             sheets, values, is_good = _matrix(options.matrix, cases, frameworks, places)
         elif options.scaling:
             title = "Scaling"
-            sheets, values, is_good = _scaling([places.runs(side, options.repeats) for side in options.side])
+            sheets, values, is_good = _scaling([places.runs(side, options.repeats).runs for side in options.side])
         else:
             title, prices = "Comparison", prices_of(options.prices, registry)
             required = [parse_requirement(text, prices is not None) for text in options.require]
@@ -142,7 +144,7 @@ def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Shown:
 
 
 def _compared(
-    runs: Sequence[Sequence[RunRecord]],
+    chosen: Sequence[ChosenRuns],
     required: Sequence[RatioRequirement],
     across_precisions: bool,
     prices: Prices | None,
@@ -154,7 +156,7 @@ def _compared(
     from levelfield.compare.ratios import LEAST_RUNS
     from levelfield.compare.sides import side_of
 
-    sides = [side_of(_name(number), records) for number, records in enumerate(runs)]
+    sides = [side_of(_name(number), of.runs, left_out=of.left_out) for number, of in enumerate(chosen)]
     few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
     compared = comparison.compare(sides, places.histories(few) if few else {}, across_precisions, prices)
     sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)

@@ -170,7 +170,12 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
         build = f"{first.series.framework} {first.subject.framework_version}"
         rows.append((side.name, first.series.label, build, runs + (", disturbed" if side.is_disturbed else "")))
-    yield Sheet("", ("side", "series", "build", "runs"), tuple(rows))
+    others = defaultdict[tuple[str, str], list[str]](list)  # by side and reason
+    for side in comparison.sides:
+        for run, reason in side.left_out:
+            others[side.name, reason].append(run.run_id)
+    notes = tuple(f"{name} leaves out {', '.join(ids)}: {reason}" for (name, reason), ids in others.items())
+    yield Sheet("", ("side", "series", "build", "runs"), tuple(rows), notes)
     if fields.unequal:
         yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
     equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in fields.equal)
@@ -200,7 +205,9 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
                 "series": side.first.series.model_dump(mode="json"),
                 "label": side.first.series.label,
                 "runs": [record.run_id for record in side.counted],
-                "left_out": [{"run": record.run_id, "reason": reason} for record, reason in side.excluded],
+                "left_out": [
+                    {"run": record.run_id, "reason": reason} for record, reason in (*side.excluded, *side.left_out)
+                ],
                 "disturbed": side.is_disturbed,
                 "verdicts": [record.verdict for record in side.counted],
             }

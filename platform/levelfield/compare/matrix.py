@@ -1,7 +1,7 @@
 """Matrices case x vendor and case x framework: the latest good result of each cell, and ratios between columns.
 
 A row is one training on one kind of machine, with everything equal but the column and the free choices of a tuning. A
-cell is the newest valid and sealed run of its row and column, with its repeats. An empty cell says why it is empty. A
+cell is the fastest series of its row and column, by the runs that stand for it. An empty cell says why it is empty. A
 run that other programs disturbed is in a cell, and a row of such runs in a mean, only where there is no quiet one.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
@@ -22,7 +23,8 @@ from levelfield.compare.comparison import (
     side_ratio,
     side_values,
 )
-from levelfield.compare.ratios import Pair, Ratio, SideValues, mean_ratio
+from levelfield.compare.ratios import Pair, Ratio, SideValues, mean_ratio, own_mean
+from levelfield.compare.series_runs import choose_runs
 from levelfield.compare.sides import (
     DIFFERS,
     RATE,
@@ -30,8 +32,7 @@ from levelfield.compare.sides import (
     began,
     disturbance,
     exclusion,
-    newest_group,
-    quiet_runs,
+    series_exclusion,
     side_of,
     tuned_fields,
     tuning_of,
@@ -129,7 +130,7 @@ def matrix(
         column = " ".join(filter(None, (name, tuning_of(record))))
         runs_by_place.setdefault((row, column), []).append(record)
     rows = tuple(sorted({row for row, _ in runs_by_place}))
-    latest = {place: newest_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
+    latest = {place: column_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
     headings = {column for _, column in latest}
     headings |= {name for name in expected if not headings & {name, f"{name} base", f"{name} peak"}}
     measured = Counter(column for (_, column), cell in latest.items() if cell.value is not None)
@@ -151,36 +152,43 @@ def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
-def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
-    """Return the newest good runs of a cell; without any, why the newest run does not count."""
+def column_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
+    """Return what stands for a column of a row: its fastest series, by the runs that stand for it.
+
+    runs: of one training, chip, framework and tuning. Without one that counts: why the newest does not.
+    """
     ordered = sorted(runs, key=lambda run: (str(began(run) or ""), run.run_id))
-    good = [run for run in ordered if _reason(run) is None]
-    last = ordered[-1]
-    if not good:
+    last, of_series = ordered[-1], dict[str, list[RunRecord]]()
+    for run in ordered:
+        of_series.setdefault(run.series.fingerprint(), []).append(run)
+    measured, lacking = [], None
+    for members in of_series.values():
+        if chosen := choose_runs(members):
+            side = side_of("cell", [run for run in chosen.runs if exclusion(run) is None])
+            rate, values = side_figure(RATE, side.counted), side_values(RATE, side, histories)
+            if rate.interval is None:
+                lacking = MatrixCell("no speed", str(rate.reason), side)
+            else:
+                speed = own_mean(values) or 0.0
+                measured.append(
+                    ((not side.is_disturbed, speed), chosen, MatrixCell("measured", "", side, rate, values))
+                )
+    if not measured:
         word = last.verdict if last.verdict in DIFFERS else "contradictory"
         word = last.evidence if last.evidence != "sealed" else last.word if last.word != "valid" else word
-        return MatrixCell(word, f"{last.run_id}: {_reason(last)}")
-    newest = quiet_runs(good)[-1]
-    group = newest_group(newest, ordered)
-    # disturbed runs count only where none is quiet, as the newest that counts then is
-    loud = [] if disturbance(newest) else [run for run in good if disturbance(run)]
-    disturbed = [run for run in loud if run in group or good.index(run) > good.index(newest)]
-    same_series = [run for run in disturbed if run not in group and run.series == newest.series]
-    side = side_of("cell", [run for run in (*group, *same_series) if _reason(run) is None])
-    rate = side_figure(RATE, side.counted)
-    if rate.interval is None:
-        return MatrixCell("no speed", str(rate.reason), side)
-    newer = "" if _reason(last) is None else f"a newer run does not count: {last.run_id}: {_reason(last)}"
-    if not newer and (bad := [run for run in group if _reason(run) is not None]):
-        newer = f"{len(bad)} of {len(group)} repeats do not count: {bad[-1].run_id}: {_reason(bad[-1])}"
+        return lacking or MatrixCell(word, f"{last.run_id}: {series_exclusion(last)}")
+    _, chosen, cell = max(measured, key=itemgetter(0))
+    newer = "" if (reason := series_exclusion(last)) is None else f"a newer run does not count: {last.run_id}: {reason}"
+    if not newer and (bad := [run for run in chosen.runs if exclusion(run) is not None]):
+        newer = f"{len(bad)} of {len(chosen.runs)} repeats do not count: {bad[-1].run_id}: {exclusion(bad[-1])}"
+    disturbed = []
+    if cell.side and not cell.side.is_disturbed:  # others of the column, as its quiet runs stand for it
+        ids = {run.run_id for run in chosen.runs}
+        good = [run for run in ordered if series_exclusion(run) is None and disturbance(run)]
+        disturbed = [run for run in good if run.run_id in ids or ordered.index(run) > ordered.index(cell.side.last)]
     left_out = f"{len(disturbed)} left out, as quiet ones are there: " if disturbed else ""
     left_out += "".join(f"{run.run_id}: {disturbance(run)}" for run in disturbed[-1:])
-    detail = "; ".join(filter(None, (newer, left_out)))
-    return MatrixCell("measured", detail, side, rate, side_values(RATE, side, histories))
-
-
-def _reason(run: RunRecord) -> str | None:
-    return exclusion(run) or (f"the training is {run.verdict}" if run.verdict in DIFFERS else None)
+    return replace(cell, detail="; ".join(filter(None, (newer, left_out))))
 
 
 def _row_cells(

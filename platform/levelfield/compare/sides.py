@@ -1,4 +1,4 @@
-"""The sides of a comparison: which of their runs count, the figures that are compared, and which runs are repeats.
+"""The sides of a comparison: which of their runs count, and the figures that are compared.
 
 A run counts that is valid, sealed, and whose figures follow from its own result.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.measure.other_use import HOST_LIMIT
@@ -33,6 +32,8 @@ class ComparedSide:
     name: str
     counted: tuple[RunRecord, ...]  # those that may be compared
     excluded: tuple[tuple[RunRecord, str], ...] = ()  # others, with the reason
+    # further runs of a series that was named by its label, with the reason; they say nothing of this side
+    left_out: tuple[tuple[RunRecord, str], ...] = ()
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -54,7 +55,12 @@ class ComparedSide:
         return any(map(disturbance, self.counted))
 
 
-def side_of(name: str, records: Sequence[RunRecord], is_paired: bool = False) -> ComparedSide:
+def side_of(
+    name: str,
+    records: Sequence[RunRecord],
+    is_paired: bool = False,
+    left_out: Sequence[tuple[RunRecord, str]] = (),
+) -> ComparedSide:
     """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series.
 
     A disturbed run is left out where another one of the side is quiet. is_paired: none is, as the runs of both sides
@@ -86,7 +92,8 @@ def side_of(name: str, records: Sequence[RunRecord], is_paired: bool = False) ->
         beside = [None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons]
         reasons = [(r, reason or left) for (r, reason), left in zip(reasons, beside, strict=True)]
     counted = tuple(record for record, reason in reasons if reason is None)
-    return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
+    excluded = tuple((record, reason) for record, reason in reasons if reason)
+    return ComparedSide(name, counted, excluded, tuple(left_out))
 
 
 def exclusion(record: RunRecord) -> str | None:
@@ -97,6 +104,11 @@ def exclusion(record: RunRecord) -> str | None:
         failure = f" ({record.failure})" if record.failure and record.failure != record.word else ""
         return f"{record.word}{failure}" + (f": {record.reason}" if record.reason else "")
     return next(contradictions(record), None)
+
+
+def series_exclusion(record: RunRecord) -> str | None:
+    """Return why the run does not stand for its series: as in any comparison, or its training differs."""
+    return exclusion(record) or (f"the training is {record.verdict}" if record.verdict in DIFFERS else None)
 
 
 def disturbance(record: RunRecord) -> str | None:
@@ -238,71 +250,3 @@ def cost_quantity(prices: Prices) -> Quantity:
         covers=covers,
         read_night=read_night,
     )
-
-
-def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
-
-    The repeats of a plan are numbered from 1 and follow each other, with the same series, tuning, build and conditions,
-    such as variables. One that does not count may not know its build.
-    """
-    kind = _kind(record)
-    ordered = sorted((r for r in records if _kind(r) == kind or (exclusion(r) and _kind(r)[0] == kind[0])), key=_order)
-    groups: list[list[RunRecord]] = []
-    for run in ordered:
-        if groups and run.result.repeat == groups[-1][-1].result.repeat + 1:
-            groups[-1].append(run)
-        else:
-            groups.append([run])
-    return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
-
-
-def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the newest run that counts with its repeats, in order.
-
-    Where fewer than LEAST_RUNS of these count: all runs of its series, tuning, build and conditions that began within a
-    day of it, so that one more run hides no earlier ones.
-    """
-    group = repeats_around(record, records)
-    if sum(exclusion(run) is None for run in group) >= LEAST_RUNS:
-        return group
-    same = [
-        run
-        for run in records
-        if run.series.fingerprint() == record.series.fingerprint()
-        and is_within_a_day(run.began, record.began)
-        # one that does not count may not know its build
-        and (is_same_build(run, record) or (exclusion(run) is not None and tuning_of(run) == tuning_of(record)))
-    ]
-    return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
-
-
-def is_same_build(first: RunRecord, second: RunRecord) -> bool:
-    """Return whether two runs of a series are of one tuning, build and set of conditions."""
-    return (tuning_of(first), first.subject, first.conditions) == (
-        tuning_of(second),
-        second.subject,
-        second.conditions,
-    )
-
-
-def is_within_a_day(first: str, second: str) -> bool:
-    """Return whether two runs began within a day; False where a date cannot be read."""
-    try:
-        return abs(datetime.fromisoformat(first) - datetime.fromisoformat(second)) <= timedelta(days=1)
-    except (TypeError, ValueError):
-        return False
-
-
-def _kind(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str | None]:
-    return (
-        (record.series.fingerprint(), tuning_of(record)),
-        record.subject.fingerprint(),
-        record.conditions.fingerprint(),
-        record.entry,
-    )
-
-
-def _order(record: RunRecord) -> tuple[str, int, str]:
-    """Return what sorts runs by time; repeats that began in one second by their numbers."""
-    return str(began(record) or ""), record.result.repeat, record.run_id

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import ClassVar
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Histories
-from levelfield.compare.matrix import ColumnRatio, newest_cell
+from levelfield.compare.matrix import ColumnRatio, column_cell
 from levelfield.compare.ranking import (
     PARTS,
     Contender,
@@ -26,8 +26,9 @@ from levelfield.compare.ranking import (
     overall,
     ranking,
 )
-from levelfield.compare.ratios import LEAST_RUNS, Ratio
-from levelfield.compare.sides import is_within_a_day, palm, steady_runs, tuning_of
+from levelfield.compare.ratios import Ratio
+from levelfield.compare.series_runs import recent_runs
+from levelfield.compare.sides import palm, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped
@@ -43,6 +44,7 @@ OF_TRUST = ("alignment", "other programs")  # cautions that a part of the trust 
 OF_MFU = "peak of MFU"  # a caution that concerns no other figure
 OF_ONE_SIDE = ("left out", "source")  # cautions about a side alone; the others are about it and the best
 MOST_LISTED = 120  # contenders that are listed below the bars of their training
+_READ = 4  # runs of a series that are read at once: most have too few repeats for more
 MOST_BEYOND = 1.5  # an axis ends there, of its longest bar; an interval that goes on is clipped, with a mark
 BAR_COLUMNS = ("chip", "framework", "tuning", "value", "low", "high", "ratio", "ratio low", "ratio high", "standing")
 MEAN_COLUMNS = ("name", "ratio", "low", "high", "standing", "trainings")
@@ -157,36 +159,10 @@ def ranked_trainings(content: PagesContent, results: StoredResults) -> list[Rank
     Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
     fields (peak).
     """
-    ordered = sorted(content.series.values(), key=_speed_order, reverse=True)
-    columns = grouped(ordered, lambda runs: (*_training(runs), chip_of(runs.series), runs.series.framework_label))
-    series, newest = _fastest_by_tuning(list(columns.values()), results)
-    records = _with_repeats(series, newest, results)
-    rows = sorted(grouped(series, _training).items())
+    rows = sorted(grouped(content.series.values(), _training).items())
     names = Counter(place[:5] for place, _ in rows)
-    trainings = [_ranked(row, names[place[:5]] > 1, records) for place, row in rows]
+    trainings = [_ranked(row, names[place[:5]] > 1, results) for place, row in rows]
     return sorted(trainings, key=lambda training: training.first.series.scale != "full")
-
-
-def _fastest_by_tuning(
-    columns: Sequence[Sequence[SeriesRuns]], results: StoredResults
-) -> tuple[list[SeriesRuns], dict[str, RunRecord]]:
-    """Return the fastest series of each column as base and as peak, and their newest records.
-
-    columns: series, the fastest first. A record says which of both it is, so series are read until both are there.
-    """
-    fastest: list[SeriesRuns] = []
-    newest: dict[str, RunRecord] = {}
-    left = [(iter(column), set[str]()) for column in columns]
-    while ahead := [(runs, rest, seen) for rest, seen in left if (runs := next(rest, None))]:
-        ids = [run_id for runs, _, _ in ahead for run_id in _newest_ids(runs)]
-        newest |= {record.run_id: record for record in results.records(ids)}
-        for runs, _, seen in ahead:
-            records = (newest[run_id] for run_id in _newest_ids(runs) if run_id in newest)
-            if (tuning := next((tuning_of(record) or "" for record in records), "")) not in seen:
-                seen.add(tuning)
-                fastest.append(runs)
-        left = [(rest, seen) for _, rest, seen in ahead if seen in ({"base"}, {"peak"})]
-    return fastest, newest
 
 
 def _training(runs: SeriesRuns) -> tuple[str, ...]:
@@ -194,63 +170,34 @@ def _training(runs: SeriesRuns) -> tuple[str, ...]:
     return (s.case, s.scale, s.precision, f"{s.nodes:06}", f"{s.devices:06}", s.work, s.corpus, s.device_is)
 
 
-def _speed_order(runs: SeriesRuns) -> tuple[float, str]:
-    """Return what the fastest series has most of; one without a speed comes last."""
-    speed = runs.counted[-1].tokens_per_second_per_device if runs.counted else None
-    return (speed if speed is not None and 0 < speed < math.inf else -1.0, runs.points[-1].began)
-
-
-def _newest_ids(runs: SeriesRuns) -> list[str]:
-    """Return the ids of the newest run that counts, and of the newest of all."""
-    last = next((point for point in reversed(runs.points) if point.is_of_trend), runs.points[-1])
-    return list(dict.fromkeys(point.run_id for point in (*runs.counted[-1:], last)))
-
-
-def _with_repeats(
-    series: Sequence[SeriesRuns], newest: Mapping[str, RunRecord], results: StoredResults
-) -> dict[str, list[RunRecord]]:
-    """Return by series its newest runs with the repeats before the one that counts, and disturbed ones after it."""
-    before: dict[str, list[str]] = {}
+def _ranked(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredResults) -> RankedTraining:
+    by_digest = {runs.digest: runs for runs in series}
+    places: dict[tuple[str, str, str | None], list[RunRecord]] = {}
     for runs in series:
-        good = next(reversed(runs.counted), None)
-        if good and good.run_id in newest:
-            trend = [point for point in runs.points if point.is_of_trend]
-            place = [point.run_id for point in trend].index(good.run_id)
-            least = max(0, place + 1 - newest[good.run_id].result.repeat)
-            if place - least + 1 < LEAST_RUNS:  # as compare/sides.py takes the newest group
-                near = (at for at in range(least) if is_within_a_day(trend[at].began, good.began))
-                least = next(near, least)
-            before[runs.digest] = [point.run_id for point in trend[least:place]]
-    further = [run_id for runs in series for run_id in (*before.get(runs.digest, ()), *runs.disturbed)]
-    records = {**newest, **{record.run_id: record for record in results.records(further)}}
-    ids = {runs.digest: [*before.get(runs.digest, ()), *runs.disturbed, *_newest_ids(runs)] for runs in series}
-    return {
-        digest: [records[run_id] for run_id in dict.fromkeys(members) if run_id in records]
-        for digest, members in ids.items()
-    }
-
-
-def _ranked(
-    series: Sequence[SeriesRuns], is_ambiguous: bool, records: Mapping[str, Sequence[RunRecord]]
-) -> RankedTraining:
+        ids = [point.run_id for point in reversed(runs.points) if point.is_of_trend] or [runs.points[-1].run_id]
+        read = (record for at in range(0, len(ids), _READ) for record in results.records(ids[at : at + _READ]))
+        for record in recent_runs(read):
+            place = chip_of(runs.series), runs.series.framework_label, tuning_of(record)
+            places.setdefault(place, []).append(record)
     contenders, absent, slugs = [], [], {}
-    for runs in series:
-        cell = newest_cell(records[runs.digest], {runs.digest: runs.points}) if records[runs.digest] else None
-        if cell and cell.state == "measured" and cell.side:
+    histories = {runs.digest: runs.points for runs in series}
+    for (chip, framework, _), members in places.items():
+        cell = column_cell(members, histories)
+        if cell.state == "measured" and cell.side:
             contenders.append(contender(cell))
-            slugs[cell.side.first.run_id] = runs.slug
+            slugs[cell.side.first.run_id] = by_digest[cell.side.first.series.fingerprint()].slug
         else:
-            word = cell.state if cell else "not run"
-            absent.append(AbsentRuns(chip_of(runs.series), runs.series.framework_label, word, runs))
+            newest = max(members, key=attrgetter("began"))
+            absent.append(AbsentRuns(chip, framework, cell.state, by_digest[newest.series.fingerprint()]))
     first, ran = series[0], {(side.chip, side.framework) for side in contenders}
     digests = [short_digest(text, 6) for text in (first.series.work, first.series.corpus)]
     contenders.sort(key=lambda side: -(side.side.first.tokens_per_second_per_device or 0.0))
-    missing = tuple(runs for runs in absent if (runs.chip, runs.framework) not in ran)
+    missing = {(runs.chip, runs.framework): runs for runs in absent if (runs.chip, runs.framework) not in ran}
     return RankedTraining(
         first=first,
         digest="/".join(digests) if is_ambiguous else "",
         contenders=tuple(contenders),
-        absent=missing,
+        absent=tuple(missing.values()),
         slugs=slugs,
         is_host_share=first.series.device_is == HOST_SHARE,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -16,15 +15,8 @@ from typing import TYPE_CHECKING
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
-from levelfield.compare.ratios import LEAST_RUNS
-from levelfield.compare.sides import (
-    began,
-    disturbance,
-    exclusion,
-    is_same_build,
-    is_within_a_day,
-    repeats_around,
-)
+from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_runs, repeats_around
+from levelfield.compare.sides import began
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.evidence.bundle_reader import read_bundle, written
 from levelfield.evidence.verification import record_of_files, verify_run
@@ -48,7 +40,6 @@ _Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
 _BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
 _ALL = "*"
 _WILDCARDS = re.compile(r"[*?\[]")
-MOST = 30  # runs of one build that a series label stands for
 
 
 @dataclass(frozen=True)
@@ -235,12 +226,13 @@ def bundle_and_run(text: str) -> tuple[Path, str] | None:
     return Path(match[1]), name
 
 
-def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
+def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> ChosenRuns:
     """Return the runs of a side: names joined by commas, each run once. with_repeats: with the others of its command.
 
     Raises UnknownName for a name without a run, and UsageError for a label that several series have.
     """
     records: dict[str, RunRecord] = {}
+    left_out: list[tuple[RunRecord, str]] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if _WILDCARDS.search(name):
             keys = source.matching(name)
@@ -248,40 +240,13 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
                 raise UnknownName("run", name, source.matching("*")[-20:])
             runs = [source.record(key) for key in keys]
         elif ":" in name:
-            runs = list(_labelled_runs(source, name))
+            chosen = labelled_runs(list(recent_runs(source.newest(_series_of_label(source, name)))))
+            runs, left_out = list(chosen.runs), [*left_out, *chosen.left_out]
         else:
             record = source.record(source.find(name))
             runs = repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
         records |= {run.run_id: run for run in runs}
-    return list(records.values())
-
-
-def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series until the newest that counts, with its repeats; where too few of these count,
-    also the runs of the day before it.
-
-    A disturbed run does not count, but MOST of them end the search for a quiet one.
-    """
-    counted: list[RunRecord] = []
-    disturbed = 0
-    first: RunRecord | None = None  # repeat of the newest command that counts
-    is_enough: bool | None = None
-    for record in source.newest(series):
-        if first and record.began != first.began:
-            is_enough = len(counted) >= LEAST_RUNS if is_enough is None else is_enough
-            if is_enough or not is_within_a_day(record.began, counted[0].began):
-                return
-        yield record
-        if exclusion(record) is not None:
-            continue
-        if disturbance(record):
-            disturbed += 1
-            if not counted and disturbed == MOST:
-                return
-        else:
-            counted.append(record)
-            if first is None and record.result.repeat == 1:
-                first = record
+    return ChosenRuns(tuple(records.values()), tuple(left_out))
 
 
 def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
@@ -299,12 +264,8 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
             ended = run.began
 
 
-def _labelled_runs(source: RunSource, label: str) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series as long as tuning, build and conditions of those that count stay the same.
-
-    label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of the series' label. One that does not count
-    says nothing of a build: it may have ended before its software was known.
-    """
+def _series_of_label(source: RunSource, label: str) -> Series:
+    """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its own label."""
     candidates, matching = source.series(), list[Series]()
     target, *words = label.split()
     parts = target.split(":")
@@ -321,19 +282,7 @@ def _labelled_runs(source: RunSource, label: str) -> Iterator[RunRecord]:
         )
     if not matching:
         raise UnknownName("series", label, [series.label for series in candidates])
-    first: RunRecord | None = None
-    beside: list[RunRecord] = []
-    for record in itertools.islice(source.newest(matching[0]), MOST):
-        if exclusion(record) is not None:
-            beside.append(record)
-            continue
-        first = first or record
-        if not is_same_build(record, first):
-            break
-        yield from (*beside, record)
-        beside.clear()
-    if first is None:
-        yield from beside
+    return matching[0]
 
 
 def _with_chip_name(registry: Registry, label: str) -> str:
@@ -359,36 +308,41 @@ class RunPlaces(ExitStack):
         self._folder, self._url, self._registry = FolderRuns(folder), url, registry
         self._bundles: dict[Path, BundleRuns] = {}
 
-    def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
+    def runs(self, text: str, with_repeats: bool = False) -> ChosenRuns:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
         names = [name.strip() for name in text.split(",")]
         if "" in names:  # the side would lack a run that somebody meant to name
             refuse_any("run", "")
         bundled_names = {name: part for name in names if (part := bundle_and_run(name))}
-        records: list[RunRecord] = []
+        parts: list[ChosenRuns] = []
         for file, name in bundled_names.values():
             if file not in self._bundles:
                 self._bundles[file] = BundleRuns(file, self._registry)
-            records += named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
+            parts.append(named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats))
         others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in bundled_names)
-        if not others:
-            return records
+        if others:
+            parts.append(self._named_elsewhere(others, with_repeats))
+        runs = (run for part in parts for run in part.runs)
+        return ChosenRuns(tuple(runs), tuple(entry for part in parts for entry in part.left_out))
+
+    def _named_elsewhere(self, names: str, with_repeats: bool) -> ChosenRuns:
+        """Return the runs of the folder; where it has none of these names, of the store."""
         if self._url is None:
             try:
-                return [*records, *named_runs(self._folder, others, with_repeats)]
+                return named_runs(self._folder, names, with_repeats)
             except UnknownName:
                 if self._store is None or not self._store.matching("*"):
                     raise
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
-        return [*records, *named_runs(self._store, others, with_repeats)]
+        return named_runs(self._store, names, with_repeats)
 
     def latest(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
         source = self._folder if self._url is None and self._folder.series() else self._store
         if source:
             for series in source.series():
-                yield from latest_of_series(source, series)
+                yield from recent_runs(source.newest(series))
 
     def histories(self, records: Iterable[RunRecord]) -> Histories:
         """Return the stored runs of the series of these records; empty where there is no store."""

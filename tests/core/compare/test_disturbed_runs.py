@@ -17,6 +17,7 @@ from levelfield.compare.matrix import sheets as matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.scaling import scaling
 from levelfield.compare.scaling import sheets as scaling_sheets
+from levelfield.compare.series_runs import MOST, recent_runs
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
@@ -26,7 +27,6 @@ from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.report.sheets import as_text
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
-from levelfield.studies.compared_runs import MOST, latest_of_series
 
 
 def beside(run: RunRecord, cores: float | None, of: int | None = 2) -> RunRecord:
@@ -227,6 +227,6 @@ def test_a_series_is_read_until_a_quiet_run_or_so_many_disturbed_ones() -> None:
     noisy = [loud(n, 100, began=f"2026-11-22T10:{59 - n}:00+00:00") for n in range(40)]
     good = quiet(50, 1000, began="2026-11-18T10:00:00+00:00")
     few = Newest([*noisy[:5], good])
-    assert list(latest_of_series(few, good.series))[-1] == good  # type: ignore[arg-type]
+    assert list(recent_runs(few.newest(good.series)))[-1] == good
     many = Newest([*noisy, good])
-    assert len(list(latest_of_series(many, good.series))) == MOST == many.read  # type: ignore[arg-type]
+    assert len(list(recent_runs(many.newest(good.series)))) == MOST == many.read

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from compared_records import record, with_result
+from levelfield.compare.series_runs import recent_runs
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord, Series
-from levelfield.studies.compared_runs import BundleRuns, latest_of_series, named_runs
+from levelfield.studies.compared_runs import BundleRuns, named_runs
 
 
 class ListedRuns(BundleRuns):
@@ -47,44 +48,44 @@ def runs() -> ListedRuns:
     return ListedRuns([*first, *second, *others])
 
 
-def numbers(matching: list[RunRecord]) -> list[int]:
+def numbers(matching: Sequence[RunRecord]) -> list[int]:
     return sorted(int(run.run_id[13:15]) for run in matching)
 
 
 def test_a_name_is_one_run_and_commas_join_several(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "T100001Z")) == [1]
-    assert numbers(named_runs(runs, "T100001Z, T100012Z,T100001Z")) == [1, 12]
-    assert named_runs(runs, " , ") == []
+    assert numbers(named_runs(runs, "T100001Z").runs) == [1]
+    assert numbers(named_runs(runs, "T100001Z, T100012Z,T100001Z").runs) == [1, 12]
+    assert named_runs(runs, " , ").runs == ()
 
 
 def test_a_pattern_is_every_run_that_fits(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "20261122T10001*")) == [11, 12, 13]
+    assert numbers(named_runs(runs, "20261122T10001*").runs) == [11, 12, 13]
     with pytest.raises(UnknownName, match=r"run '2027\*'"):
         named_runs(runs, "2027*")
 
 
 @pytest.mark.parametrize("name", ["T100011Z", "T100012Z", "T100013Z"])
 def test_repeats_are_those_of_the_runs_command(runs: ListedRuns, name: str) -> None:
-    assert numbers(named_runs(runs, name, with_repeats=True)) == [11, 12, 13]
+    assert numbers(named_runs(runs, name, with_repeats=True).runs) == [11, 12, 13]
 
 
 def test_repeats_of_an_earlier_command_are_its_own(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "T100002Z", with_repeats=True)) == [1, 2, 3]
-    assert numbers(named_runs(runs, "T100005Z", with_repeats=True)) == [5]
+    assert numbers(named_runs(runs, "T100002Z", with_repeats=True).runs) == [1, 2, 3]
+    assert numbers(named_runs(runs, "T100005Z", with_repeats=True).runs) == [5]
 
 
-def test_a_series_is_the_runs_of_its_newest_build(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "gpt:paddle")) == [5]
-    assert numbers(named_runs(runs, "gpt:torch:X1:1:1")) == [1, 2, 3, 11, 12, 13]  # without the older build, 0
-    assert numbers(named_runs(runs, "gpt:torch:acme DP2TP1PP1")) == [20]
+def test_a_series_is_the_repeats_of_its_newest_command(runs: ListedRuns) -> None:
+    assert numbers(named_runs(runs, "gpt:paddle").runs) == [5]
+    assert numbers(named_runs(runs, "gpt:torch:X1:1:1").runs) == [11, 12, 13]
+    assert numbers(named_runs(runs, "gpt:torch:acme DP2TP1PP1").runs) == [20]
 
 
 def test_a_run_that_ended_early_begins_no_build(runs: ListedRuns) -> None:
-    """It may not know its software. It is among the runs of the side, and the runs before it too."""
+    """It may not know its software. It is among the runs of the side, and the command before it too."""
     stopped = record(30, word="failed", framework_version="not known", packages=None)
     source = ListedRuns([*runs.records, stopped])
-    assert numbers(named_runs(source, "gpt:torch:X1:1:1")) == [1, 2, 3, 11, 12, 13, 30]
-    assert numbers(named_runs(ListedRuns([stopped]), "gpt:torch")) == [30]
+    assert numbers(named_runs(source, "gpt:torch:X1:1:1").runs) == [11, 12, 13, 30]
+    assert numbers(named_runs(ListedRuns([stopped]), "gpt:torch").runs) == [30]
 
 
 def test_a_label_of_several_series_lists_them(runs: ListedRuns) -> None:
@@ -102,14 +103,14 @@ def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
 
 def test_the_latest_of_a_series_ends_with_the_newest_good_repeats(runs: ListedRuns) -> None:
     series = runs.records[1].series
-    assert numbers(list(latest_of_series(runs, series))) == [11, 12, 13]
+    assert numbers(list(recent_runs(runs.newest(series)))) == [11, 12, 13]
     assert runs.taken == 4  # one older run is read, for its time
 
 
 def test_the_latest_of_a_series_goes_on_beyond_bad_runs(runs: ListedRuns) -> None:
     bad = [numbered(n + 30, n, word="failed") for n in (1, 2)]
     source = ListedRuns([*runs.records, *bad])
-    assert numbers(list(latest_of_series(source, bad[0].series))) == [11, 12, 13, 31, 32]
+    assert numbers(list(recent_runs(source.newest(bad[0].series)))) == [11, 12, 13, 31, 32]
 
 
 def test_the_latest_of_too_few_repeats_goes_on_within_a_day(runs: ListedRuns) -> None:
@@ -117,12 +118,12 @@ def test_the_latest_of_too_few_repeats_goes_on_within_a_day(runs: ListedRuns) ->
     source = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-23T09:00:00+00:00")])
     series = source.records[-1].series
     of_the_day = [run for run in source.records if run.series == series]
-    assert numbers(list(latest_of_series(source, series))) == numbers(of_the_day) and numbers(of_the_day)[-2:] == [
+    assert numbers(list(recent_runs(source.newest(series)))) == numbers(of_the_day) and numbers(of_the_day)[-2:] == [
         13,
         21,
     ]
     later = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-25T09:00:00+00:00")])
-    assert numbers(list(latest_of_series(later, later.records[-1].series))) == [21]
+    assert numbers(list(recent_runs(later.newest(later.records[-1].series)))) == [21]
 
 
 def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None:
@@ -132,14 +133,14 @@ def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None
     ]
     source = ListedRuns([numbered(1, 1, began="2026-11-22T09:00:00+00:00"), *runs])
     for name in ("T100007Z", "T100008Z", "T100009Z"):
-        assert numbers(named_runs(source, name, with_repeats=True)) == [7, 8, 9]
-    assert numbers(list(latest_of_series(source, runs[0].series))) == [7, 8, 9]
+        assert numbers(named_runs(source, name, with_repeats=True).runs) == [7, 8, 9]
+    assert numbers(list(recent_runs(source.newest(runs[0].series)))) == [7, 8, 9]
 
 
 def test_a_framework_alone_is_its_default_and_a_version_is_named() -> None:
     further = [record(n, further_version="2.11.0", framework_version="2.11.0") for n in (7, 8)]
     runs = ListedRuns([record(1), record(2), *further])
-    assert numbers(named_runs(runs, "gpt:torch")) == [1, 2]
-    assert numbers(named_runs(runs, "gpt:torch_2.11.0:X1")) == [7, 8]
+    assert numbers(named_runs(runs, "gpt:torch").runs) == [1, 2]
+    assert numbers(named_runs(runs, "gpt:torch_2.11.0:X1").runs) == [7, 8]
     with pytest.raises(UnknownName, match=r"gpt:torch_2\.11\.0:X1:1:1"):
         named_runs(runs, "gpt:torch_2.11")

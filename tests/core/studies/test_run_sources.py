@@ -113,8 +113,8 @@ def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: s
         assert [record.run_id for record in KeptRuns(store).newest(series)] == IDS[::-1]
     with RunPlaces(folder / "none", stored, Registry()) as places:
         assert [record.run_id for record in places.latest()] == IDS[::-1]
-        assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
-        assert [record.run_id for record in places.runs("pair")] == ["pair"]
+        assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
+        assert [record.run_id for record in places.runs("pair").runs] == ["pair"]
     (folder / PAIRS).mkdir()
     (folder / IDS[1]).rename(folder / PAIRS / IDS[1])
     source = FolderRuns(folder)
@@ -136,15 +136,15 @@ class TestPlaces:
 
         monkeypatch.setattr(Store, "open", refuse)
         with RunPlaces(folder, None, Registry()) as places:
-            assert [record.run_id for record in places.runs(IDS[0])] == IDS[:1]
-            assert [record.run_id for record in places.runs(IDS[1], with_repeats=True)] == IDS
+            assert [record.run_id for record in places.runs(IDS[0]).runs] == IDS[:1]
+            assert [record.run_id for record in places.runs(IDS[1], with_repeats=True).runs] == IDS
 
     def test_the_store_has_what_no_folder_has(
         self, tmp_path: Path, stored: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", stored)
         with RunPlaces(tmp_path / "no-runs", None, Registry()) as places:
-            assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
+            assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
             assert [record.run_id for record in places.latest()] == IDS[::-1]
             with pytest.raises(UnknownName):
                 places.runs("nothing")
@@ -178,11 +178,11 @@ def test_a_side_may_be_of_a_bundle(tmp_path: Path) -> None:
     """Here two chips' own bundles: by series, with an alias, by a part of an id, and by a pattern."""
     with RunPlaces(tmp_path, None, Registry()) as places:
         for chip, file in BUNDLES.items():
-            (run,) = places.runs(f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c")
+            (run,) = places.runs(f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c").runs
             assert run.series.chip.startswith(chip) and run.evidence == "sealed"
-        mixed = places.runs(f"{BUNDLES['H100']}:*_llama_8b_wide_torch*, {BUNDLES['H200']}:*_llama_8b_wide_torch*")
+        mixed = places.runs(f"{BUNDLES['H100']}:*_llama_8b_wide_torch*, {BUNDLES['H200']}:*_llama_8b_wide_torch*").runs
         assert [run.series.chip[:4] for run in mixed] == ["H100", "H200", "H200"]
-        assert len(places.runs(str(BUNDLES["H200"]))) == 21
+        assert len(places.runs(str(BUNDLES["H200"])).runs) == 21
         with pytest.raises(UnknownName, match=r"2026-11-28\.zip 'nothing'"):
             places.runs(f"{BUNDLES['H100']}:nothing")
         with pytest.raises(UsageError, match="'llama': found 6"):

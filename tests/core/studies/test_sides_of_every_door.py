@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 from compared_records import repeats, with_result
+from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
+from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.matrix import matrix
 from levelfield.compare.ranking import TOKENS
+from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
+from levelfield.report.sheets import as_text
 from levelfield.specs.record import RunRecord
 from levelfield.studies.compared_runs import BundleRuns, named_runs
 
@@ -57,7 +62,79 @@ def sides_of_page(records: Sequence[RunRecord]) -> list[list[str]]:
 def test_runs_of_base_and_peak_are_never_one_side(newest: str) -> None:
     older = "peak" if newest == "base" else "base"
     runs = [*at(tuned(repeats(100, 101), older), 22), *at(tuned(repeats(150, first=9), newest), 22, hour=11)]
-    of_one_tuning = [sorted(run.run_id for run in runs if run.result.tuning.word == word) for word in (newest, older)]
-    taken = sorted(run.run_id for run in named_runs(ListedRuns(runs), "gpt:torch"))
+    of_one_tuning = [sorted(run.run_id for run in runs if tuning_of(run) == word) for word in (newest, older)]
+    taken = sorted(run.run_id for run in named_runs(ListedRuns(runs), "gpt:torch").runs)
     for side in [taken, *sides_of_matrix(runs), *sides_of_page(runs)]:
         assert side in of_one_tuning
+
+
+TORCH = at(tuned(repeats(100, 101, 102), "base"), 22)
+ENV = {"variables": {"OMP": "1"}}
+# what else ran, and the runs that then stand for the series; None: those of TORCH
+STORES: dict[str, tuple[list[RunRecord], list[RunRecord] | None]] = {
+    "an earlier run of the day": (at(tuned(repeats(150, first=40), "base"), 22, hour=9), None),
+    "a command of another day": (at(tuned(repeats(150, 160, 170, 180, first=40), "base"), 20), None),
+    "a later peak": (at(tuned(repeats(150, first=40), "peak", env="user"), 26), None),
+    "a later complete peak": (at(tuned(repeats(150, 151, 152, first=40), "peak", env="user"), 26), None),
+    "a later run that is different": (at(tuned(repeats(150, first=40, verdict="different"), "peak"), 26), None),
+    "a later run that diverged": (at(tuned(repeats(150, first=40, verdict="diverged"), "base"), 22, hour=11), None),
+    "one later run under other variables": (at(tuned(repeats(50, first=40, **ENV), "base"), 22, hour=11), None),
+    **{
+        f"a later command {words}": (others, others)
+        for words, others in {
+            "under other variables": at(tuned(repeats(50, 51, 52, first=40, **ENV), "base"), 22, hour=11),
+            "on another node": at(tuned(repeats(50, 51, 52, first=40, node="node-2"), "base"), 22, hour=11),
+            "of another build": at(tuned(repeats(50, first=40, commit="new"), "base"), 22, hour=11),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_label_a_matrix_and_a_page_take_the_same_runs_of_a_series(store: str) -> None:
+    others, expected = STORES[store]
+    runs = [*TORCH, *others]
+    ids = sorted(run.run_id for run in expected or TORCH)
+    chosen = named_runs(ListedRuns(runs), "gpt:torch")
+    assert sorted(run.run_id for run in chosen.runs) == ids
+    assert ids in sides_of_matrix(runs)
+    assert ids in sides_of_page(runs)
+
+
+def test_a_label_says_which_runs_it_leaves_out_and_why() -> None:
+    different = at(tuned(repeats(150, first=40, verdict="different"), "base"), 26)
+    peak = at(tuned(repeats(150, first=50), "peak", env="user"), 27)
+    chosen = named_runs(ListedRuns([*TORCH, *different, *peak]), "gpt:torch")
+    reasons = {run.run_id: reason for run, reason in chosen.left_out}
+    assert "different" in reasons[different[0].run_id]
+    assert "peak" in reasons[peak[0].run_id] and "env" in reasons[peak[0].run_id]
+    side = side_of("A", chosen.runs, left_out=chosen.left_out)
+    outcome = compare([side, side_of("B", repeats(90, 91, 92, first=20, framework="jax"))])
+    assert {entry["run"] for entry in as_values(outcome)["sides"][0]["left_out"]} == set(reasons)
+    output = as_text(sheets(outcome))
+    assert all(run_id in output for run_id in reasons)
+
+
+def test_a_peak_stands_for_a_label_where_no_base_counts() -> None:
+    peak, failed = tuned(repeats(150, first=9), "peak"), tuned(repeats(1, first=20, word="failed"), "base")
+    assert named_runs(ListedRuns([*peak, *failed]), "gpt:torch").runs == tuple(peak)
+
+
+def test_the_fastest_series_stands_for_a_column_of_a_matrix_and_of_the_page() -> None:
+    slow = at(tuned(repeats(50, 51, 52, first=40, micro_batch=4, accumulation=2), "base"), 23)
+    jax = repeats(90, 91, 92, first=20, framework="jax")
+    assert sides_of_matrix([*TORCH, *slow, *jax]) == sides_of_page([*TORCH, *slow, *jax])
+    assert sorted(run.run_id for run in TORCH) in sides_of_matrix([*TORCH, *slow, *jax])
+
+
+def test_the_shipped_bundles_compare_one_case_on_two_chips() -> None:
+    """The newest run of the H100 is one with forced TF32, whose training differs."""
+    folder = checkout() / "docs" / "verified"
+    sides = []
+    for chip in ("h100", "h200"):
+        (file,) = (folder / chip).glob("*.zip")
+        chosen = named_runs(BundleRuns(file, Registry()), "gpt3_6.7B:torch")
+        sides.append(side_of(chip, chosen.runs, left_out=chosen.left_out))
+    outcome = compare(sides)
+    assert outcome.comparability.holds and outcome.figures[0].ratios[0].value
+    assert [{*map(tuning_of, side.counted)} for side in sides] == [{"base"}] * 2

@@ -1,0 +1,179 @@
+"""The runs that stand for a series: one rule for `compare`, matrices and pages.
+
+These are the newest run that counts with the other repeats of its command or, where these are too few, with the other
+runs of its day. Runs of another tuning, build, node or set of conditions are not joined with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from operator import attrgetter
+
+from levelfield.compare.ratios import LEAST_RUNS
+from levelfield.compare.sides import (
+    DIFFERS,
+    began,
+    disturbance,
+    exclusion,
+    quiet_runs,
+    series_exclusion,
+    tuned_fields,
+    tuning_of,
+)
+from levelfield.specs.record import RunRecord
+
+MOST = 30  # runs among which a quiet one is looked for, and among which one with the defaults alone is
+_TUNINGS = ("base", None, "peak")  # which of them a label means; None is of an earlier version
+
+
+@dataclass(frozen=True)
+class ChosenRuns:
+    """The runs that stand for a series, in the order of time, with repeats of them that do not count."""
+
+    runs: tuple[RunRecord, ...]
+    left_out: tuple[tuple[RunRecord, str], ...] = ()  # other runs that were read, with the reason
+
+
+def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
+    """Yield the runs of a series, the newest first, until those that stand for it are complete.
+
+    Where these are of a peak, it goes on until those of a base are complete as well, at most for MOST runs. MOST
+    disturbed runs end the search for a quiet one.
+    """
+    counted: dict[str | None, list[RunRecord]] = {}  # of each tuning, the newest first
+    first: dict[str | None, RunRecord] = {}  # of each tuning, repeat 1 of the newest command
+    complete: dict[str | None, bool] = {}  # whether that command has enough repeats
+    disturbed = 0
+    for number, record in enumerate(newest):
+        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MOST)
+        for tuning, runs in counted.items():
+            begin = first.get(tuning)
+            if begin and record.began != begin.began:
+                complete.setdefault(tuning, len(runs) >= LEAST_RUNS)
+            is_done &= tuning in complete and (complete[tuning] or not is_within_a_day(record.began, runs[0].began))
+        if is_done:
+            return
+        yield record
+        if series_exclusion(record) is not None:
+            continue
+        if disturbance(record):
+            disturbed += 1
+            if not counted and disturbed == MOST:
+                return
+            continue
+        counted.setdefault(tuning_of(record), []).append(record)
+        if record.result.repeat == 1:
+            first.setdefault(tuning_of(record), record)
+
+
+def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
+    """Return the runs that stand for a series, of its records of one tuning; None where none counts.
+
+    A newer command with too few repeats, under other conditions, hides no complete one of its build, node and day.
+    Disturbed runs that are newer are among those that are returned, so that a side names them.
+    """
+    ordered = sorted(records, key=_order)
+    good = [run for run in ordered if series_exclusion(run) is None]
+    if not good:
+        return None
+    quiet = quiet_runs(good)
+    ids = {run.run_id for run in quiet}
+    newest = quiet[-1]
+    group = newest_group(newest, ordered)
+    if sum(run.run_id in ids for run in group) < LEAST_RUNS:
+        same_day = [run for run in quiet if is_within_a_day(run.began, newest.began)]
+        same_build = [run for run in same_day if (run.subject, run.node) == (newest.subject, newest.node)]
+        by_conditions = {run.conditions.fingerprint(): run for run in same_build}  # the newest of each
+        groups = (newest_group(run, ordered) for run in sorted(by_conditions.values(), key=_order, reverse=True))
+        group = next((runs for runs in groups if sum(run.run_id in ids for run in runs) >= LEAST_RUNS), group)
+    stands = next(run for run in reversed(group) if run.run_id in ids)
+    chosen = {run.run_id for run in group if run.verdict not in DIFFERS}
+    newer = ordered[ordered.index(stands) + 1 :]
+    chosen |= {run.run_id for run in newer if exclusion(run) or (run.run_id not in ids and run.verdict not in DIFFERS)}
+    left_out = []
+    for run in (run for run in ordered if run.run_id not in chosen):
+        reason = "an earlier command" if _order(run) < _order(stands) else "a newer command with too few repeats"
+        left_out.append((run, series_exclusion(run) or reason))
+    return ChosenRuns(tuple(run for run in ordered if run.run_id in chosen), tuple(left_out))
+
+
+def labelled_runs(records: Sequence[RunRecord]) -> ChosenRuns:
+    """Return the runs that a label of a series means: of its base, where a run of it counts; else of its peak.
+
+    Where no run of the series counts, they are the newest MOST of all.
+    """
+    for tuning in _TUNINGS:
+        if chosen := choose_runs([run for run in records if tuning_of(run) == tuning]):
+            others = [run for run in records if tuning_of(run) != tuning]
+            left_out = [(run, series_exclusion(run) or f"{tuning_of(run)}: {tuned_fields(run)}") for run in others]
+            return ChosenRuns(chosen.runs, (*chosen.left_out, *left_out))
+    return ChosenRuns(tuple(sorted(records, key=_order)[-MOST:]))
+
+
+def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
+
+    The repeats of a plan are numbered from 1 and follow each other, with the same series, tuning, build, node and
+    conditions, such as variables. One that does not count may not know its build.
+    """
+    kind = _kind(record)
+    ordered = sorted((r for r in records if _kind(r) == kind or (exclusion(r) and _kind(r)[0] == kind[0])), key=_order)
+    groups: list[list[RunRecord]] = []
+    for run in ordered:
+        if groups and run.result.repeat == groups[-1][-1].result.repeat + 1:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
+
+
+def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the newest run that counts with its repeats, in order.
+
+    Where fewer than LEAST_RUNS of these count: all runs of its series, tuning, build, node and conditions that began
+    within a day of it, so that one more run hides no earlier ones.
+    """
+    group = repeats_around(record, records)
+    if sum(series_exclusion(run) is None for run in group) >= LEAST_RUNS:
+        return group
+    same = [
+        run
+        for run in records
+        if run.series.fingerprint() == record.series.fingerprint()
+        and is_within_a_day(run.began, record.began)
+        # one that does not count may not know its build
+        and (is_same_build(run, record) or (exclusion(run) is not None and tuning_of(run) == tuning_of(record)))
+    ]
+    return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
+
+
+def is_same_build(first: RunRecord, second: RunRecord) -> bool:
+    """Return whether two runs of a series are of one tuning, build, node and set of conditions."""
+    return all(
+        read(first) == read(second) for read in (tuning_of, attrgetter("subject"), attrgetter("conditions", "node"))
+    )
+
+
+def is_within_a_day(first: str, second: str) -> bool:
+    """Return whether two runs began within a day; False where a date cannot be read."""
+    try:
+        return abs(datetime.fromisoformat(first) - datetime.fromisoformat(second)) <= timedelta(days=1)
+    except (TypeError, ValueError):
+        return False
+
+
+def _kind(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str, str | None]:
+    return (
+        (record.series.fingerprint(), tuning_of(record)),
+        record.subject.fingerprint(),
+        record.conditions.fingerprint(),
+        record.node,
+        record.entry,
+    )
+
+
+def _order(record: RunRecord) -> tuple[str, int, str]:
+    """Return what sorts runs by time; repeats that began in one second by their numbers."""
+    return str(began(record) or ""), record.result.repeat, record.run_id
