@@ -237,7 +237,7 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "telemetry": {name: value * generator.gauss(1, 0.01) for name, value in first.telemetry.items()},
             "stored_result": StoredResult(result),
             "traces": traced(first, generator),
-            **{column: figure.of(result, True)[0] for column, figure in STORED.items()},
+            **{column: figure.value_and_reason(result, True)[0] for column, figure in STORED.items()},
         }
     )
 

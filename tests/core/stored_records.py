@@ -10,7 +10,7 @@ from typing import Any
 from levelfield.run.runner import finish
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, StoredResult
-from levelfield.specs.run_figures import STORED, at
+from levelfield.specs.run_figures import STORED, value_at
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_record import record_of
 
@@ -41,9 +41,9 @@ def with_figures(record: RunRecord, figures: dict[str, float | None]) -> StoredR
         figure = STORED[column]
         is_host = record.series.device_is == HOST_SHARE and figure.host_path
         *keys, last = figure.host_path if is_host else figure.path
-        place = at(content, *keys)
+        place = value_at(content, *keys)
         if isinstance(place, list):
-            place = at(place, last)
+            place = value_at(place, last)
         place, last = (place[last], "value") if isinstance(place.get(last), dict) else (place, last)
         place["value" if "formula" in place else last] = value
     if content["throughput"]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from levelfield.specs.record import RunRecord
     from levelfield.studies.compared_runs import RunPlaces
 
-    Shown = tuple[list[Sheet], dict[str, Any], bool]
+    Tables = tuple[list[Sheet], dict[str, Any], bool]
 
 _HELP = """\
 Compare runs: first what makes them comparable, then the figures with their
@@ -97,21 +97,21 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.pages.page_rendering import comparison_page
     from levelfield.studies.compared_runs import RunPlaces
 
-    _refuse_together(options)
+    _refuse_conflicts(options)
     registry = registry_of(options)
     with RunPlaces(runs_of(options), options.store, registry) as places:
         if options.matrix:
             title = f"Matrix by {options.matrix}"
-            cases, frameworks = _columns(registry, options.case, options.suite)
+            cases, frameworks = _cases_and_frameworks(registry, options.case, options.suite)
             sheets, values, is_good = _matrix(options.matrix, cases, frameworks, places)
         elif options.scaling:
             title = "Scaling"
             sheets, values, is_good = _scaling([places.runs(side, options.repeats).runs for side in options.side])
         else:
             title, prices = "Comparison", prices_of(options.prices, registry)
-            required = [parse_requirement(text, prices is not None) for text in options.require]
+            requirements = [parse_requirement(text, prices is not None) for text in options.require]
             sides = [places.runs(side, options.repeats) for side in options.side]
-            sheets, values, is_good = _compared(sides, required, options.across == "precision", prices, places)
+            sheets, values, is_good = _compared(sides, requirements, options.across == "precision", prices, places)
     if options.html:
         text = comparison_page(title, sheets, datetime.now(timezone.utc))
         with as_usage_error(options.html, "--html "):
@@ -120,8 +120,8 @@ def execute(options: argparse.Namespace) -> int:
     return 0 if is_good else GateFailed.exit_code
 
 
-def _refuse_together(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that need different tables, and for sides that a table does not have."""
+def _refuse_conflicts(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that belong to different tables, and for too few or needless sides."""
     if options.matrix and (options.side or options.scaling):
         raise UsageError("compare --matrix: found sides or --scaling; a matrix takes the latest run of every series")
     if not options.matrix and (options.case or options.suite):
@@ -136,7 +136,7 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError("compare: found no side, expected at least 2: compare A B")
 
 
-def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Shown:
+def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Tables:
     from levelfield.compare import scaling
 
     rows = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
@@ -144,35 +144,37 @@ def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Shown:
 
 
 def _compared(
-    chosen: Sequence[ChosenRuns],
-    required: Sequence[RatioRequirement],
+    choices: Sequence[ChosenRuns],
+    requirements: Sequence[RatioRequirement],
     across_precisions: bool,
     prices: Prices | None,
     places: RunPlaces,
-) -> Shown:
+) -> Tables:
     """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
     from levelfield.compare import comparison
     from levelfield.compare.ratio_requirements import judge_requirements, requirement_sheet
     from levelfield.compare.ratios import LEAST_RUNS
     from levelfield.compare.sides import side_of
 
-    sides = [side_of(_name(number), of.runs, left_out=of.left_out) for number, of in enumerate(chosen)]
-    few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    compared = comparison.compare(sides, places.histories(few) if few else {}, across_precisions, prices)
+    sides = [
+        side_of(_side_letter(number), choice.runs, left_out=choice.left_out) for number, choice in enumerate(choices)
+    ]
+    too_few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
+    compared = comparison.compare(sides, places.histories(too_few) if too_few else {}, across_precisions, prices)
     sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)
-    if not required:
+    if not requirements:
         return sheets, values, compared.comparability.holds
-    findings = judge_requirements(required, compared)
+    findings = judge_requirements(requirements, compared)
     values["requirements"] = list(map(asdict, findings))
     return [*sheets, requirement_sheet(findings)], values, all(finding.word == "met" for finding in findings)
 
 
-def _name(number: int) -> str:
+def _side_letter(number: int) -> str:
     """Return A to Z, then S27 and so on."""
     return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
 
 
-def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunPlaces) -> Shown:
+def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunPlaces) -> Tables:
     from levelfield.compare import matrix
 
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
@@ -181,7 +183,9 @@ def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], pla
     return list(matrix.sheets(table)), matrix.as_values(table), True
 
 
-def _columns(registry: Registry, case: str | None, suite: str | None) -> tuple[list[str] | None, list[str]]:
+def _cases_and_frameworks(
+    registry: Registry, case: str | None, suite: str | None
+) -> tuple[list[str] | None, list[str]]:
     """Return the cases and frameworks of --case or of --suite; None for every case."""
     from levelfield.specs.selector import parse_selector
 

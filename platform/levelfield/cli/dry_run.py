@@ -17,7 +17,7 @@ from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import LayoutTask, question_of
-from levelfield.plan.peak import why_again
+from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import with_assumed_rates
 from levelfield.preflight.preflight_run import plan_of
@@ -33,8 +33,8 @@ from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.variables import masked
 
-SHOWN_BELOW = "shown below"
-LABELS = {"environment": "variables"}  # the packages have a row of that name
+FILE_PLACEHOLDER = "shown below"
+ROW_LABELS = {"environment": "variables"}  # the packages have a row of that name
 
 
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
@@ -47,14 +47,14 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
             contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
         print(json_text(contents))
     else:
-        alone = [_text(plan, runs) for plan in plans if plan.entry is None]
+        single_runs = [_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.plan_lines(suite)) for suite in tables.grouped_by_suite(plans)]
-        print("\n\n".join([*alone, *suites]))
+        print("\n\n".join([*single_runs, *suites]))
     return 0
 
 
 def _text(plan: Plan, runs: Path) -> str:
-    """Return the plan in lines that fit the terminal. What a launcher sends is not broken: it is shown as it is."""
+    """Return the plan in lines that fit the terminal. What a launcher sends is shown as it is, without new breaks."""
     request, paths = _request(plan, runs)
     return "\n".join([*(labelled(*row, 13) for row in _rows(plan, request, paths)), *_submissions(request)])
 
@@ -63,16 +63,16 @@ def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
     """Print the arithmetic of each plan's memory and time. Return 0. Raises UsageError where none is predicted."""
     if not dry_run:
         raise UsageError("--explain: found no --dry-run; add it")
-    print("\n\n".join("\n".join(_arithmetic(plan, registry)) for plan in plans))
+    print("\n\n".join("\n".join(_explain_plan(plan, registry)) for plan in plans))
     return 0
 
 
-def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
+def _explain_plan(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
     selection = lookup.find(registry, plan.selector)
     question = question_of(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
-        raise UsageError(f"--explain: {_why_unpredicted(selection, plan)}")
+        raise UsageError(f"--explain: {_reason_without_prediction(selection, plan)}")
     _, assumed = with_assumed_rates(selection.chip, plan.work.training.precision, plan.world_size)
     if assumed:
         yield wrapped(f"assumed, as not public of {selection.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
@@ -80,7 +80,7 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     yield from explained(question, predict(question, plan.tuning), assumed=bool(assumed))
 
 
-def _why_unpredicted(selection: Selection, plan: Plan) -> str:
+def _reason_without_prediction(selection: Selection, plan: Plan) -> str:
     chip, framework = plan.hardware.chip.name, plan.implementation.framework
     if plan.hardware.is_host:
         return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
@@ -110,17 +110,17 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
     for name, value in {**plan.tuning.values, "environment": plan.tuning.environment}.items():
         origin = plan.origins.get(name, "default")
         if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].is_framework_specific:
-            yield LABELS.get(name, name), f"{_value_text(value)}  ({origin})"
+            yield ROW_LABELS.get(name, name), f"{_value_text(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
     yield "", ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield "peak", f"{plan.peak.dtype} {peak}: {plan.peak.source}"
-    yield from _indented("", _age_of_peak(plan))
+    yield from _indented("", _peak_age_lines(plan))
     if plan.certificate:
-        yield "certificate", _certificate(plan.certificate)
-    yield "environment", _place(plan)
+        yield "certificate", _certificate_text(plan.certificate)
+    yield "environment", _environment_text(plan)
     if plan.environment.lacking:
         lines = [line.strip() for line in plan.environment.lacking.splitlines()]
         yield from _indented("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
@@ -143,7 +143,7 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
 
 
 def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[LabelledText]:
-    """Return the first rank in full, and what the others of a node have otherwise. --json has every rank."""
+    """Return the first rank in full, and how the others of a node differ from it. --json has every rank."""
     if first in processes:
         yield f"rank {first.rank}", shlex.join(first.argv)
         yield from _variables(first.environment)
@@ -156,18 +156,18 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Lab
         values = [process.environment.get(variable, "") for process in others]
         if any(value != first.environment.get(variable) for value in values):
             different = [shlex.quote(value) for value in dict.fromkeys(values)]
-            ends = different if len(different) < 3 else [different[0], "...", different[-1]]
-            yield "", f"{variable}={' '.join(ends)}"
-    if other := next((process.argv for process in others if process.argv != first.argv), None):
-        yield "", shlex.join(other)
+            shown_values = different if len(different) < 3 else [different[0], "...", different[-1]]
+            yield "", f"{variable}={' '.join(shown_values)}"
+    if different_argv := next((process.argv for process in others if process.argv != first.argv), None):
+        yield "", shlex.join(different_argv)
 
 
-def _preflight(plan: Plan, chosen: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
+def _preflight(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
     """Return what runs before the training: the same launch with another program."""
     request, _ = _request(plan_of(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
     yield "before it", f"a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
-    if chosen.quiet:
+    if preflight.quiet:
         yield "", "no training beside others on a device or on the processors"
 
 
@@ -183,14 +183,14 @@ def _submissions(request: Request) -> Iterator[str]:
 
 
 def _standard_input(text: str) -> Iterator[str]:
-    """Return a standard input to be read: JSON indented, and the files in it after it, as they are."""
+    """Return a standard input in readable form: its JSON indented, and after it the files that the JSON contains."""
     try:
         content = json.loads(text)
         files = content.get("files", {})
     except (ValueError, AttributeError):
         yield f"standard input: {text.rstrip()}"
         return
-    outline = {**content, "files": {name: SHOWN_BELOW for name in files}} if files else content
+    outline = {**content, "files": {name: FILE_PLACEHOLDER for name in files}} if files else content
     yield "standard input, sent as JSON in one line:"
     yield from json_text(outline).splitlines()
     for name, file in files.items():
@@ -198,25 +198,25 @@ def _standard_input(text: str) -> Iterator[str]:
         yield from file.splitlines()
 
 
-def _age_of_peak(plan: Plan) -> Iterator[str]:
+def _peak_age_lines(plan: Plan) -> Iterator[str]:
     peak, now = plan.peak, datetime.now(timezone.utc)
     if peak.measured_tflops is None:
         return
     if peak.measurement:
-        yield f"measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
-    reason = why_again(peak.measurement, now)
+        yield f"measured {_age_text(now - datetime.fromisoformat(peak.measurement.at))} ago"
+    reason = remeasure_reason(peak.measurement, now)
     if reason and peak.tflops == peak.measured_tflops:
         yield f"the run measures it again: {reason}"
 
 
-def _age(age: timedelta) -> str:
+def _age_text(age: timedelta) -> str:
     hours = round(age.total_seconds() / 3600)
     return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
 def _indented(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
     """Return the texts below each other, the first with the label."""
-    yield from (("" if place else label, text) for place, text in enumerate(texts))
+    yield from (("" if index else label, text) for index, text in enumerate(texts))
 
 
 def _predicted(plan: Plan) -> Iterator[LabelledText]:
@@ -230,16 +230,16 @@ def _predicted(plan: Plan) -> Iterator[LabelledText]:
         yield f"next best {number}" if number else "predicted", figures
 
 
-def _certificate(used: CertificateNeed) -> str:
-    if used.digest:
-        return f"aligned in fp32 at smoke scale: run {used.run_id}"
-    if used.reason:
-        return f"none, so no verdict is better than consistent: {used.reason}"
+def _certificate_text(certificate: CertificateNeed) -> str:
+    if certificate.digest:
+        return f"aligned in fp32 at smoke scale: run {certificate.run_id}"
+    if certificate.reason:
+        return f"none, so no verdict is better than consistent: {certificate.reason}"
     return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
-def _place(plan: Plan) -> str:
-    environment, packages = plan.environment, _packages(plan.environment)
+def _environment_text(plan: Plan) -> str:
+    environment, packages = plan.environment, _packages_text(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
         return f"{environment.name} on {base}: {packages}"
@@ -248,7 +248,7 @@ def _place(plan: Plan) -> str:
     return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"
 
 
-def _packages(environment: EnvironmentPlan) -> str:
+def _packages_text(environment: EnvironmentPlan) -> str:
     parts = [", ".join(environment.requirements), *(", ".join(step.packages) for step in environment.builds)]
     index = f" (with the index of {environment.index})" if environment.index else ""
     return "; then built against them: ".join(parts) + index

@@ -17,14 +17,14 @@ from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
 from levelfield.specs.readable_json import json_text
 
-FRAMEWORK = """\
+_FRAMEWORK_HELP = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.
 
 examples:
   run_benchmarks.py framework new acme
   run_benchmarks.py framework check acme --plugins DIR --fast
 """
-NEW = """\
+_NEW_HELP = """\
 Write a folder for a framework: a whole training of GPT and Llama in numpy, with
 the places to replace by the framework's own calls.
 
@@ -33,7 +33,7 @@ examples:
   run_benchmarks.py framework new acme DIR
   run_benchmarks.py framework new acme --package
 """
-CHECK = """\
+_CHECK_HELP = """\
 Train the small models in every layout, precision and recomputation that the
 manifest offers, and compare them with torch's curve. Plant faults, check
 events, refusals and ends. Write tested.json. Exit code 4 unless all pass.
@@ -49,17 +49,21 @@ def _new(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
     from levelfield.testing.scaffold import new_folder, new_package
 
-    registry, place, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
+    registry, plugins_folder, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
-        root = new_package("framework", name, place, registry)
+        root = new_package("framework", name, plugins_folder, registry)
         say(f"created  {short_path(root)}, a package with a training that works. Next:")
-        place = root / f"levelfield_{name.replace('-', '_')}"
+        plugins_folder = root / f"levelfield_{name.replace('-', '_')}"
     else:
-        folder = new_folder("framework", name, place, registry)
+        folder = new_folder("framework", name, plugins_folder, registry)
         say(f"created  {short_path(folder)}, a training that works. Next:")
-    where = () if place.absolute() == checkout().absolute() else (f"--plugins {short_path(place.absolute())}",)
-    say_command(f"{this_program()} framework check {name}", *where, "--fast")
-    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
+    plugins_words = (
+        ()
+        if plugins_folder.absolute() == checkout().absolute()
+        else (f"--plugins {short_path(plugins_folder.absolute())}",)
+    )
+    say_command(f"{this_program()} framework check {name}", *plugins_words, "--fast")
+    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *plugins_words)
     say("         and then docs/writing-a-framework.md, step by step")
     return 0
 
@@ -69,8 +73,8 @@ def _check(options: argparse.Namespace) -> int:
     from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
     from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
-    progress = _progress if sys.stderr.isatty() or options.verbose else silent
-    subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
+    progress = _print_progress if sys.stderr.isatty() or options.verbose else silent
+    subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _print_progress)
     try:
         findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         written = None if options.fast else write_tested(subject)
@@ -87,7 +91,7 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if values["passes"] else GateFailed.exit_code
 
 
-def _progress(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"levelfield: {printable(line)}", file=sys.stderr, flush=True)
 
 
@@ -109,7 +113,7 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "framework": Command(FRAMEWORK),
-    "framework new": Command(NEW, _new_options, _new),
-    "framework check": Command(CHECK, _check_options, _check),
+    "framework": Command(_FRAMEWORK_HELP),
+    "framework new": Command(_NEW_HELP, _new_options, _new),
+    "framework check": Command(_CHECK_HELP, _check_options, _check),
 }

@@ -1,4 +1,4 @@
-"""Options of where a run takes place, and the launcher, hosts and image that they stand for.
+"""Options that say where a run takes place, and the launcher, hosts and image that they stand for.
 
 Modules that import pydantic are imported where a command runs, so that `--help` is fast.
 """
@@ -25,8 +25,8 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def runtime_option(parser: Options) -> None:
-    says = "process: a Python environment; docker: a container; inside: this machine is a container"
-    parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=says)
+    help_text = "process: a Python environment; docker: a container; inside: this machine is a container"
+    parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=help_text)
 
 
 def site_options(parser: Options) -> None:
@@ -46,8 +46,8 @@ def site_options(parser: Options) -> None:
 
 def container_options(parser: Options) -> None:
     """Add --runtime and --base-image of commands that run several builds."""
-    says = "process: a Python environment; docker: containers, and each build makes its own image"
-    parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=says)
+    help_text = "process: a Python environment; docker: containers, and each build makes its own image"
+    parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=help_text)
     parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
 
 
@@ -71,13 +71,13 @@ def launch_of(
         return None
     if name not in launcher_names(plugins):
         raise UnknownName("launcher", name, [LOCAL, *launcher_names(plugins)])
-    beside = _site_path(site_name).parent / site.hosts if site.hosts else None
+    hosts_of_site = _site_path(site_name).parent / site.hosts if site.hosts else None
     takes_hosts = name in LAUNCHERS and LAUNCHERS[name].takes_hosts
-    hosts = hosts_of(hosts_file or (beside if takes_hosts else None))
+    hosts = hosts_of(hosts_file or (hosts_of_site if takes_hosts else None))
     if takes_hosts and not hosts:
         raise UsageError(f"--launcher {name}: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
-    public = site.model_copy(update={"node_power": None})  # no record has the command
-    return LaunchPlan(launcher=name, code=launcher_code(name, plugins), site=public, hosts=hosts)
+    site_without_power = site.model_copy(update={"node_power": None})  # its command belongs into no record
+    return LaunchPlan(launcher=name, code=launcher_code(name, plugins), site=site_without_power, hosts=hosts)
 
 
 def node_power_of(site_name: str | None) -> NodePowerSite | None:

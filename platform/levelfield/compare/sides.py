@@ -19,7 +19,7 @@ from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.result import Utilisation
-from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, at
+from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.vendor import HOST_SHARE
 
 DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
@@ -180,7 +180,7 @@ def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
 
 def palm(record: RunRecord) -> Utilisation | None:
     """Return the headline utilisation, with its formula and peak."""
-    row: Utilisation | None = at(record.result, "utilisation", PALM)
+    row: Utilisation | None = value_at(record.result, "utilisation", PALM)
     return row
 
 
@@ -197,7 +197,7 @@ def tuned_fields(record: RunRecord) -> str | None:
 
 def _quantity(figure: RunFigure) -> Quantity:
     def entry(record: RunRecord) -> tuple[float | None, str | None]:
-        return figure.of(record.result, record.series.device_is == HOST_SHARE)
+        return figure.value_and_reason(record.result, record.series.device_is == HOST_SHARE)
 
     read = attrgetter(figure.column) if figure.column else lambda record: entry(record)[0]
     return Quantity(
@@ -206,7 +206,7 @@ def _quantity(figure: RunFigure) -> Quantity:
         lambda record: entry(record)[1],
         is_noisy=figure.is_noisy,
         is_optional=figure.is_optional,
-        basis=lambda record: at(record.result, *figure.basis) if figure.basis else None,
+        basis=lambda record: value_at(record.result, *figure.basis) if figure.basis else None,
         read_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.errors import DocumentError, GateFailed, UsageError
-from levelfield.specs.base import twice_in
+from levelfield.specs.base import repeated_names
 from levelfield.specs.bundle import MANIFEST, SIGNATURE
 
 _MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
@@ -93,7 +93,7 @@ def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
     names = [info.filename for info in infos]
     if len(infos) > MOST_MEMBERS:
         return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
-    if twice := twice_in(names):
+    if twice := repeated_names(names):
         return f"found member '{twice[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"

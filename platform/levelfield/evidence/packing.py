@@ -16,7 +16,7 @@ from levelfield.evidence.bundle_redaction import placeholders_of, read_run, reda
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.specs.base import dump, sha256_of, twice_in
+from levelfield.specs.base import dump, repeated_names, sha256_of
 from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledFile, BundledRun, Manifest, Replacement
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
@@ -43,7 +43,7 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     """
     results = [collect(paths) for paths in runs]
     names = [result.run_id for result in results]
-    if twice := twice_in(names):
+    if twice := repeated_names(names):
         raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
     if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
         raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")

@@ -142,15 +142,15 @@ def _measured(
 ) -> tuple[Throughput | None, Memory, Energy]:
     """Return the window's throughput, memory and energy. Only a run whose rules hold has a throughput."""
     first, last = plan.work.window.first_step, plan.work.window.last_step
-    throughput, why_none = None, f"the run is {status.word}"
+    throughput, absence_reason = None, f"the run is {status.word}"
     if status.has_figures:
         try:
             times = step_times(raw.steps, first, last)
             begin = raw.begins.get(clock_rank(raw.steps, first, last))
-            throughput, why_none = window(times, begin, first, last, plan.world_size), ""
+            throughput, absence_reason = window(times, begin, first, last, plan.world_size), ""
         except WindowError as error:
-            why_none = str(error)
-    return throughput, memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, why_none)
+            absence_reason = str(error)
+    return throughput, memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, absence_reason)
 
 
 def _planned_fields(plan: Plan) -> dict[str, Any]:

@@ -27,9 +27,9 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     peaks = {part.name: _peaks(plan, part) for part in parts}
     nodes = {name: figures for name, figures in peaks.items() if name is not None}
     measured = memories.over_nodes(nodes) if nodes else peaks[None]
-    why_none = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
-    stages, headline = None, measured.process if plan.hardware.is_host else measured.used
-    if headline.peak_bytes is not None:
+    absence_reason = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
+    stages, main_peak = None, measured.process if plan.hardware.is_host else measured.used
+    if main_peak.peak_bytes is not None:
         rank_peaks: list[int | None] = []
         for part in sorted(parts, key=lambda part: part.ranks.start):
             if plan.hardware.is_host:
@@ -44,15 +44,15 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
         process_peak=_figure(measured.process.peak_bytes, "B", measured.process.reason),
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
-        expectation=against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none),
+        expectation=against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, absence_reason),
         stage_peaks=stages,
     )
 
 
 def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.indices)
-    whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
-    sizes, window_ns = dict.fromkeys(part.indices, whole), part.window_ns(plan.work.window)
+    device_capacity = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
+    sizes, window_ns = dict.fromkeys(part.indices, device_capacity), part.window_ns(plan.work.window)
     peaks = memories.memory(part.telemetry.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
@@ -69,10 +69,13 @@ def energy(
     parts: Sequence[NodePart],
     power: Mapping[int, NodePowerTrace],
     throughput: Throughput | None,
-    why_none: str,
+    absence_reason: str,
 ) -> Energy:
-    """Return the energy of all machines over the window; without one, with the reason. power: of whole nodes."""
-    chips = energies.EnergyUse(reason=why_none)
+    """Return the energy of all machines over the window; where there is none, with the reason.
+
+    power: the power of whole nodes, by node. absence_reason: why there is no throughput, hence no energy.
+    """
+    chips = energies.EnergyUse(reason=absence_reason)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
@@ -84,7 +87,7 @@ def energy(
         joules_per_token=Figure(value=chips.joules_per_token, unit="J/token", reason=chips.reason),
         mean_watts=Figure(value=chips.mean_watts, unit="W", reason=chips.reason),
         boundary=energies.BOUNDARY,
-        nodes=_node_energy(plan, parts, power, chips, tokens, why_none if throughput is None else None),
+        nodes=_node_energy(plan, parts, power, chips, tokens, absence_reason if throughput is None else None),
     )
 
 
@@ -94,15 +97,17 @@ def _node_energy(
     power: Mapping[int, NodePowerTrace],
     chips: energies.EnergyUse,
     tokens: int,
-    why_none: str | None,
+    absence_reason: str | None,
 ) -> NodeEnergy | None:
-    """Return the energy of the whole nodes beside that of their chips; None where none was to be read."""
+    """Return the energy of the whole nodes beside that of their chips; None where the plan has no power of nodes."""
     if plan.node_power is None:
         return None
     traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
     uses = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
-    lacking = [part.labelled(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None]
-    reason = why_none or next(iter(lacking), None)
+    reasons_by_node = [
+        part.labelled(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None
+    ]
+    reason = absence_reason or next(iter(reasons_by_node), None)
     windows = filter(None, (part.window_ns(plan.work.window) for part in parts))
     seconds = max((end - begin for begin, end in windows), default=0) / NANOSECONDS
     joules = None if reason else math.fsum(use.joules or 0.0 for use in uses)
@@ -110,21 +115,23 @@ def _node_energy(
         reason = f"the nodes' {joules:.6g} J are less than their chips' {chips.joules:.6g} J: other machines, or units"
         joules = None
     per_token = None if joules is None else joules / tokens
-    other = None if per_token is None or chips.joules_per_token is None else per_token - chips.joules_per_token
-    unchecked = "" if plan.node_power.verify else ", certificate not checked"
+    per_token_beside_chips = (
+        None if per_token is None or chips.joules_per_token is None else per_token - chips.joules_per_token
+    )
+    certificate_note = "" if plan.node_power.verify else ", certificate not checked"
     return NodeEnergy(
         joules=_figure(joules, "J", reason),
         joules_per_token=_figure(per_token, "J/token", reason),
         mean_watts=_figure(None if joules is None else joules / seconds, "W", reason),
-        other_joules_per_token=_figure(other, "J/token", reason or chips.reason),
-        sources=tuple(dict.fromkeys(f"{trace.source}{unchecked}" for trace in traces if trace.source)),
+        other_joules_per_token=_figure(per_token_beside_chips, "J/token", reason or chips.reason),
+        sources=tuple(dict.fromkeys(f"{trace.source}{certificate_note}" for trace in traces if trace.source)),
         readings=min((use.readings for use in uses), default=None),
         resolution_seconds=max((s for use in uses if (s := use.resolution_seconds) is not None), default=None),
     )
 
 
 def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeUse:
-    """Return the energy of a node. Its window comes on this machine's clock, of another node by the time of day."""
+    """Return the energy of a node over its window: on this machine's clock, for another node by the time of day."""
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None:
         return energies.NodeUse(None, f"rank {part.ranks.start} lacks an end of the window")
@@ -148,8 +155,8 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
         return energies.EnergyUse(reason=f"{reason}, so which of them trained is unknown")
-    least = 0.0 if plan.hardware.is_host else LEAST_WATTS
-    use = energies.energy(part.telemetry.readings, part.indices, *window_ns, tokens, least)
+    least_watts = 0.0 if plan.hardware.is_host else LEAST_WATTS
+    use = energies.energy(part.telemetry.readings, part.indices, *window_ns, tokens, least_watts)
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
@@ -174,7 +181,7 @@ def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
 
 
 def _append_cause(reason: str | None, cause: str | None) -> str | None:
-    """Return the reason with that of the vendor's tool in brackets."""
+    """Return the reason with the cause in brackets; where one is missing, the other alone."""
     return f"{reason} ({cause})" if reason and cause else reason or cause
 
 
@@ -187,63 +194,63 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
         part.telemetry.host for part in parts
     ):
         return None, ()  # a run of an earlier version, or one that did not start
-    before, during = zip(*(_host_uses(plan, part) for part in parts), strict=True)
+    uses_before, uses_in_window = zip(*(_host_uses(plan, part) for part in parts), strict=True)
     devices, warnings = list[DeviceUse](), list[str]()
-    for part, earlier, later in zip(parts, before, during, strict=True):
+    for part, use_before, use_in_window in zip(parts, uses_before, uses_in_window, strict=True):
         readings = {reading.device: reading for reading in part.telemetry.readings if reading.before}
         for index in map(str, plan.hardware.device_indices):
-            use, warning = _device(plan, part, index, readings.get(index))
+            use, warning = _device_use(plan, part, index, readings.get(index))
             devices.append(use)
             warnings += [warning] if warning else []
         # about the window, or about the time before where the window is not known
-        if later.is_noticeable:
-            warnings.append(part.labelled(host_sentence(later, "in the window")))
-        elif later.other_cores is None and earlier.is_noticeable:
-            warnings.append(part.labelled(host_sentence(earlier, "before the training")))
-    busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := during[k].other_cores) is None else cores)
+        if use_in_window.is_noticeable:
+            warnings.append(part.labelled(host_sentence(use_in_window, "in the window")))
+        elif use_in_window.other_cores is None and use_before.is_noticeable:
+            warnings.append(part.labelled(host_sentence(use_before, "before the training")))
+    busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := uses_in_window[k].other_cores) is None else cores)
     figures = OtherUse(
         devices=tuple(devices),
-        host_before=_cores(parts, before),
-        host_in_window=_cores(parts, during),
-        host_cores=during[busiest].cores or before[busiest].cores,
+        host_before=_busiest_cores(parts, uses_before),
+        host_in_window=_busiest_cores(parts, uses_in_window),
+        host_cores=uses_in_window[busiest].cores or uses_before[busiest].cores,
     )
     return figures, tuple(warnings)
 
 
-def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
-    """Return the use of a device, and a warning where others use it, or nothing of it was read, not even its power."""
+def _device_use(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
+    """Return the use of a device, and a warning where others use it, or where nothing of it could be read."""
     name, memory = part.device(index), plan.hardware.memory_bytes_per_device
-    unread = f"device {name} could not be read before the training"
+    unread_sentence = f"device {name} could not be read before the training"
     if reading is None:
         reason = part.silence_reason or part.tool_reason("tool") or "the vendor's tool gave no reading in time"
         use = DeviceUse(device=name, memory_used=_figure(None, "B", reason), load=None, in_use=None)
-        return use, f"{unread}: {reason}"
+        return use, f"{unread_sentence}: {reason}"
     used, load = reading.memory_used_bytes, reading.utilisation
     figure = _figure(used, "B", reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure"))
     use = DeviceUse(device=name, memory_used=figure, load=load, in_use=in_use(used, memory, load))
     if use.in_use:
         return use, device_sentence(name, used, memory, load, "before the training")
     is_silent = use.in_use is None and reading.power_watts is None and reading.energy_joules is None
-    return use, f"{unread}: {figure.reason}" if is_silent else None
+    return use, f"{unread_sentence}: {figure.reason}" if is_silent else None
 
 
 def _host_uses(plan: Plan, part: NodePart) -> tuple[HostUse, HostUse]:
     """Return the use of a machine's processors before the training and in the window."""
     host, window_ns = part.telemetry.host, part.window_ns(plan.work.window)
-    earlier = [reading for reading in host if reading.before]
-    if len(earlier) < 2:
+    readings_before = [reading for reading in host if reading.before]
+    if len(readings_before) < 2:
         reason = part.silence_reason or "there are no two readings from before the training"
-        before = HostUse(None, earlier[0].cores if earlier else None, reason)
+        use_before = HostUse(None, readings_before[0].cores if readings_before else None, reason)
     else:
-        before = host_use(earlier, earlier[0].time_ns, earlier[-1].time_ns)
+        use_before = host_use(readings_before, readings_before[0].time_ns, readings_before[-1].time_ns)
     if part.silence_reason or window_ns is None:
         reason = part.silence_reason or "the run ended before its window"
-        return before, HostUse(None, host[-1].cores if host else None, reason)
-    return before, host_use(host, *window_ns)
+        return use_before, HostUse(None, host[-1].cores if host else None, reason)
+    return use_before, host_use(host, *window_ns)
 
 
-def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
-    """Return the use of the busiest machine; unknown when it is unknown of one, which may be the busiest."""
+def _busiest_cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
+    """Return the use of the busiest machine; unknown where one machine's use is unknown, for it may be the busiest."""
     for part, use in zip(parts, uses, strict=True):
         if use.other_cores is None:
             return Figure(value=None, unit="cores", reason=part.labelled(use.reason or "unknown"))

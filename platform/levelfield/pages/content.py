@@ -13,13 +13,13 @@ from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import StoreEvent, nights_in_order
 from levelfield.specs.short_names import slug
 
-NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
+NIGHTS_SHOWN = 30  # the newest nights, whose findings the case pages repeat
 
-_NO_CHANGES = ("missing", "new series", "no change")  # each has its place elsewhere on the page
-CHANGES = tuple(word for word in WORDS if word not in _NO_CHANGES)
-CALM = ("no change", "new series")
-UNKNOWN: FindingWord = "inconclusive"  # a word of a later version
-LONGEST = 400  # characters of a text
+_NO_CHANGES = ("missing", "new series", "no change")  # the page shows these apart from the changes
+CHANGE_WORDS = tuple(word for word in WORDS if word not in _NO_CHANGES)
+CALM_WORDS = ("no change", "new series")
+FALLBACK_WORD: FindingWord = "inconclusive"  # in place of a word that only a later version has
+LONGEST_TEXT = 400  # characters of a text
 MOST_DISTURBED = 30  # newest runs of a series among which a quiet one is looked for
 
 
@@ -32,7 +32,7 @@ class NightFinding:
     label: str
     figure: str | None
     word: FindingWord
-    change: float | None  # relative, as low and high
+    change: float | None  # relative, as are low and high, the ends of its interval
     low: float | None
     high: float | None
     level: float | None
@@ -42,29 +42,29 @@ class NightFinding:
     run_id: str | None
     detail: str
     fields: tuple[str, ...]
-    pairs: int | None = None  # of builds that it rests on; None for a finding of nights alone
+    pairs: int | None = None  # how many pairs of builds it rests on; None where it rests on nights alone
     explanation: tuple[str, ...] = ()  # why a step takes longer, in sentences
 
 
-def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
+def parse_finding(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
 
     def text(name: str) -> str | None:
         value = content.get(name)
-        return value[:LONGEST] if isinstance(value, str) else None
+        return value[:LONGEST_TEXT] if isinstance(value, str) else None
 
     def texts(name: str) -> tuple[str, ...]:
         values = content.get(name)
-        return tuple(str(value)[:LONGEST] for value in values) if isinstance(values, (list, tuple)) else ()
+        return tuple(str(value)[:LONGEST_TEXT] for value in values) if isinstance(values, (list, tuple)) else ()
 
-    numbers = {name: finite(content.get(name)) for name in ("change", "low", "high", "level", "detectable")}
-    nights, pairs = finite(content.get("nights")), finite(content.get("pairs"))
+    numbers = {name: finite_number(content.get(name)) for name in ("change", "low", "high", "level", "detectable")}
+    nights, pairs = finite_number(content.get("nights")), finite_number(content.get("pairs"))
     return NightFinding(
         night=night,
         series=text("series") or "",
         label=text("label") or "",
         figure=text("figure"),
-        word=next((word for word in WORDS if word == content.get("word")), UNKNOWN),
+        word=next((word for word in WORDS if word == content.get("word")), FALLBACK_WORD),
         **numbers,
         level_since=text("level_since"),
         nights=None if nights is None else int(nights),
@@ -76,7 +76,7 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     )
 
 
-def finite(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return a number of JSON; None for another value, NaN and infinity."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
@@ -89,7 +89,8 @@ class PagesContent:
     series: Mapping[str, SeriesRuns]  # by digest
     events: Sequence[StoreEvent]
     night: str | None  # the last one
-    expected: Mapping[str, str | None]  # of the last night: entry to the digest of its series, None if it never ran
+    # the last night's entries, each with the digest of its series; None where the entry never ran
+    expected: Mapping[str, str | None]
     findings: Sequence[NightFinding]  # of the last nights
     unreadable: Sequence[str] = ()  # runs that are left out
 
@@ -108,11 +109,11 @@ class PagesContent:
         return dict(sorted(grouped(ordered, lambda runs: runs.series.case).items()))
 
 
-def gathered(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
+def read_content(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
     """Read a store. A run whose time cannot be read is left out and named in `unreadable`.
 
-    unpaired: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
-    give the levels of quiet series; where the night has stored findings, these alone say what changed.
+    unpaired: findings of the last night, made again without pairs. The gate stores no finding of a quiet series, so
+    that these give its level. Where the night has stored findings, only the quiet ones of `unpaired` are taken.
     """
     points, nights = results.points(), nights_in_order(results.nights())
     unreadable: list[str] = []
@@ -125,16 +126,16 @@ def gathered(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ())
             else:
                 unreadable.append(point.run_id)
         timed.sort(key=lambda point: seconds_of(point.began))
-        files = slug(f"{entry.series.label} {entry.digest}"), slug(entry.series.case)
-        series.append(SeriesRuns(entry.digest, *files, entry.series, timed))
-    stored = [finding_of(night, finding) for night in nights[-NIGHTS_SHOWN:] for finding in results.findings(night)]
-    tonight = [finding_of(nights[-1], finding) for finding in unpaired] if nights else []
+        slugs = slug(f"{entry.series.label} {entry.digest}"), slug(entry.series.case)
+        series.append(SeriesRuns(entry.digest, *slugs, entry.series, timed))
+    stored = [parse_finding(night, finding) for night in nights[-NIGHTS_SHOWN:] for finding in results.findings(night)]
+    tonight = [parse_finding(nights[-1], finding) for finding in unpaired] if nights else []
     if any(finding.night == nights[-1] for finding in stored):
-        tonight = [finding for finding in tonight if finding.word in CALM]
+        tonight = [finding for finding in tonight if finding.word in CALM_WORDS]
     # Findings are only added: the last one of a series and figure replaces those before.
     latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
     return PagesContent(
-        series={runs.digest: runs for runs in _with_disturbed(series, results) if runs.points},
+        series={runs.digest: runs for runs in _mark_disturbed(series, results) if runs.points},
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
@@ -143,8 +144,11 @@ def gathered(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ())
     )
 
 
-def _with_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> list[SeriesRuns]:
-    """Return the series with their newest disturbed runs: each series is read until its newest quiet run."""
+def _mark_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> list[SeriesRuns]:
+    """Return the series with the runs after their newest quiet one marked as disturbed.
+
+    Only these runs are read in full, one of each series at a time.
+    """
     counted = {runs.digest: [point.run_id for point in reversed(runs.counted)][:MOST_DISTURBED] for runs in series}
     disturbed: dict[str, list[str]] = {digest: [] for digest in counted}
     unsettled = [digest for digest, ids in counted.items() if ids]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from levelfield.pages.content import CHANGES, NightFinding, PagesContent
+from levelfield.pages.content import CHANGE_WORDS, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 from levelfield.series.level import FEWEST_NIGHTS
@@ -73,7 +73,7 @@ def night_view(content: PagesContent) -> NightView:
     tonight = sorted(content.tonight, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
     counts = Counter(finding.word for finding in tonight)
     counts["missing"] = len(missing)
-    changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGES]
+    changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGE_WORDS]
     return NightView(
         night=content.night,
         expected=len(content.expected),
@@ -87,7 +87,9 @@ def night_view(content: PagesContent) -> NightView:
         series=len(content.series),
         unreadable=tuple(content.unreadable),
         is_judged=any(count for word, count in counts.items() if word != "missing"),
-        attention=sum(counts[word] for word in (*CHANGES, "missing") if word not in ("improvement", "inconclusive")),
+        attention=sum(
+            counts[word] for word in (*CHANGE_WORDS, "missing") if word not in ("improvement", "inconclusive")
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.compare.published_rows import FigureRow, published, reported, reported_sets
 from levelfield.compare.ranking import metrics
 from levelfield.pages.case_view import case_view, training_figures
-from levelfield.pages.content import PagesContent, gathered
+from levelfield.pages.content import PagesContent, read_content
 from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
@@ -82,7 +82,7 @@ def build_pages(
     of all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
     """
     with PagesWriter(folder, private) as writer:
-        content, references = gathered(results, unpaired), stored_references(registry)
+        content, references = read_content(results, unpaired), stored_references(registry)
         surroundings = SurroundingDocuments(results)
         rebuilt: set[str] = set()
         for runs in content.series.values():

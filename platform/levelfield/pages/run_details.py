@@ -10,7 +10,7 @@ from typing import Any
 from levelfield.pages.series_history import DistinctValues
 from levelfield.report import result_words
 from levelfield.specs.record import RunRecord, Series
-from levelfield.specs.run_figures import at
+from levelfield.specs.run_figures import value_at
 from levelfield.specs.variables import for_readers
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -82,7 +82,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     facts = _facts(content, _SHARED)
     if isinstance(facts.get("flags"), list):
         facts["flags"] = [result_words.flag(str(flag)) for flag in facts["flags"]]
-    inherited = at(content, "inherited")
+    inherited = value_at(content, "inherited")
     if isinstance(inherited, dict) and inherited:
         facts["inherited"] = for_readers({name: str(text) for name, text in inherited.items()})
         facts["inherited_others"] = len(inherited) - len(facts["inherited"])
@@ -107,7 +107,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
 
 def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what the result has of these, by name."""
-    values = {name: at(result, *path) for name, path in paths.items()}
+    values = {name: value_at(result, *path) for name, path in paths.items()}
     return {name: value for name, value in values.items() if value is not None and value != []}
 
 

@@ -77,7 +77,7 @@ def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     return plan.model_copy(update={"peak": peak_of(chip, plan.work, rates), "notices": notices})
 
 
-def why_again(measurement: PeakMeasurement | None, now: datetime) -> str | None:
+def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str | None:
     """Return why a kept peak is measured again, or None. Disturbances make a probe slower, so it may be too low."""
     if measurement is None:
         return "it is not known when and beside what it was measured"

@@ -22,8 +22,9 @@ from levelfield.specs.site import LaunchPlan
 from levelfield.specs.suite import WITHHELD, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
-# FlagPerf prints the pipeline first, and neither sharded states nor sequence parallelism. DP4TP2PP1 means what it says.
-_INCOMPLETE = re.compile(r"PP\d+DP\d+TP\d+", re.IGNORECASE)
+# A layout as FlagPerf prints it: the pipeline first, and neither sharded states nor sequence parallelism, so that it is
+# incomplete. A text in another order, such as DP4TP2PP1, is complete.
+_FLAGPERF_LAYOUT = re.compile(r"PP\d+DP\d+TP\d+", re.IGNORECASE)
 
 
 def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decision:
@@ -39,43 +40,43 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     selector = selector.model_copy(update={"case": case, "repeats": repeats})
     hardware = request.hardware or entry.hardware
     if request.launch:
-        selector = _elsewhere(entry, selector, request.launch, hardware)
+        selector = _selector_for_launch(entry, selector, request.launch, hardware)
     if hardware is None:
-        return _decided(registry, entry, selector, refusal)
+        return _decide(registry, entry, selector, refusal)
     if selector.target or selector.devices or selector.nodes > 1:
         raise UsageError(
             f"hardware is named twice for {selector.case}:{selector.framework}: '{hardware}', and vendor, chip or "
             "number of devices in the case string; leave one of them out"
         )
     if hardware.chip == WITHHELD:
-        return _smoke_here(registry, entry, selector, refusal, hardware)
+        return _decide_smoke_here(registry, entry, selector, refusal, hardware)
     _, chip = find_chip(registry, hardware.chip)
-    parts = {"target": chip.name, "nodes": hardware.nodes, "devices": hardware.devices}
-    on_it = _decided(registry, entry, selector.model_copy(update=parts), refusal)
+    hardware_fields = {"target": chip.name, "nodes": hardware.nodes, "devices": hardware.devices}
+    decision = _decide(registry, entry, selector.model_copy(update=hardware_fields), refusal)
     if request.hardware is not None:
-        selection = replace(on_it.selection, devices=(), problem=None, notices=())
-        return _assumed(replace(on_it, selection=selection), "asked for with --assume-hardware")
+        selection = replace(decision.selection, devices=(), problem=None, notices=())
+        return _at_full_scale(replace(decision, selection=selection), "asked for with --assume-hardware")
     if request.launch:
-        return _assumed(on_it, f"on the hardware that the suite names, {hardware}")
-    if hardware.nodes == 1 and on_it.selection.has_devices(hardware.devices):
-        return on_it
-    if request.assume and on_it.scale != "smoke":
-        return _assumed(on_it, f"on the hardware that the suite names, {hardware}")
-    return _smoke_here(registry, entry, selector, refusal, hardware)
+        return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
+    if hardware.nodes == 1 and decision.selection.has_devices(hardware.devices):
+        return decision
+    if request.assume and decision.scale != "smoke":
+        return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
+    return _decide_smoke_here(registry, entry, selector, refusal, hardware)
 
 
-def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
-    """Return the decision from the entry alone."""
+def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
+    """Return the decision for the hardware that the selector names, else for this machine."""
     request, suite = entry.request, entry.suite
-    selection = _with_devices(lookup.find(registry, selector, check=refusal is None), request)
+    selection = _with_selected_devices(lookup.find(registry, selector, check=refusal is None), request)
     if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
         selection = replace(selection, devices=(), problem=None, notices=(), busy={})
-    scale = _scale(entry)
+    scale = _requested_scale(entry)
     selector, selection, driver, deviations = version_that_runs(
         registry, selector, selection, request, suite is not None
     )
-    if ran := _layout_that_ran(registry, selection, request.choice.layout or selector.layout):
-        layout, sentence = ran
+    if published := _published_layout(registry, selection, request.choice.layout or selector.layout):
+        layout, sentence = published
         request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
         deviations = (*deviations, sentence)
     return Decision(
@@ -93,28 +94,30 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
     )
 
 
-def _layout_that_ran(registry: Registry, selection: Selection, text: str | None) -> tuple[str, str] | None:
-    """Return the layout of the published rows that print this text for the framework, and a sentence that says so.
+def _published_layout(registry: Registry, selection: Selection, text: str | None) -> tuple[str, str] | None:
+    """Return the complete layout of the published rows that print this text, and a sentence that says so.
 
-    None where no row prints it, where rows disagree, and on a host, which takes the text as it is.
+    None where no row of the framework prints it, where rows disagree, and on a host, which takes the text as it is.
     """
-    if text is None or selection.vendor.is_host or not _INCOMPLETE.fullmatch(text):
+    if text is None or selection.vendor.is_host or not _FLAGPERF_LAYOUT.fullmatch(text):
         return None
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
-    printed = [
+    matching_rows = [
         row
         for row in rows
         if row.setting.layout_printed == text.upper() and row.setting.framework == selection.implementation.framework
     ]
-    layouts = {row.setting.layout for row in printed}
+    layouts = {row.setting.layout for row in matching_rows}
     if len(layouts) != 1 or layouts == {text}:
         return None
-    (ran,) = layouts
-    sentence = f"layout {text}: FlagPerf prints so what its row '{printed[0].name}' ran as {ran}, which is planned"
-    return ran, f"{sentence}; write {ran.partition('SH')[0].partition('+')[0]} for that alone"
+    (layout,) = layouts
+    sentence = (
+        f"layout {text}: FlagPerf prints so what its row '{matching_rows[0].name}' ran as {layout}, which is planned"
+    )
+    return layout, f"{sentence}; write {layout.partition('SH')[0].partition('+')[0]} for that alone"
 
 
-def _with_devices(selection: Selection, request: UserRequest) -> Selection:
+def _with_selected_devices(selection: Selection, request: UserRequest) -> Selection:
     """Return the selection with the devices of --devices alone. Raises UsageError for one that is not here."""
     if not request.devices:
         return selection
@@ -122,15 +125,17 @@ def _with_devices(selection: Selection, request: UserRequest) -> Selection:
     if request.launch or selection.vendor.is_divided:
         reason = "other machines choose theirs" if request.launch else f"{name} is divided into any number of shares"
         raise UsageError(f"--devices: found numbers of devices, expected none: {reason}")
-    here = {device.index: device for device in selection.devices}
-    if absent := [number for number in request.devices if number not in here]:
-        numbers = ", ".join(map(str, here)) or "none"
+    devices_here = {device.index: device for device in selection.devices}
+    if absent := [number for number in request.devices if number not in devices_here]:
+        numbers = ", ".join(map(str, devices_here)) or "none"
         raise UsageError(f"--devices: found {absent[0]}, expected devices of {selection.chip.name} here: {numbers}")
-    return replace(selection, devices=tuple(here[number] for number in request.devices))
+    return replace(selection, devices=tuple(devices_here[number] for number in request.devices))
 
 
-def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, hardware: NamedHardware | None) -> Selector:
-    """Return the selector with the devices of a launcher's hosts. Raises UsageError without a chip, or hosts."""
+def _selector_for_launch(
+    entry: Entry, selector: Selector, launch: LaunchPlan, hardware: NamedHardware | None
+) -> Selector:
+    """Return the selector with the devices of a launcher's hosts. Raises UsageError without a chip or enough hosts."""
     if hardware is None and selector.target is None:
         raise UsageError(
             f"--launcher {launch.launcher}: --case '{entry.text}' names no vendor or chip; other machines are not "
@@ -145,28 +150,28 @@ def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, hardware: N
     return selector.model_copy(update={"devices": min(slots)})
 
 
-def _scale(entry: Entry) -> RequestedScale:
+def _requested_scale(entry: Entry) -> RequestedScale:
     """Return the command line's scale, else the suite's."""
     return entry.scale if entry.request.scale == "auto" else entry.request.scale
 
 
-def _assumed(decision: Decision, reason: str) -> Decision:
-    """Return the decision at full scale where the scale is auto: the plan shows whether it fits."""
+def _at_full_scale(decision: Decision, reason: str) -> Decision:
+    """Return the decision at full scale where its scale is auto. Whether it fits, the plan shows."""
     return replace(decision, scale="full", scale_reason=reason) if decision.scale == "auto" else decision
 
 
-def _smoke_here(
+def _decide_smoke_here(
     registry: Registry, entry: Entry, selector: Selector, refusal: str | None, hardware: NamedHardware
 ) -> Decision:
     """Return the decision for this machine at smoke scale instead. Raises DoesNotFit for scale full.
 
     The layout is reduced to this machine unless the command line gives one.
     """
-    if _scale(entry) == "full":
+    if _requested_scale(entry) == "full":
         raise DoesNotFit(
             f"--scale full: {hardware} is not here. Leave --scale out to run the entry at smoke scale on this machine"
         )
-    decision = _decided(registry, entry, selector, refusal)
+    decision = _decide(registry, entry, selector, refusal)
     selection, suggestion = decision.selection, decision.suggestion
     reason = f"{hardware} is not here"
     if hardware.chip == WITHHELD:
@@ -176,14 +181,14 @@ def _smoke_here(
     if decision.request.choice.layout is None:
         text = suggestion.choice.layout or decision.selector.layout
         before = parse_layout(text).layout if text else Layout(data=hardware.nodes * hardware.devices)
-        after = reduced(
+        after = reduce_layout(
             before,
             usable_cores() if selection.vendor.is_divided else max(1, len(selection.devices)),
             selection.case.work("smoke"),
             decision.request.choice.micro_batch or selection.case.tuning.get("smoke", TuningChoice()).micro_batch or 1,
             selection.implementation.offered_parallelism(selection.vendor.device_kind),
         )
-        suggested["layout"], deviations = str(after), _reductions(before, after, selection, reason)
+        suggested["layout"], deviations = str(after), _reduction_sentences(before, after, selection, reason)
     return replace(
         decision,
         scale="smoke",
@@ -193,8 +198,8 @@ def _smoke_here(
     )
 
 
-def _reductions(before: Layout, after: Layout, selection: Selection, reason: str) -> list[str]:
-    """Return what the smaller layout is, and what became of the sharding stage, as sentences."""
+def _reduction_sentences(before: Layout, after: Layout, selection: Selection, reason: str) -> list[str]:
+    """Return sentences about the smaller layout, and about a sharding stage that was lowered or left out."""
     sizes = f"layout {before} of {before.world_size} devices scaled to {after} for {after.world_size}"
     sentences = [f"{reason}: {sizes if after != before else f'smoke scale on {selection.chip.name}'}"]
     change = None
@@ -208,39 +213,39 @@ def _reductions(before: Layout, after: Layout, selection: Selection, reason: str
     return sentences
 
 
-def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
+def reduce_layout(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
     """Return the layout with its largest dimension halved until it fits `devices` and the work's sizes.
 
     Of equal dimensions data is halved first, then context, tensor and pipeline. offered: the parallelism of the
     implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
     """
     model, training = work.model, work.training
-    divided = {  # by each size
+    dividends = {  # what each size has to divide
         "data": max(1, training.global_batch // micro_batch),
         "context": training.sequence_length // 2,
         "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
         "pipeline": model.layers,
     }
-    sizes = {name: getattr(layout, name) for name in divided}
-    for name, whole in divided.items():
-        while whole % sizes[name]:
-            sizes[name] = _halved(sizes[name])
+    sizes = {name: getattr(layout, name) for name in dividends}
+    for name, dividend in dividends.items():
+        while dividend % sizes[name]:
+            sizes[name] = _halve(sizes[name])
     while math.prod(sizes.values()) > devices:
         largest = max(sizes, key=lambda name: sizes[name])
-        sizes[largest] = _halved(sizes[largest])
+        sizes[largest] = _halve(sizes[largest])
     return Layout(
         **sizes,
         sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
-        **_sharding(layout, sizes["data"] * sizes["context"], offered),
+        **_sharding_fields(layout, sizes["data"] * sizes["context"], offered),
     )
 
 
-def _halved(size: int) -> int:
+def _halve(size: int) -> int:
     """Return the largest power of two below `size`."""
     return 1 << ((size - 1).bit_length() - 1)
 
 
-def _sharding(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
+def _sharding_fields(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
     stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
     degree = math.gcd(ranks, layout.sharding_degree) if layout.sharding_degree < layout.gradient_ranks else ranks
     if not stages or degree == 1:

@@ -11,7 +11,7 @@ from levelfield.report.sheets import padded
 from levelfield.report.words import number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
-from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, at
+from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.variables import known_to_matter
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -80,12 +80,12 @@ def _column(figure: RunFigure) -> FigureColumn:
     return FigureColumn(
         figure.name,
         figure.unit,
-        lambda result: figure.of(result, result.device_is == HOST_SHARE)[0],
+        lambda result: figure.value_and_reason(result, result.device_is == HOST_SHARE)[0],
         figure.heading,
         figure.divisor,
         figure.digits,
-        figure.most,
-        lambda result: at(result, *figure.repeats_basis) if figure.repeats_basis else None,
+        figure.largest,
+        lambda result: value_at(result, *figure.repeats_basis) if figure.repeats_basis else None,
     )
 
 

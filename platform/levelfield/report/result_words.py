@@ -205,7 +205,7 @@ def status(result: Result) -> str:
 
 
 def _cell(figure: RunFigure, result: Result) -> str:
-    return number(figure.of(result, _is_host(result))[0], figure.digits, figure.divisor)
+    return number(figure.value_and_reason(result, _is_host(result))[0], figure.digits, figure.divisor)
 
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.

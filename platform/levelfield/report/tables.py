@@ -196,7 +196,7 @@ def plain(result: Result) -> dict[str, object]:
         "tuned": chosen_fields(result) or None,
         "status": result.status.word,
         "failure": result.status.failure,
-        **{figure.name: figure.of(result, result.device_is == HOST_SHARE)[0] for figure in RUN_FIGURES},
+        **{figure.name: figure.value_and_reason(result, result.device_is == HOST_SHARE)[0] for figure in RUN_FIGURES},
         **{f"{u.kind.lower()}_{u.formula}": u.value for u in result.utilisation},
         "device_used_peak_bytes": result.memory.device_used_peak.value,
         "process_peak_bytes": result.memory.process_peak.value,

@@ -31,7 +31,7 @@ from levelfield.measure.utilisation import HERTZ, host_limits
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
-from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
+from levelfield.plan.peak import MeasuredPeaks, is_better, remeasure_reason
 from levelfield.predict.machines import fit_messages
 from levelfield.run.launchers import probed_nodes
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
@@ -107,7 +107,7 @@ def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> Meas
         return stored
     if precision not in stored.tflops or plan.probe_peak:
         return measure_peaks(plan, machine, runtime, say)
-    reason = why_again(stored.measurements.get(precision), datetime.now(timezone.utc))
+    reason = remeasure_reason(stored.measurements.get(precision), datetime.now(timezone.utc))
     if reason is None:
         return stored
     again = measure_peaks(plan, machine, runtime, say, reason)

@@ -14,7 +14,7 @@ from levelfield.specs.short_names import clipped
 SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
 LONGEST_SUBJECT = 120
 TicketKey = tuple[str, Gated | None]  # of a finding: its series and figure
-CONTINUED = " \\\n      "
+LINE_CONTINUATION = " \\\n      "
 
 
 class TicketCommit(Value):
@@ -26,7 +26,7 @@ class TicketCommit(Value):
 
 
 class Bisection(Value):
-    """What a search found, or why it found nothing. undecided: how many commits between the two pairs cannot tell.
+    """What a bisection found, or why it found nothing. undecided: how many commits between good and bad stay open.
 
     It is stored, and pages show it, so it has digests alone: no author and no subject.
     """
@@ -47,15 +47,15 @@ class Bisection(Value):
 class Ticket(Value):
     """What a person needs to look into a finding that the build may have caused."""
 
-    accepted: str | None = None  # commit of the build; null where it had changed files
-    tonight: str | None = None  # commit of the build; null where it had changed files
+    accepted: str | None = None  # commit of the accepted build; null where it had changed files
+    tonight: str | None = None  # commit of tonight's build; null where it had changed files
     commits: tuple[TicketCommit, ...] = ()  # the newest first
-    all_commits: int | None = None  # how many there are
-    commits_unknown: str | None = None  # the reason, where it is so
+    all_commits: int | None = None  # how many commits there are; `commits` may lack the oldest
+    commits_unknown: str | None = None  # why the commits are not known
     packages: tuple[str, ...] = ()  # of both builds, such as `torch 2.12.0 -> 2.13.0`
-    packages_unknown: str | None = None  # the reason, where it is so
-    command: tuple[str, ...] = ()  # that searches the commits
-    bisection: Bisection | None = None  # what a night found
+    packages_unknown: str | None = None  # why the packages are not known
+    command: tuple[str, ...] = ()  # the command line that bisects the commits
+    bisection: Bisection | None = None  # the one that a night ran
     first_bad: TicketCommit | None = None  # the commit of `bisection` with its author and subject
     page: str | None = None  # a link
 
@@ -73,8 +73,8 @@ def commit_text(commit: TicketCommit) -> str:
     return f"{commit.commit[:12]} {clipped(text, LONGEST_SUBJECT)}".strip()
 
 
-def _facts(ticket: Ticket) -> tuple[str, str, str]:
-    """Return what is known of commits, of packages and of a search, in a line each; the last is empty without one."""
+def _summaries(ticket: Ticket) -> tuple[str, str, str]:
+    """Return a line about the commits, one about the packages and one about the bisection, which may be empty."""
     if ticket.commits_unknown is not None or ticket.all_commits is None:
         commits = f"commits: not known: {ticket.commits_unknown}"
     else:
@@ -96,7 +96,7 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
 
     is_repeated: the builds are those of a finding above, so that their commits stand there.
     """
-    commits, packages, search = _facts(ticket)
+    commits, packages, search = _summaries(ticket)
     yield wrapped(f"  {one_line(commits)}{', as above' if is_repeated else ''}", 4)
     if not is_repeated:
         for commit in ticket.commits[:SHOWN_COMMITS]:
@@ -114,19 +114,19 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
 
 def ticket_markdown(ticket: Ticket) -> Iterator[str]:
     """Yield lines of Markdown: the same as in a terminal, with every commit that is known."""
-    commits, packages, search = _facts(ticket)
-    yield f"- {_foreign(commits)}"
-    yield from (f"  - {_foreign(commit_text(commit))}" for commit in ticket.commits)
+    commits, packages, search = _summaries(ticket)
+    yield f"- {_escaped(commits)}"
+    yield from (f"  - {_escaped(commit_text(commit))}" for commit in ticket.commits)
     if ticket.all_commits and ticket.all_commits > len(ticket.commits):
         yield f"  - {ticket.all_commits - len(ticket.commits)} more"
-    yield f"- {_foreign(packages)}"
+    yield f"- {_escaped(packages)}"
     if search:
-        yield f"- {_foreign(search)}"
+        yield f"- {_escaped(search)}"
     if ticket.command and not ticket.blamed:
         yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
 
 
-def _foreign(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
     return markdown(text).replace("#", "&#35;").replace("@", "&#64;")
 
@@ -138,7 +138,7 @@ def command_text(ticket: Ticket) -> str:
         if lines[-1] and len(lines[-1]) + len(word) > 60:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return CONTINUED.join(lines)
+    return LINE_CONTINUATION.join(lines)
 
 
 Tickets = Mapping[TicketKey, Ticket]

@@ -19,10 +19,11 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
 T = TypeVar("T", bound="Value")
-# json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
+# json_schema_extra of a field that was added after digests of its document had been stored. A default of it is left
+# out of the digest, so that the stored ones still hold.
 LATER: dict[str, JsonValue] = {"later": True}
-Place = tuple[int | str, ...]
-# What pydantic's kind of a fault expected, in the words of the other messages; of a limit the number follows.
+KeyPath = tuple[int | str, ...]
+# What was expected, by pydantic's type of the error, in the words of the other messages.
 _EXPECTED = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list, as in [a, b]"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
@@ -33,7 +34,7 @@ _EXPECTED = {
     **{"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}"},
     **{"less_than": "less than {lt}", "less_than_equal": "at most {le}"},
 }
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+_KIND_TEXTS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 # Bounds of whole numbers, far above what exists. The platform takes steps, ranks, layers and experts one after another:
 # a slip of the finger, or a document of somebody else, ends with the key's name instead of hours, or of all memory.
@@ -70,7 +71,7 @@ class Value(BaseModel):
 
         A field that is marked LATER counts only where it differs from its default.
         """
-        return json_digest(_digested(self, self.model_dump(mode="json")))
+        return json_digest(_digest_content(self, self.model_dump(mode="json")))
 
     def to_json(self) -> str:
         """Return the document as JSON text, with keys in the order of the schema and a final newline."""
@@ -99,9 +100,9 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
         value = cls.model_validate(content)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        lines = (f"{origin}: {_key(fault['loc'])}: {description(fault, cls)}" for fault in faults)
+        lines = (f"{origin}: {_key_text(fault['loc'])}: {fault_text(fault, cls)}" for fault in faults)
         raise DocumentError("\n".join(lines)) from None
-    if changed := [f"{origin}: {_key(place)}: {fault}" for place, fault in changed_types(content, value)]:
+    if changed := [f"{origin}: {_key_text(key_path)}: {fault}" for key_path, fault in type_changes(content, value)]:
         raise DocumentError("\n".join(sorted(changed)))
     return value
 
@@ -117,46 +118,49 @@ def load(cls: type[T], path: Path) -> T:
     return parse(cls, read_mapping(path), str(path))
 
 
-def _digested(value: Any, dumped: Any) -> Any:
+def _digest_content(value: Any, dumped: Any) -> Any:
     """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
     if isinstance(value, Value):
         later = {name: field for name, field in type(value).model_fields.items() if field.json_schema_extra == LATER}
         defaults = {name: field.get_default(call_default_factory=True) for name, field in later.items()}
         unused = {name for name, default in defaults.items() if getattr(value, name) == default}
-        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in unused}
+        return {name: _digest_content(getattr(value, name), dumped[name]) for name in dumped if name not in unused}
     if isinstance(value, dict) and isinstance(dumped, dict):
-        return {name: _digested(part, old) for part, (name, old) in zip(value.values(), dumped.items(), strict=True)}
+        return {
+            name: _digest_content(part, dumped_part)
+            for part, (name, dumped_part) in zip(value.values(), dumped.items(), strict=True)
+        }
     if isinstance(value, (list, tuple)):
-        return [_digested(part, old) for part, old in zip(value, dumped, strict=True)]
+        return [_digest_content(part, dumped_part) for part, dumped_part in zip(value, dumped, strict=True)]
     return dumped
 
 
-def _key(location: Place) -> str:
-    return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
+def _key_text(key_path: KeyPath) -> str:
+    return f"key '{'.'.join(str(part) for part in key_path)}'" if key_path else "document"
 
 
-def description(detail: Any, cls: type[Value]) -> str:
-    """Return what was found and expected, by a fault of pydantic in a document of type `cls`."""
-    if detail["type"] == "missing":
+def fault_text(fault: Any, cls: type[Value]) -> str:
+    """Return what was found and expected. fault: an error of pydantic in a document of type `cls`."""
+    if fault["type"] == "missing":
         return "missing; it is required"
-    value = f"found {clipped(repr(detail['input']), 60)}"
-    if detail["type"] == "extra_forbidden":
-        keys = sorted(_fields_at(cls, detail["loc"][:-1]))
-        near = difflib.get_close_matches(str(detail["loc"][-1]), keys, n=3)
-        offer = f"nearest: {', '.join(near)}; all: {', '.join(keys)}" if near else f"known: {', '.join(keys)}"
-        return f"unknown key ({value}); {offer if keys else 'remove it or correct its name'}"
-    if detail["type"] == "value_error":
-        return str(detail["ctx"]["error"])
-    if detail["type"] in _EXPECTED:
-        expected = _EXPECTED[detail["type"]].format_map(detail.get("ctx", {}))
+    value = f"found {clipped(repr(fault['input']), 60)}"
+    if fault["type"] == "extra_forbidden":
+        keys = sorted(_fields_at(cls, fault["loc"][:-1]))
+        nearest = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=3)
+        hint = f"nearest: {', '.join(nearest)}; all: {', '.join(keys)}" if nearest else f"known: {', '.join(keys)}"
+        return f"unknown key ({value}); {hint if keys else 'remove it or correct its name'}"
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    if fault["type"] in _EXPECTED:
+        expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
         return f"{value}, expected {expected}"
-    return f"{value}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"{value}, expected: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 
-def _fields_at(cls: type[BaseModel], location: Place) -> Iterable[str]:
+def _fields_at(cls: type[BaseModel], key_path: KeyPath) -> Iterable[str]:
     """Return the keys of the value at a location inside `cls`; none where the location leads into no single type."""
     types: list[Any] = [cls]
-    for part in location:
+    for part in key_path:
         inner = [t.model_fields[part].annotation for t in types if part in getattr(t, "model_fields", ())]
         types = [model for annotation in inner or types for model in models_of(annotation)]
     return types[0].model_fields if len(types) == 1 else ()
@@ -170,48 +174,49 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_of(argument)
 
 
-def changed_types(content: Any, value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
-    """Return where `content` has a text, or true or false, and `value`, its validated form, has a number, or reverse.
+def type_changes(content: Any, value: Any, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the keys whose value changed its type in validation, each with what was found and expected.
 
-    Each comes with what was found and expected. A whole number as a float, or 3.0 as a whole number, is no change.
+    content: the document before validation. value: after it. Types are texts, truth values and numbers: a whole number
+    as a float, or 3.0 as a whole number, is no change.
     """
     if isinstance(content, dict):
         fields = vars(value) if isinstance(value, BaseModel) else value if isinstance(value, dict) else {}
         for name in content.keys() & fields.keys():
-            yield from changed_types(content[name], fields[name], (*place, name))
+            yield from type_changes(content[name], fields[name], (*key_path, name))
     elif isinstance(content, (list, tuple)) and isinstance(value, (list, tuple)):
         if {*map(type, content), *map(type, value)} <= {float, int}:
             return  # no need to look at each loss of a long run
         for index, (part, validated) in enumerate(zip(content, value, strict=False)):
-            yield from changed_types(part, validated, (*place, index))
-    elif type(value) in _KINDS and _kind(content) is not _kind(value):
-        yield place, f"found {content!r}, expected {_KINDS[type(value)]}"
+            yield from type_changes(part, validated, (*key_path, index))
+    elif type(value) in _KIND_TEXTS and _kind(content) is not _kind(value):
+        yield key_path, f"found {content!r}, expected {_KIND_TEXTS[type(value)]}"
 
 
 def _kind(value: Any) -> type:
-    """Return the type, with one for all numbers. True and false are numbers to isinstance."""
+    """Return the type, where all numbers have one. Python's bool is an int, but true and false are no numbers here."""
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 
 def number_of(digits: str) -> int:
-    """Return the number that a text of digits is. Raises ValueError for one that is far above every bound."""
+    """Return the number that a text of digits states. Raises ValueError for one that is far above every bound."""
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MOST_DIGITS}")
     return int(digits)
 
 
-def twice_in(names: Iterable[str]) -> list[str]:
+def repeated_names(names: Iterable[str]) -> list[str]:
     """Return the names that are there more than once, in order."""
     return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
-# Each registry of a process reads the same files: what has the same text is parsed once. Nobody changes a content.
-_content = lru_cache(maxsize=1024)(mapping_of)
+# Each registry of a process reads the same files, so that a text is parsed once. No caller changes the content.
+_cached_content = lru_cache(maxsize=1024)(mapping_of)
 
 
 @lru_cache(maxsize=1024)
-def _document(kind: type[T], path: Path, text: str) -> T:
-    return parse(kind, _content(path, text), str(path))
+def _cached_document(kind: type[T], path: Path, text: str) -> T:
+    return parse(kind, _cached_content(path, text), str(path))
 
 
 class DocumentCache:
@@ -224,11 +229,11 @@ class DocumentCache:
     def content(self, path: Path) -> Any:
         """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
         if path not in self._contents:
-            self._contents[path] = _content(path, bounded_text(path))
+            self._contents[path] = _cached_content(path, bounded_text(path))
         return self._contents[path]
 
     def document(self, kind: type[T], path: Path) -> T:
         """Return the document in this file. Raises DocumentError when it is missing, unreadable or wrong."""
         if (kind, path) not in self._documents:
-            self._documents[kind, path] = _document(kind, path, bounded_text(path))
+            self._documents[kind, path] = _cached_document(kind, path, bounded_text(path))
         return cast(T, self._documents[kind, path])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from levelfield.specs.architecture import Model, Part
-from levelfield.specs.base import LATER, MOST_GRADIENT_STEPS, MOST_SIZE, MOST_STEPS, Document, Value, changed_types
+from levelfield.specs.base import LATER, MOST_GRADIENT_STEPS, MOST_SIZE, MOST_STEPS, Document, Value, type_changes
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -226,7 +226,7 @@ class Case(Document):
                 work = self.written(scale)
             except ValidationError as error:
                 raise ValueError(f"at scale {scale}: {_flat(error)}") from None
-        if changed := [f"{'.'.join(map(str, place))}: {fault}" for place, fault in changed_types(self.smoke, work)]:
+        if changed := [f"{'.'.join(map(str, place))}: {fault}" for place, fault in type_changes(self.smoke, work)]:
             raise ValueError(f"at scale smoke: {'; '.join(changed)}")
         return self
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, twice_in
+from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, repeated_names
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 
@@ -207,7 +207,7 @@ class FigureSet(Document):
     @model_validator(mode="after")
     def _names_exist(self) -> FigureSet:
         names = [row.name for row in self.rows]
-        if twice := twice_in(names):
+        if twice := repeated_names(names):
             raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
         for name in filter(None, (row.baseline for row in self.rows)):
             if name not in names:

@@ -30,7 +30,7 @@ from pydantic import (
 from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Result, Word
-from levelfield.specs.run_figures import GATED, STORED, at
+from levelfield.specs.run_figures import GATED, STORED, value_at
 from levelfield.specs.selector import labelled
 from levelfield.specs.short_names import clipped
 from levelfield.specs.step_parts import (
@@ -292,9 +292,9 @@ class RunRecord(StoredFigures, Document):
     @classmethod
     def _with_figures(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Take the figures from the result, also those that were no figures yet when the record was stored."""
-        result, is_host = values.get("result"), at(values.get("series"), "device_is") == HOST_SHARE
+        result, is_host = values.get("result"), value_at(values.get("series"), "device_is") == HOST_SHARE
         content = result.content if isinstance(result, StoredResult) else result
-        return {**values, **{column: figure.of(content, is_host)[0] for column, figure in STORED.items()}}
+        return {**values, **{column: figure.value_and_reason(content, is_host)[0] for column, figure in STORED.items()}}
 
     @property
     def result(self) -> Result:

@@ -28,11 +28,11 @@ class ReportedFigure(Value):
     """A figure in SI units."""
 
     value: float | None
-    how: str = Field(min_length=3)  # where it comes from; of None the reason
+    how: str = Field(min_length=3)  # how the value was obtained, or why there is none
 
 
 class ReportedRow(Value):
-    """One log. None: not printed, and not given by the reader."""
+    """One log. None: the log does not print it, and the reader did not state it."""
 
     name: str = Field(min_length=1, max_length=200)
     format: str
@@ -47,8 +47,8 @@ class ReportedRow(Value):
     sequence_length: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     precision: Precision | None = None
     given: tuple[str, ...] = ()  # the fields that the reader stated and the log does not print
-    steps: tuple[int, int]  # what the speed is the median of, with `lines`
-    lines: int = Field(ge=1)
+    steps: tuple[int, int]  # the first and the last step of the window that the figures are medians of
+    lines: int = Field(ge=1)  # how many lines of the log the window has
     figures: dict[FigureName, ReportedFigure]
     notes: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class ReportedSet(Document):
     KIND: ClassVar[str] = "reported"
 
     name: str = Field(min_length=1)
-    where: str = Field(min_length=8, max_length=500)  # the public place of the logs, or the document that has them
+    where: str = Field(min_length=8, max_length=500)  # the address of the logs, or the document that has them
     date: str
     rows: tuple[ReportedRow, ...] = Field(min_length=1)
 

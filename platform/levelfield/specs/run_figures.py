@@ -17,7 +17,7 @@ PALM = "palm"
 
 @dataclass(frozen=True)
 class FigureNames:
-    """What the pages in one language call a figure, with its unit apart."""
+    """The title and the unit of a figure on the pages in one language."""
 
     title: str
     unit: str
@@ -35,48 +35,48 @@ class RunFigure:
     table: str = ""  # the name of its column in tables of many runs; empty: it has none
     divisor: float = 1  # from the unit to what a table shows
     digits: int | None = 1  # decimals in a table; None: four significant digits
-    most: float | None = None  # the largest possible value
-    host_path: tuple[str, ...] = ()  # `path` on shares of a host, where it is another one
-    basis: tuple[str, ...] = ()  # keys of what has to be equal for a ratio
-    repeats_basis: tuple[str, ...] = ()  # keys of what has to be equal for a median
+    largest: float | None = None  # the largest possible value
+    host_path: tuple[str, ...] = ()  # the path for a run on shares of a host, where it differs from `path`
+    basis: tuple[str, ...] = ()  # keys of the value that two runs must share, so that a ratio is formed
+    repeats_basis: tuple[str, ...] = ()  # keys of the value that repeats must share, so that a median is formed
     is_noisy: bool = True  # equal runs differ in it
     is_compared: bool = True
     is_optional: bool = False  # comparisons leave it out where no run has it
-    column: str = ""  # in the store; empty: read from the stored result
+    column: str = ""  # the name of its column in the store; empty: it is read from the stored result
     worse: Literal[1, -1] | None = None  # the gate holds it to a level, and more (1) or less (-1) is worse
-    page: str = ""  # a stored one in the scripts of the pages
-    option: str = ""  # a gated one on the command line
+    page: str = ""  # the name of a stored figure in the scripts of the pages
+    option: str = ""  # the name of a gated figure on the command line
 
     @property
     def decimals(self) -> int:
-        """The decimals of the value in its unit that a table of the pages can show, and one more."""
+        """How many decimals of the value in `unit` the pages keep: one more than a table shows."""
         return max(0, (4 if self.digits is None else self.digits) + 1 - round(math.log10(self.divisor)))
 
-    def of(self, result: Any, is_host: bool) -> tuple[Any, Any]:
+    def value_and_reason(self, result: Any, is_host: bool) -> tuple[Any, Any]:
         """Return the value and the reason of a missing one. result: a Result or its JSON.
 
-        A text in the place of a section is returned as the value.
+        Where a text stands in the place of a section, that text is the value.
         """
         value, reason = result, None
         for key in self.host_path if is_host and self.host_path else self.path:
-            reason, value = at(value, "reason"), at(value, key)
+            reason, value = value_at(value, "reason"), value_at(value, key)
             if isinstance(value, str):
                 return value, None
         is_plain = value is None or isinstance(value, (int, float))
-        return (value, reason) if is_plain else (at(value, "value"), at(value, "reason"))
+        return (value, reason) if is_plain else (value_at(value, "value"), value_at(value, "reason"))
 
 
-def at(content: Any, *keys: str) -> Any:
+def value_at(content: Any, *keys: str) -> Any:
     """Return what lies behind the keys of a document or its JSON; None where one is missing.
 
-    Of the list of utilisations, a key is a formula in any version, and its MFU is taken.
+    In the list of utilisations a key is the name of a formula, whatever its version; its row of the MFU is taken.
     """
     for key in keys:
         if isinstance(content, Mapping):
             content = content.get(key)
         elif isinstance(content, Sequence) and not isinstance(content, str):
-            rows = (row for row in content if at(row, "kind") == "MFU")
-            content = next((row for row in rows if str(at(row, "formula")).split("/")[0] == key), None)
+            rows = (row for row in content if value_at(row, "kind") == "MFU")
+            content = next((row for row in rows if str(value_at(row, "formula")).split("/")[0] == key), None)
         else:
             content = getattr(content, key, None)
     return content
@@ -147,7 +147,7 @@ RUN_FIGURES = (
         {"en": FigureNames("MFU (palm)", "%"), "zh": FigureNames("MFU（palm 公式）", "%")},
         divisor=0.01,
         digits=2,
-        most=1.0,
+        largest=1.0,
         repeats_basis=("utilisation", PALM, "peak_tflops"),
         column="mfu",
         page="mfu",

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from levelfield.specs.base import Document, Value, twice_in
+from levelfield.specs.base import Document, Value, repeated_names
 from levelfield.specs.tool import NodeCommand
 from levelfield.specs.variables import TuningVariables, is_secret
 
@@ -100,7 +100,7 @@ class HostsFile(Document):
 
     @model_validator(mode="after")
     def _are_different(self) -> HostsFile:
-        if twice := twice_in(host.name for host in self.hosts):
+        if twice := repeated_names(host.name for host in self.hosts):
             raise ValueError(f"hosts: found {', '.join(twice)} more than once, expected each name once")
         return self
 
@@ -186,7 +186,7 @@ class KubernetesSite(Value):
 
     @model_validator(mode="after")
     def _volumes_are_different(self) -> KubernetesSite:
-        if twice := twice_in([*POD_VOLUMES, *(volume.name for volume in self.volumes)]):
+        if twice := repeated_names([*POD_VOLUMES, *(volume.name for volume in self.volumes)]):
             raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
         return self
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Document, Value, twice_in
+from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Document, Value, repeated_names
 from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
@@ -73,7 +73,7 @@ class Suite(Document):
     @model_validator(mode="after")
     def _names_are_unique(self) -> Suite:
         for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
-            if twice := twice_in(entry.name for entry in getattr(self, key) if entry.name):
+            if twice := repeated_names(entry.name for entry in getattr(self, key) if entry.name):
                 raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
         return self
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import MOST_DEVICES, Document, Value, twice_in
+from levelfield.specs.base import MOST_DEVICES, Document, Value, repeated_names
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Numbering, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
@@ -256,7 +256,7 @@ class VendorFile(Document):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> VendorFile:
-        if twice := twice_in(name.lower() for chip in self.chips for name in (chip.name, *chip.aliases)):
+        if twice := repeated_names(name.lower() for chip in self.chips for name in (chip.name, *chip.aliases)):
             raise ValueError(f"chips: found the names {', '.join(twice)} twice, expected unique names")
         return self
 

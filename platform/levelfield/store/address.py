@@ -13,7 +13,7 @@ from levelfield.specs.variables import is_text
 from levelfield.user_folders import data_folder, expanded
 
 VARIABLE = "LEVELFIELD_STORE"
-NOWHERE = "none"  # the value of the variable with which no run is recorded
+NOWHERE = "none"  # the value of LEVELFIELD_STORE that says that no run is recorded
 # Processes on several machines share these, and SQLite's write-ahead log needs one memory for all of its processes.
 _NETWORKS = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"),
@@ -69,7 +69,7 @@ def address_of(url: str | None) -> StoreAddress:
 
 
 def is_missing(url: str | None) -> bool:
-    """Return whether a store is a file that is not there: what only looks at a store makes none."""
+    """Return whether a store is a file that does not exist. A command that only reads a store must not create one."""
     path = address_of(url).path
     return path is not None and not path.exists()
 

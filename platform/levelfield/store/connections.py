@@ -25,28 +25,28 @@ from levelfield.store.address import StoreAddress, refuse_network, without_passw
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
 WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
-OWN_TABLES = {"series", "condition", "subject", "run", "raw"}
+STORE_TABLES = {"series", "condition", "subject", "run", "raw"}
 PSYCOPG = "psycopg[binary]==3.3.9"
 
 
 _DAMAGED = "is damaged"
-_KEPT = "nothing of this transaction was stored"
-# By a part of the database's message, in lower case.
-_MEANINGS = {
+_UNCHANGED = "nothing of this transaction was stored"
+# What follows the store's name, by a part of the database's message in lower case.
+_SENTENCES_BY_MESSAGE = {
     "not a database": "is no store: {}. Name another file, or move it aside",
     "malformed": f"{_DAMAGED}: {{}}. Move it aside; `store import` makes it again: all of it from an export, from "
     "run directories the runs without their nights, levels and remarks",
     "readonly": "cannot be written: {}. Change its rights or its folder's, or name another with --store",
     "read-only": "cannot be written: {}. Use a user that may write, or name another store with --store",
     "permission denied": "may not be used: {}. Grant the rights, or name another store with --store",
-    "locked": f"is locked by another process: {{}}; {_KEPT}. Try again when that process has ended",
-    "lock timeout": f"is locked by another process: {{}}; {_KEPT}. Try again when that process has ended",
-    "disk is full": f"has no space left: {{}}; {_KEPT}. Free some space, then import again",
-    "no space left": f"has no space left: {{}}; {_KEPT}. Free some space, then import again",
+    "locked": f"is locked by another process: {{}}; {_UNCHANGED}. Try again when that process has ended",
+    "lock timeout": f"is locked by another process: {{}}; {_UNCHANGED}. Try again when that process has ended",
+    "disk is full": f"has no space left: {{}}; {_UNCHANGED}. Free some space, then import again",
+    "no space left": f"has no space left: {{}}; {_UNCHANGED}. Free some space, then import again",
     "unable to open": "cannot be opened: {}. Check that its folder exists and may be written",
     "no such table": "is no store, or lacks a part: {}. `store check` says more",
     "does not exist": "is not there, or lacks a part: {}. Check the name of the database, and its tables",
-    "disk i/o error": f"cannot be read or written: {{}}; {_KEPT}. Check the disk",
+    "disk i/o error": f"cannot be read or written: {{}}; {_UNCHANGED}. Check the disk",
     "connection": "cannot be reached: {}. Check that the server runs, the address and the rights",
 }
 
@@ -61,7 +61,7 @@ def engine_of(address: StoreAddress, read_only: bool) -> Engine:
     Raises UsageError where there is nothing to read, on a network file system, and without PostgreSQL's client.
     """
     if address.path:
-        return _sqlite(address.path, read_only)
+        return _sqlite_engine(address.path, read_only)
     options = f"-c lock_timeout={BUSY_SECONDS:.0f}s" + (" -c default_transaction_read_only=on" if read_only else "")
     try:
         return create_engine(make_url(address.url), connect_args={"connect_timeout": 10, "options": options})
@@ -77,7 +77,7 @@ def engine_of(address: StoreAddress, read_only: bool) -> Engine:
 @contextmanager
 def reading(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
     """Give a connection whose queries all see the same state of the store."""
-    with explained(address), engine.connect() as connection:
+    with explaining_errors(address), engine.connect() as connection:
         connection.execution_options(levelfield_begin="BEGIN")
         with connection.begin():
             if engine.dialect.name == "postgresql":
@@ -87,14 +87,14 @@ def reading(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
-    """Give the connection of the one transaction that writes. It is committed at the end, or nothing of it is."""
-    with explained(address), engine.begin() as connection:
+    """Give the connection of the one transaction that writes. All of it is committed at the end, or nothing."""
+    with explaining_errors(address), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITER_LOCK})
         yield connection
 
 
-def _sqlite(path: Path, read_only: bool) -> Engine:
+def _sqlite_engine(path: Path, read_only: bool) -> Engine:
     refuse_network(path)
     if read_only and not path.exists():
         raise UsageError(f"store {path}: found no file; a run makes it, or `store import RUNS`")
@@ -113,7 +113,7 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
         connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
     )
 
-    def connected(connection: Any, _: Any) -> None:
+    def configure(connection: Any, _: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys=ON")
         if not read_only:
@@ -131,46 +131,50 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
                     time.sleep(0.02)
         cursor.close()
 
-    def begun(connection: Connection) -> None:
+    def begin(connection: Connection) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("levelfield_begin", "BEGIN IMMEDIATE"))
 
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
+    event.listen(engine, "connect", configure)
+    event.listen(engine, "begin", begin)
     return engine
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises UsageError for a database of another program, before anything is written to it: also the kind of its log.
+    """Raises UsageError for a database of another program, before anything is written to it, its journal mode too.
 
-    An empty file is a new store. What is no database is said by the first query.
+    An empty file is a new store. The first query reports a file that is no database.
     """
     if not path.is_file() or path.stat().st_size == 0:
         return
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?{_mode(path, True)}", uri=True)) as connection:
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            (mark,) = connection.execute("PRAGMA application_id").fetchone()
+            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     except sqlite3.Error:
         return
-    others = sorted(name for name in names if not name.startswith("sqlite_"))
-    if (others and not names >= OWN_TABLES) or mark:
+    table_names = sorted(name for name in names if not name.startswith("sqlite_"))
+    if (table_names and not names >= STORE_TABLES) or application_id:
         raise UsageError(
-            f"store {path}: found a database of another program (tables {', '.join(others[:5]) or 'none'}), expected a "
-            "store of Levelfield or no file. Nothing was written to it; name another file with --store or "
+            f"store {path}: found a database of another program (tables {', '.join(table_names[:5]) or 'none'}), "
+            "expected a store of Levelfield or no file. Nothing was written to it; name another file with --store or "
             "LEVELFIELD_STORE"
         )
 
 
 def _mode(path: Path, read_only: bool) -> str:
-    """Return how the file is opened. A log's shared memory cannot be made in a folder that may not be written."""
+    """Return SQLite's mode for the file.
+
+    A folder that may not be written cannot have the shared memory of a write-ahead log, so that the file is opened as
+    one that nobody changes.
+    """
     if not read_only:
         return "mode=rwc"
-    is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
-    return "mode=ro&immutable=1" if is_still else "mode=ro"
+    is_immutable = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "mode=ro&immutable=1" if is_immutable else "mode=ro"
 
 
 @contextmanager
-def explained(address: StoreAddress) -> Iterator[None]:
+def explaining_errors(address: StoreAddress) -> Iterator[None]:
     """Turn an error of the database in the block into a UsageError that names the store and what to do."""
     try:
         yield
@@ -179,8 +183,8 @@ def explained(address: StoreAddress) -> Iterator[None]:
     except (DBAPIError, sqlite3.Error) as error:
         original = error.orig if isinstance(error, DBAPIError) else error
         message = " ".join(str(original).split())
-        texts = (text for part, text in _MEANINGS.items() if part in message.lower())
-        meaning = next(texts, "cannot be used: {}").format(message.rstrip("."))
-        raise (DamagedStore if meaning.startswith(_DAMAGED) else UsageError)(
-            f"store {address.text} {meaning}"
+        sentences = (text for part, text in _SENTENCES_BY_MESSAGE.items() if part in message.lower())
+        sentence = next(sentences, "cannot be used: {}").format(message.rstrip("."))
+        raise (DamagedStore if sentence.startswith(_DAMAGED) else UsageError)(
+            f"store {address.text} {sentence}"
         ) from None

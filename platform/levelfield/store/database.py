@@ -31,7 +31,7 @@ from levelfield.specs.record import (
 from levelfield.specs.short_names import refuse_any
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of
-from levelfield.store.connections import engine_of, explained, reading, writing
+from levelfield.store.connections import engine_of, explaining_errors, reading, writing
 from levelfield.store.rows import DOCUMENTS, HERE, Added, RecordReader, RunInsertion
 from levelfield.store.schema import CONDITION, EXPECTATION, NODE, RUN, SERIES, SUBJECT, make_tables
 
@@ -72,7 +72,7 @@ class Store(AbstractContextManager["Store"]):
         address = address_of(url)
         store = cls(engine_of(address, read_only), address)
         try:
-            with explained(address):
+            with explaining_errors(address):
                 make_tables(store.engine, address, read_only)
         except BaseException:
             store.close()

@@ -17,7 +17,7 @@ from sqlalchemy.exc import NoResultFound, StatementError
 
 from levelfield.specs.record import StoreEvent
 from levelfield.store import statements
-from levelfield.store.connections import explained
+from levelfield.store.connections import explaining_errors
 from levelfield.store.database import BATCH, Store
 from levelfield.store.rows import DOCUMENTS, RecordReader, row_digest
 from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES
@@ -182,6 +182,6 @@ def prune(
         return store.read(change)
     pruned = store.written(change)
     if pruned.removed and store.address.kind == "sqlite":  # PostgreSQL gives the space of removed rows back by itself
-        with explained(store.address), closing(store.engine.raw_connection()) as connection:
+        with explaining_errors(store.address), closing(store.engine.raw_connection()) as connection:
             connection.cursor().execute("VACUUM")  # in no transaction
     return pruned

@@ -33,9 +33,10 @@ _vendor, _framework = cache(VendorSubject), cache(FrameworkSubject)
 
 
 class Conformance:
-    """The base of both classes. plugins: folders of a plugin that is neither installed nor in the checkout.
+    """The base of the suites for vendors and frameworks.
 
-    fast: without the checks that train or wait. suite: the module with the checks.
+    plugins: folders of a plugin that is neither installed nor in the checkout. fast: without the checks that train or
+    wait. suite: the module with the checks.
     """
 
     plugins: ClassVar[Sequence[Path]] = ()

@@ -16,8 +16,8 @@ from levelfield.testing.subject import VendorSubject
 
 BLANK = "FILL IN"
 
-HELD: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8")
-ABOVE = 1.25  # times the highest peak of the other vendors' chips, which a new chip may exceed
+CHECKED_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8")  # whose peaks are held against other vendors'
+MOST_TIMES_OTHERS = 1.25  # a chip's peak may be so many times the highest one of the other vendors' chips
 
 
 def schema(subject: VendorSubject) -> str:
@@ -54,7 +54,7 @@ def _check_blanks(path: Path) -> None:
 
 
 def chips(subject: VendorSubject) -> str:
-    """Check that every number of a chip has its source, that no chip hides a later one, and that names are its own."""
+    """Check that every number of a chip has its source, that no chip hides a later one, and that no name is taken."""
     entries = subject.spec.chips
     if not entries:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
@@ -78,8 +78,8 @@ def chips(subject: VendorSubject) -> str:
                 raise Fails(f"a device named '{name}' matches {other.name} before {chip.name}", "make match longer")
     if clash := chip_clash(subject.registry, subject.spec):
         raise Fails(clash, "choose a name that no other vendor and no chip of one has")
-    without = [chip.name for chip in entries if not chip.peaks]
-    note = f"; no peak, so no MFU: {', '.join(without)}" if without else ""
+    chips_without_peak = [chip.name for chip in entries if not chip.peaks]
+    note = f"; no peak, so no MFU: {', '.join(chips_without_peak)}" if chips_without_peak else ""
     return f"{len(entries)} chip(s){note}"
 
 
@@ -87,16 +87,16 @@ def origins(subject: VendorSubject) -> str:
     """Check that recorded/README.md names every recording."""
     subject.required_recordings()
     path = subject.folder / "recorded" / ORIGINS
-    unnamed, found = subject.recordings, "found no recorded/README.md, expected one that names"
+    unnamed_recordings, fault = subject.recordings, "found no recorded/README.md, expected one that names"
     if path.is_file():
         _check_blanks(path)
         text = path.read_text(encoding="utf-8", errors="replace")
-        unnamed = tuple(r for r in unnamed if not re.search(rf"\b{re.escape(r.path.name)}", text))
-        found = "recorded/README.md does not name"
-    if unnamed:
-        first, command = unnamed[0].path.name, " ".join(unnamed[0].argv)
+        unnamed_recordings = tuple(r for r in unnamed_recordings if not re.search(rf"\b{re.escape(r.path.name)}", text))
+        fault = "recorded/README.md does not name"
+    if unnamed_recordings:
+        first, command = unnamed_recordings[0].path.name, " ".join(unnamed_recordings[0].argv)
         raise Missing(
-            f"{found} {', '.join(r.path.name for r in unnamed)}",
+            f"{fault} {', '.join(r.path.name for r in unnamed_recordings)}",
             f"add a line for each: - `{first}`: `{command}`, date, machine, chips, driver, owner",
         )
     return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"
@@ -122,10 +122,10 @@ def plausible(subject: VendorSubject) -> str:
         if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
             message = f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?"
             raise Warns(message, SPARSE)
-        for dtype in HELD:
+        for dtype in CHECKED_DTYPES:
             rates = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
             most, name = max(rates, default=(0.0, ""))
-            if rates and dtype in peaks and not peaks[dtype] <= ABOVE * most:
+            if rates and dtype in peaks and not peaks[dtype] <= MOST_TIMES_OTHERS * most:
                 raise Warns(
                     f"chip {chip.name}: the {dtype} peak is {peaks[dtype]:g} TFLOP/s, and the highest of another "
                     f"vendor's is {most:g} ({name}): is it with sparsity, of several chips, or of a smaller type?",
@@ -138,15 +138,17 @@ def claims(subject: VendorSubject) -> str:
     """Check that no other vendor finds its devices in this vendor's tools and device nodes."""
     if subject.spec.is_host:
         raise NotApplicable("the host's processors are no vendor's alone")
-    mine = subject.devices()
+    vendor_devices = subject.devices()
     others = [name for name in subject.registry.vendors if name != subject.name]
     accelerators = [name for name in others if not subject.registry.vendor_file(name).is_host]
     for name in accelerators:
-        for device, other in itertools.product(subject.replayed_adapter(subject.outputs, name).devices(), mine):
-            by_node = device.chip is None and device.identity is None  # a device of a node has its index only
-            has_identity = device.identity is not None and device.identity == other.identity
-            has_place = device.index == other.index and (by_node or device.description == other.description)
-            if has_identity or has_place:
+        for device, other in itertools.product(
+            subject.replayed_adapter(subject.outputs, name).devices(), vendor_devices
+        ):
+            has_index_only = device.chip is None and device.identity is None  # a device of a node has its index only
+            has_same_identity = device.identity is not None and device.identity == other.identity
+            has_same_place = device.index == other.index and (has_index_only or device.description == other.description)
+            if has_same_identity or has_same_place:
                 raise Fails(
                     f"vendor {name} claims device {device.index} ({device.description}) as well, by the same tool or "
                     "node",

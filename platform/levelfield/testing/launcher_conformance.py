@@ -36,12 +36,12 @@ from levelfield.testing.rehearsal import DRILL
 from levelfield.testing.subject import marked_processes
 
 SECRET = "a-conformance-value-that-no-file-may-hold"
-MARK = "DRILL_MARK"
+MARK_VARIABLE = "DRILL_MARK"
 PATIENCE_SECONDS = 10.0  # for processes that were ended and have not gone yet
-_NAMES_OF_HERE = ("localhost", "localhost.localdomain", "ip6-localhost")
-_DYNAMIC = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
-_STEPS_BEFORE_FAULT = [1, 2]
-_BEGIN = f'"{SCHEMA}"'
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
+_DYNAMIC_RENDEZVOUS = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
+_FINISHED_STEPS = [1, 2]
+_NODE_SCHEMA = f'"{SCHEMA}"'
 Check = Callable[["LauncherSubject"], str]
 
 
@@ -52,14 +52,14 @@ class LaunchedRun:
     result: Result
     paths: RunPaths
     outcome: dict[str, Any]  # the content of outcome.json
-    nodes: list[dict[str, Any]]  # those of the outcome
+    nodes: list[dict[str, Any]]  # the ends of the nodes in outcome.json
     reason: str  # why it ended so
     left: tuple[str, ...]  # processes that still run
 
 
-def processes_here(mark: str) -> Sequence[str]:
+def marked_processes_here(mark: str) -> Sequence[str]:
     """Return the processes of this machine with a mark."""
-    return [f"process {p.pid} ({p.info['name']})" for p in marked_processes(MARK, mark)]
+    return [f"process {p.pid} ({p.info['name']})" for p in marked_processes(MARK_VARIABLE, mark)]
 
 
 @dataclass
@@ -67,17 +67,17 @@ class LauncherSubject:
     """The state that all checks of one launcher share."""
 
     launch: LaunchPlan
-    runs: Path  # a folder that the nodes see, if they must
+    runs: Path  # the folder of runs; for a launcher that shares files, one that the nodes see
     plugins: tuple[Path, ...] = ()
     nodes: int = 2  # or more
-    # returns the processes on the nodes whose variable DRILL_MARK has a value
-    left: Callable[[str], Sequence[str]] = processes_here
-    temporary: object = None  # what exists as long as the subject, such as a temporary folder
+    # returns the processes on the nodes whose variable DRILL_MARK has this value
+    left: Callable[[str], Sequence[str]] = marked_processes_here
+    temporary: object = None  # held so that it is deleted with the subject, such as a temporary folder
     shared: dict[str, LaunchedRun] = field(default_factory=dict)
 
     def plan(self, fault: str = "none", mark: str = "none") -> Plan:
         """Return the plan of the simulated training. Raises Fails where the platform refuses it."""
-        variables = {"DRILL_FAULT": fault, MARK: mark, "DRILL_TOKEN": SECRET}
+        variables = {"DRILL_FAULT": fault, MARK_VARIABLE: mark, "DRILL_TOKEN": SECRET}
         python = self.launch.site.python or sys.executable
         choice = TuningChoice(environment=variables)
         request = UserRequest("smoke", choice, python=python, launch=self.launch, preflight=False)
@@ -102,11 +102,11 @@ class LauncherSubject:
         mark = uuid.uuid4().hex
         plan = self.plan(fault, mark)
         plan = plan.model_copy(update={"run_id": new_run_id("drill", "drill", f"{plan.hardware.vendor}-{fault}")})
-        done: list[int] = []
+        interrupted_steps: list[int] = []
 
         def step(plan: Plan, progress: Progress) -> None:
-            if interrupted_at is not None and not done and progress.step >= interrupted_at:
-                done.append(progress.step)
+            if interrupted_at is not None and not interrupted_steps and progress.step >= interrupted_at:
+                interrupted_steps.append(progress.step)
                 raise KeyboardInterrupt
 
         listener = Listener(lambda sentence: None, step)
@@ -139,7 +139,7 @@ class LauncherConformance:
     @staticmethod
     def left(mark: str) -> Sequence[str]:
         """Return the processes on the nodes whose variable DRILL_MARK has this value; by default this machine's."""
-        return processes_here(mark)
+        return marked_processes_here(mark)
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "launcher_check" in metafunc.fixturenames:
@@ -194,9 +194,9 @@ def ranks(subject: LauncherSubject) -> str:
     """Check that every rank of every node is in the request once, in order, with its place."""
     request, world = subject.request(), subject.nodes
     processes = [process for node in request.nodes for process in node.processes]
-    numbers = [process.rank for process in processes]
-    if numbers != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
-        raise Fails(f"ranks {numbers}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
+    rank_numbers = [process.rank for process in processes]
+    if rank_numbers != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
+        raise Fails(f"ranks {rank_numbers}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
     for process in processes:
         expected = {"RANK": str(process.rank), "WORLD_SIZE": str(world), "NODE_RANK": str(process.rank)}
         wrong = {name for name, value in expected.items() if process.environment.get(name) != value}
@@ -207,23 +207,28 @@ def ranks(subject: LauncherSubject) -> str:
 
 def submitted(subject: LauncherSubject) -> str:
     """Check that what is sent has the work of every rank once. A dry run prints it."""
-    numbers: list[int] = []
+    rank_numbers: list[int] = []
     decoder = json.JSONDecoder()
-    for sent in subject.request().submissions:
-        for text in (*sent.files.values(), sent.stdin or ""):  # the JSON of a node is one of them, or a part of one
-            at = text.find(_BEGIN)
-            while at >= 0:
+    for submission in subject.request().submissions:
+        for text in (
+            *submission.files.values(),
+            submission.stdin or "",
+        ):  # the JSON of a node is one of them, or a part of one
+            start = text.find(_NODE_SCHEMA)
+            while start >= 0:
                 try:
-                    content, end = decoder.raw_decode(text, text.rfind("{", 0, at))
+                    content, end = decoder.raw_decode(text, text.rfind("{", 0, start))
                 except ValueError:
-                    content, end = None, at + 1
+                    content, end = None, start + 1
                 if isinstance(content, dict):
-                    numbers += [process["rank"] for process in content.get("processes", ())]
-                at = text.find(_BEGIN, max(end, at + 1))
-    numbers.sort()
-    if numbers != list(range(subject.nodes)):
+                    rank_numbers += [process["rank"] for process in content.get("processes", ())]
+                start = text.find(_NODE_SCHEMA, max(end, start + 1))
+    rank_numbers.sort()
+    if rank_numbers != list(range(subject.nodes)):
         expected = f"expected {list(range(subject.nodes))} once each"
-        raise Fails(f"the submissions have ranks {numbers}, {expected}", "put node_content of every node into them")
+        raise Fails(
+            f"the submissions have ranks {rank_numbers}, {expected}", "put node_content of every node into them"
+        )
     return "the submissions have every rank once"
 
 
@@ -231,20 +236,20 @@ def rendezvous(subject: LauncherSubject) -> str:
     """Check that all ranks have one fixed address and port, which other machines can reach."""
     request, (first, last) = subject.request(), subject.launch.site.ports
     processes = [process for node in request.nodes for process in node.processes]
-    places = {(p.environment.get("MASTER_ADDR"), p.environment.get("MASTER_PORT")) for p in processes}
-    if len(places) != 1:
-        raise Fails(f"{len(places)} rendezvous places, expected one", "give every rank the first node's address")
-    address, port = places.pop()
+    addresses = {(p.environment.get("MASTER_ADDR"), p.environment.get("MASTER_PORT")) for p in processes}
+    if len(addresses) != 1:
+        raise Fails(f"{len(addresses)} rendezvous places, expected one", "give every rank the first node's address")
+    address, port = addresses.pop()
     if not str(port).isdecimal() or not first <= int(str(port)) <= last:
         raise Fails(f"MASTER_PORT {port}, expected a number from {first} to {last}", "use request_for_nodes")
     try:
         ip = ipaddress.ip_address(str(address))
-        is_here = ip.is_loopback or ip.is_unspecified
+        is_local = ip.is_loopback or ip.is_unspecified
     except ValueError:
-        is_here = str(address).lower() in _NAMES_OF_HERE or not address
-    if address != FIRST_NODE and is_here:
+        is_local = str(address).lower() in _LOCAL_NAMES or not address
+    if address != FIRST_NODE and is_local:
         raise Fails(f"MASTER_ADDR {address} is each node itself", f"give the first node's address, or {FIRST_NODE}")
-    words = [word for p in processes for word in p.argv if word.startswith(_DYNAMIC)]
+    words = [word for p in processes for word in p.argv if word.startswith(_DYNAMIC_RENDEZVOUS)]
     if words:
         raise Fails(f"argv has {words[0]}", "start ranks as the request has them, without a dynamic rendezvous")
     return f"{address}, port {port}"
@@ -298,7 +303,7 @@ def failure(subject: LauncherSubject) -> str:
     words = [node["word"] for node in run.nodes]
     if words[last] != "failed" or "failed" in words[:last]:
         raise Fails(f"the nodes' words are {words}", "only the node with the killed rank failed")
-    if _steps(run, last)[:2] != _STEPS_BEFORE_FAULT:
+    if _steps(run, last)[:2] != _FINISHED_STEPS:
         raise Fails(f"steps {_steps(run, last)} of rank {last}", "bring the events also after a failure")
     return str(run.outcome["evidence"])
 
@@ -309,15 +314,15 @@ def interrupted(subject: LauncherSubject) -> str:
     if run.outcome["cause"] != "interrupted":
         raise Fails(f"cause {run.outcome['cause']}: {run.reason}", "return `interrupted` for KeyboardInterrupt")
     _check_ends(run, subject.nodes)
-    if _steps(run, 0)[:2] != _STEPS_BEFORE_FAULT:
+    if _steps(run, 0)[:2] != _FINISHED_STEPS:
         raise Fails(f"steps {_steps(run, 0)} of rank 0", "bring the events also after an interrupt")
     return "every rank ended, and the steps are kept"
 
 
 def nothing_left(subject: LauncherSubject) -> str:
     """Check that no process of a run is left, however it ended."""
-    made = (subject.run("none"), subject.run("killed"), subject.run("waits", interrupted_at=2))
-    if left := [process for run in made for process in run.left]:
+    ended_runs = (subject.run("none"), subject.run("killed"), subject.run("waits", interrupted_at=2))
+    if left := [process for run in ended_runs for process in run.left]:
         raise Fails(f"left behind: {', '.join(left[:4])}", "execute() ends every process before it returns or raises")
     return "no process is left after three runs"
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import Model
-from levelfield.specs.base import MOST_SIZE, description
+from levelfield.specs.base import MOST_SIZE, fault_text
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.short_names import clipped
 
@@ -204,9 +204,9 @@ def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
         first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     if key := keys.written_as(field):
-        message = description({**first, "input": keys.content.get(key, first.get("input"))}, Model)
+        message = fault_text({**first, "input": keys.content.get(key, first.get("input"))}, Model)
         raise UsageError(f"{path}: key '{key}': {message}")
-    message = description(first, Model)
+    message = fault_text(first, Model)
     names = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _KEYS_OF)
     others = ", ".join(f"{name} is {key}" for name, key in names if key != name and key and name in message.split())
     raise UsageError(f"{path}: gives no model: {field or 'model'}: {message}{f'; {others}' if others else ''}")

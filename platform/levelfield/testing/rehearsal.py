@@ -31,10 +31,11 @@ from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.sample_checks import undamaged
 from levelfield.testing.subject import VendorSubject
 
-DRILL = Path(__file__).with_name("drill")
+DRILL = Path(__file__).with_name("drill")  # a folder of --plugins with a tiny training and its case
 MOST_DEVICES = 2
-ADVICE = "check `environment` of vendor.yaml: every training process gets it"
+ENVIRONMENT_ADVICE = "check `environment` of vendor.yaml: every training process gets it"
 
+# By fault: the word for the run that it gives, and the class of failure; None: any.
 FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
 
@@ -48,8 +49,11 @@ class Rehearsal:
 
 
 def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
-    """Run once for each fault, `none`, `killed` or `nan`, on the first devices of the recordings, or of a vendor
-    without tools. Raises Fails when there is no result, and NotApplicable without a device."""
+    """Return the run with a fault: `none`, `killed` or `nan`. It runs on the first call, and later ones share it.
+
+    It takes the first devices of the recordings, or of a vendor without tools those of this machine. Raises Fails
+    when there is no result, and NotApplicable without a device.
+    """
     earlier = subject.shared.get(f"run {fault}")
     if isinstance(earlier, Rehearsal):
         return earlier
@@ -59,9 +63,9 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
         devices = list(subject.adapter().devices())
     if not devices:
         raise NotApplicable("found no device to run on, with or without recordings")
-    count, folder = min(len(devices), MOST_DEVICES), _copy(subject)
+    count, folder = min(len(devices), MOST_DEVICES), _copy_vendor(subject)
     subject.stage.replay(subject.outputs)
-    before = _files(subject, folder)
+    before = _existing_files(subject, folder)
     request = UserRequest("smoke", TuningChoice(environment={"DRILL_FAULT": fault}), python=sys.executable)
     text = f"drill:drill:{folder.name}:1:{count}"
     try:
@@ -75,13 +79,13 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
         raise KeyboardInterrupt
     left = [f"process {p.pid} ({p.info['name']})" for p in subject.stage.processes()]
     subject.stage.end_all()
-    left += [f"file {path}" for path in sorted(_files(subject, folder) - before)]
+    left += [f"file {path}" for path in sorted(_existing_files(subject, folder) - before)]
     run = Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
     subject.shared[f"run {fault}"] = run
     return run
 
 
-def _copy(subject: VendorSubject) -> Path:
+def _copy_vendor(subject: VendorSubject) -> Path:
     """Copy the vendor's folder under another name, with the drill as its only framework."""
     folder = subject.stage.root / "plugins/vendors" / f"{subject.name}-drill"
     if folder.exists():
@@ -95,7 +99,7 @@ def _copy(subject: VendorSubject) -> Path:
     return folder
 
 
-def _files(subject: VendorSubject, copy: Path) -> set[str]:
+def _existing_files(subject: VendorSubject, copy: Path) -> set[str]:
     """Return all paths in the vendor's folder, its copy, the temporary folder and the current folder."""
     roots = (subject.folder, copy, subject.stage.temporary_folder, subject.stage.working_folder)
     return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}
@@ -107,7 +111,7 @@ def telemetry(subject: VendorSubject) -> str:
     status = run.result.status
     if status.word != "valid" and status.failure != IMPLAUSIBLE:  # a device that was recorded idle trains nothing
         words = f"{status.word}: {'; '.join(status.reasons)}; {status.evidence}"
-        raise Fails(f"the run is {words}", ADVICE if status.evidence else "")
+        raise Fails(f"the run is {words}", ENVIRONMENT_ADVICE if status.evidence else "")
     lines = [json.loads(line) for line in run.paths.telemetry.read_text().splitlines()]
     if error := next((line["error"] for line in lines if "error" in line), None):
         raise Fails(f"sample() raised in the run: {error}", "return nulls with reasons instead")
@@ -117,8 +121,8 @@ def telemetry(subject: VendorSubject) -> str:
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
     values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
     with suppress(NotApplicable):  # a vendor without recordings
-        right = undamaged(subject).values
-        expected = {key: value for key, value in right.items() if key[0] in devices and key[1] in SAMPLED}
+        recorded = undamaged(subject).values
+        expected = {key: value for key, value in recorded.items() if key[0] in devices and key[1] in SAMPLED}
         if values != expected:
             key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
             raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {expected.get(key)}", "")
@@ -138,8 +142,8 @@ def failures(subject: VendorSubject) -> str:
         word = (status.word, status.failure)
         if word[0] != expected[0] or (expected[1] and word[1] != expected[1]):
             words = f"{word[0]} ({word[1]}): {'; '.join(status.reasons)}; {status.evidence}"
-            do = ADVICE if status.evidence else ""
-            raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", do)
+            advice = ENVIRONMENT_ADVICE if status.evidence else ""
+            raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", advice)
     return "a killed rank is failed (killed), a NaN invalid"
 
 

@@ -70,7 +70,7 @@ def test_the_shown_lines_are_the_bytes_that_are_sent(files: bool) -> None:
     document = json.loads(text)
     for part in parts:
         name, _, file = part.partition(":\n")
-        assert document["files"][name] == dry_run.SHOWN_BELOW
+        assert document["files"][name] == dry_run.FILE_PLACEHOLDER
         document["files"][name] = file
     assert json.dumps(document) + "\n" == sent
 

@@ -19,7 +19,7 @@ from levelfield.compare.scaling import scaling
 from levelfield.compare.scaling import sheets as scaling_sheets
 from levelfield.compare.series_runs import MOST, recent_runs
 from levelfield.compare.sides import side_of
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import LANGUAGES, text
@@ -152,7 +152,7 @@ def test_scaling_leaves_them_out_and_says_so() -> None:
 
 def view(records: list[RunRecord]) -> FirstView:
     results = GivenRuns(records)
-    content = gathered(results)
+    content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     return first_view(ranked_trainings(content, results), TOKENS, histories)
 
@@ -200,11 +200,11 @@ def test_pages_mark_what_is_disturbed_and_say_what_is_left_out(language: str, tm
 
 
 def test_the_summary_of_a_series_is_of_its_newest_quiet_run() -> None:
-    content = gathered(GivenRuns([quiet(1, 1000), loud(2, 100), loud(3, 90)]))
+    content = read_content(GivenRuns([quiet(1, 1000), loud(2, 100), loud(3, 90)]))
     (runs,) = content.series.values()
     outcome = summary_of(runs)
     assert (outcome.tokens, outcome.disturbed, outcome.valid, runs.is_disturbed) == (1000, 2, 3, False)
-    (alone,) = gathered(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
+    (alone,) = read_content(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
     assert (summary_of(alone).tokens, summary_of(alone).disturbed, alone.is_disturbed) == (90, 0, True)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.nights.nightly import NightState, PairRun, state_path, write_state
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.series_history import summary_of
 from levelfield.run.runner import finish
@@ -132,7 +132,7 @@ class Places:
         exported = list(csv.DictReader(io.StringIO(self.command("store", "export", "--format", "csv"))))
         history = json.loads(self.command("nightly", "history", "tiny", "--json"))
         with Store.open(self.machine.store) as store:
-            content = gathered(store)
+            content = read_content(store)
             (runs,) = content.series.values()
             summary = summary_of(runs)
             (training,) = ranked_trainings(content, store)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from compared_records import CORPUS, WORK, figure, record, with_result
 from levelfield.pages.case_view import MOST_POINTS, MemoryBar, TrainingFigures, training_figures
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.specs.record import RunRecord
@@ -18,7 +18,7 @@ REFERENCE = [4.0, 3.0, 2.0]
 
 def figures(run: RunRecord, losses: list[float] | None = None) -> TrainingFigures:
     results = GivenRuns([run])
-    (training,) = ranked_trainings(gathered(results), results)
+    (training,) = ranked_trainings(read_content(results), results)
     return training_figures(training, {(WORK, CORPUS): ("stored", losses)} if losses else {})
 
 
@@ -37,7 +37,7 @@ def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None
     runs = [with_result(run, repeat=n) for n, run in enumerate(made, start=1)]
     worse = record(9, memory=9 * GIB, losses=(9.0, 9.0), word="oom", failure="oom")
     results = GivenRuns([*runs, worse])
-    content = gathered(results)
+    content = read_content(results)
     (training,) = ranked_trainings(content, results)
     drawn = training_figures(training, {})
     (series,) = content.series.values()

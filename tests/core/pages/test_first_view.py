@@ -14,7 +14,7 @@ from levelfield.compare.comparison import compare
 from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust
 from levelfield.compare.ratios import SideValues
 from levelfield.compare.sides import side_of
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.first_view import (
     MOST_BARS,
     MOST_BEYOND,
@@ -50,7 +50,7 @@ FAST, SLOW = three(1000, 1, chip="X1"), three(500, 4, chip="Z9")
 
 def view(records: Sequence[RunRecord], metric: Metric = TOKENS) -> FirstView:
     results = GivenRuns(records)
-    content = gathered(results)
+    content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     return first_view(ranked_trainings(content, results), metric, histories)
 

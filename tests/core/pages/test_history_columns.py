@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from levelfield.cli.command_line import parser_of
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.run_details import command, month_file
 from levelfield.pages.series_history import (
     GivenRuns,
@@ -29,7 +29,7 @@ RECORDS = list(SeededNights(series=2, nights=24).records())
 
 
 def runs_of(records: list[RunRecord], which: int = 0) -> SeriesRuns:
-    return list(gathered(GivenRuns(records)).series.values())[which]
+    return list(read_content(GivenRuns(records)).series.values())[which]
 
 
 def made_history(records: list[RunRecord], which: int = 0) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_a_time_without_a_zone_is_utc_and_another_zone_is_converted() -> None:
 
 def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:
     lost = RECORDS[0].model_copy(update={"run_id": "lost", "began": "yesterday"})
-    content = gathered(GivenRuns([*RECORDS, lost]))
+    content = read_content(GivenRuns([*RECORDS, lost]))
     assert content.unreadable == ("lost",) and content.runs == len(RECORDS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.pages.content import finding_of, gathered
+from levelfield.pages.content import parse_finding, read_content
 from levelfield.pages.night_view import ROWS, NightView, night_view
 from levelfield.pages.series_history import GivenRuns
 from levelfield.series.findings import WORDS
@@ -13,7 +13,7 @@ from seeded_nights import SeededNights
 
 
 def view(results: GivenRuns) -> NightView:
-    return night_view(gathered(results))
+    return night_view(read_content(results))
 
 
 SEEDED = SeededNights(series=10, nights=20)
@@ -67,15 +67,15 @@ def test_a_later_finding_replaces_an_earlier_one() -> None:
 def test_the_gates_own_words_decide_and_what_it_does_not_store_comes_from_its_rule() -> None:
     findings = [finding("a", "no change", detectable=0.02), finding("b", "regression"), finding("c", "regression")]
     stored = {"2026-11-01": [finding("b", "bad night")]}
-    words = {f.series: f.word for f in gathered(GivenRuns([], findings=stored), findings).tonight}
+    words = {f.series: f.word for f in read_content(GivenRuns([], findings=stored), findings).tonight}
     assert words == {"a": "no change", "b": "bad night"}, "c belongs to a finding about its node, or was confirmed"
     empty = GivenRuns([], expected={"2026-11-01": {}})
-    assert {f.series: f.word for f in gathered(empty, findings).tonight} == {
+    assert {f.series: f.word for f in read_content(empty, findings).tonight} == {
         "a": "no change",
         "b": "regression",
         "c": "regression",
     }
-    assert gathered(GivenRuns([]), findings).findings == (), "without a night nothing was judged"
+    assert read_content(GivenRuns([]), findings).findings == (), "without a night nothing was judged"
 
 
 # -- findings of any version
@@ -99,7 +99,7 @@ def test_the_gates_own_words_decide_and_what_it_does_not_store_comes_from_its_ru
     ],
 )
 def test_a_finding_of_another_form_is_read_as_far_as_it_goes(content: dict[str, Any], field: str, value: Any) -> None:
-    assert getattr(finding_of("2026-11-01", content), field) == value
+    assert getattr(parse_finding("2026-11-01", content), field) == value
 
 
 def test_the_larger_change_comes_first() -> None:

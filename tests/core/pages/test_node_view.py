@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from compared_records import record
 from levelfield.pages import node_view
-from levelfield.pages.content import PagesContent, gathered
+from levelfield.pages.content import PagesContent, read_content
 from levelfield.pages.node_view import NodesView, nodes_view
 from levelfield.pages.series_history import GivenRuns, SurroundingDocuments
 from seeded_nights import SeededNights
@@ -19,7 +19,7 @@ def seen(content: PagesContent, results: object) -> NodesView:
 
 def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None:
     results = SeededNights(8, 12).results()
-    nodes = seen(gathered(results), results)
+    nodes = seen(read_content(results), results)
     changed = [stay for stay in nodes.stays if stay.changed]
     assert changed and {stay.changed for stay in changed} == {(("software.driver", "550.90.07", "560.35.03"),)}
     assert all(stay.is_now for stay in changed) and min(stay.since for stay in changed).startswith("2026-10-07")
@@ -36,7 +36,7 @@ def of_variables(*values: str | None) -> NodesView:
         for n, value in enumerate(values, start=1)
     ]
     results = GivenRuns(runs)
-    return seen(gathered(results), results)
+    return seen(read_content(results), results)
 
 
 def test_first_conditions_have_what_tells_them_from_the_other_first_ones() -> None:
@@ -53,13 +53,13 @@ def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
         and not alone.changed
     )
     results = SeededNights(8, 12).results()
-    changed = [stay for stay in seen(gathered(results), results).stays if stay.changed]
+    changed = [stay for stay in seen(read_content(results), results).stays if stay.changed]
     assert changed and not [stay for stay in changed if stay.first_fields], "what changed stands there already"
 
 
 def test_every_run_is_counted_once() -> None:
     results = SeededNights(8, 12).results()
-    content = gathered(results)
+    content = read_content(results)
     nodes = seen(content, results)
     assert sum(row.runs for row in nodes.nodes) == sum(stay.runs for stay in nodes.stays) == content.runs
 
@@ -67,11 +67,11 @@ def test_every_run_is_counted_once() -> None:
 def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_view, "MOST_STAYS", 3)
     results = SeededNights(8, 12).results()
-    nodes = seen(gathered(results), results)
+    nodes = seen(read_content(results), results)
     assert len(nodes.stays) == 3 and nodes.left > 0
 
 
 def test_a_store_without_runs_has_no_nodes() -> None:
     results = SeededNights(8, 2, faults=False).results()
-    empty = replace(gathered(results), series={})
+    empty = replace(read_content(results), series={})
     assert seen(empty, results) == NodesView((), (), 0)

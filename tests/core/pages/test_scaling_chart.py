@@ -11,7 +11,7 @@ import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
 from levelfield.pages.case_view import ScalingChart, scaling_charts
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.specs.layout import Layout
@@ -26,7 +26,7 @@ def on(devices: int, rate: float, number: int = 0, **changes: Any) -> RunRecord:
 
 
 def charts(*records: RunRecord) -> tuple[ScalingChart, ...]:
-    content = gathered(GivenRuns(list(records)))
+    content = read_content(GivenRuns(list(records)))
     return scaling_charts([(runs, summary_of(runs)) for runs in content.series.values()])
 
 

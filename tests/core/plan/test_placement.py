@@ -14,7 +14,7 @@ from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, DoesNotFit, UnknownName, UsageError
 from levelfield.plan import placement
-from levelfield.plan.placement import reduced
+from levelfield.plan.placement import reduce_layout
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.predict.layout_rules import broken
@@ -223,7 +223,7 @@ SMOKE = Registry().case("llama3_8b").work("smoke")
 
 
 def cut(text: str, devices: int, offered: tuple[str, ...] = ALL, micro_batch: int = 8) -> str:
-    return str(reduced(parse_layout(text).layout, devices, SMOKE, micro_batch, offered))
+    return str(reduce_layout(parse_layout(text).layout, devices, SMOKE, micro_batch, offered))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,6 @@ SIZES = st.integers(1, 100)  # together at most 2^20 ranks
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 64))
 def test_what_comes_out_can_always_be(data: int, tensor: int, pipeline: int, devices: int) -> None:
-    layout = reduced(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, SMOKE, 8, ALL)
+    layout = reduce_layout(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, SMOKE, 8, ALL)
     assert layout.world_size <= devices
     assert broken(SMOKE, layout, 8, 1, layout.world_size) == []

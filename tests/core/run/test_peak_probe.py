@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.measure.utilisation import core_limit
-from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
+from levelfield.plan.peak import MeasuredPeaks, peak_of, remeasure_reason, with_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
@@ -282,7 +282,7 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
     ],
 )
 def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | None, reason: str | None) -> None:
-    doubt = why_again(made, NOW)
+    doubt = remeasure_reason(made, NOW)
     assert (doubt is None) == (reason is None) and (reason or "") in (doubt or "")
 
 

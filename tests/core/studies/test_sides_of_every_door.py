@@ -12,7 +12,7 @@ from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.matrix import matrix
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.sides import side_of, tuning_of
-from levelfield.pages.content import gathered
+from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
 from levelfield.report.sheets import as_text
@@ -43,7 +43,7 @@ def at(runs: Sequence[RunRecord], day: int, hour: int = 10) -> list[RunRecord]:
 
 def page(records: Sequence[RunRecord]) -> FirstView:
     results = GivenRuns(records)
-    content = gathered(results)
+    content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     return first_view(ranked_trainings(content, results), TOKENS, histories)
 
