@@ -390,12 +390,12 @@ class Confirmation:
 
 
 def new_findings(findings: Iterable[Finding], inputs: GateInput) -> Iterator[Finding]:
-    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word, or ends
-    a regression."""
-    stored = {(finding.night, finding.series, finding.figure, finding.label): finding for finding in inputs.past}
+    """Return the findings that change what the store has: a plain `no change` only where it follows another word."""
+    until_now = (finding for finding in inputs.past if (finding.night or "") <= inputs.night)
+    ordered = sorted(until_now, key=lambda finding: finding.night or "")
+    last = {(finding.series, finding.figure, finding.label): finding for finding in ordered}
     for finding in findings:
-        before = stored.get((finding.night, finding.series, finding.figure, finding.label))
-        is_plain = finding.word == "no change" and not finding.pairs
-        is_end = (finding.series, finding.figure) in inputs.named_regressions
-        if finding != before and (before is not None or not is_plain or is_end):
+        before = last.get((finding.series, finding.figure, finding.label))
+        is_calm_still = finding.is_plain and (before is None or before.is_plain)
+        if finding != before and not is_calm_still:
             yield finding

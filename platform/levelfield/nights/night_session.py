@@ -35,6 +35,7 @@ from levelfield.nights.gate import (
     RecordPair,
     Suspect,
     compared,
+    new_findings,
     suspects,
 )
 from levelfield.nights.gate_input import GateInput
@@ -160,7 +161,7 @@ class NightSession:
         return all(entry.state != "waiting" for entry in state.entries)
 
     def judge(self) -> GateReport:
-        """Return the findings of the night, after pairs for what is suspicious, and store them.
+        """Return the findings of the night, after pairs for what is suspicious, and store what changed.
 
         One pair more of the builds that confirmed a slower series gives the reason.
         """
@@ -173,7 +174,7 @@ class NightSession:
                 self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
                 finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
             findings.append(finding)
-        for finding in findings:
+        for finding in new_findings(findings, inputs):
             self.store.add_finding(self.request.night, finding.model_dump(mode="json"))
         return replace(report, findings=tuple(findings))
 

@@ -85,8 +85,8 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
-    """Return the stored findings of gates, in the order in which they were made. since: the first night."""
-    rows = (row for row in store.findings() if str(row.get("night")) >= (since or ""))
+    """Return the stored findings of gates that changed something, in order of the nights. since: the first night."""
+    rows = store.changed_findings(since or "")
     return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in rows]
 
 

@@ -71,6 +71,11 @@ class Finding(Document):
     named: str | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it says that nothing changed, without pairs: after another such finding it is not stored."""
+        return self.word == "no change" and not self.pairs
+
+    @property
     def bad_runs(self) -> tuple[str, ...]:
         """The runs of a night that was found bad: no level and no evidence rests on them."""
         run = (self.run_id,) if self.run_id else ()

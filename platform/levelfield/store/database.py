@@ -244,6 +244,10 @@ class Store(AbstractContextManager["Store"]):
         """Return the findings in the order in which they were added."""
         return [finding for _, finding in self.read(lambda connection: statements.findings(connection, night))]
 
+    def changed_findings(self, since: str) -> list[dict[str, Any]]:
+        """Return the findings of the nights since one, without each `no change` after another, in order of nights."""
+        return [finding for _, finding in self.read(lambda connection: statements.changed_findings(connection, since))]
+
     def read(self, question: Callable[[Connection], T]) -> T:
         """Return the answer of a question, which sees one state of the store."""
         with reading(self.engine, self.address) as connection:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, and_, func, insert, not_, select, update
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Document
@@ -67,6 +67,24 @@ def findings(connection: Connection, night: str | None) -> list[tuple[str, dict[
     return [(night, json.loads(text)) for night, text in connection.execute(query)]
 
 
+def changed_findings(connection: Connection, since: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the findings of the nights since one, in order of the nights and of their making.
+
+    A plain `no change`, without pairs, is left out where the finding before it about the same thing is one, too.
+    """
+    find = func.strpos if connection.dialect.name == "postgresql" else func.instr
+    # the texts are those of add_finding: what stands before the word names the series and the figure
+    subject = func.substr(FINDING.c.document, 1, find(FINDING.c.document, '"word":'))
+    is_plain = and_(find(FINDING.c.document, '"word":"no change"') > 0, find(FINDING.c.document, '"pairs":0,') > 0)
+    was_plain = func.lag(is_plain).over(partition_by=subject, order_by=(FINDING.c.night, FINDING.c.id))
+    marks = select(FINDING.c.id, is_plain.label("is_plain"), was_plain.label("was_plain"))
+    row = marks.where(FINDING.c.night >= since).subquery()
+    changed = select(row.c.id).where(not_(and_(row.c.is_plain, func.coalesce(row.c.was_plain, row.c.is_plain))))
+    query = select(FINDING.c.night, FINDING.c.document).where(FINDING.c.id.in_(changed))
+    rows = connection.execute(query.order_by(FINDING.c.night, FINDING.c.id))
+    return [(night, json.loads(text)) for night, text in rows]
+
+
 class StatedExpectation(Document):
     """An entry that a night is to run. series: its digest, null where it was not known."""
 
@@ -109,11 +127,11 @@ def add_statements(store: Store, added: Iterable[Statement]) -> None:
 
 
 def _add(connection: Connection, added: Iterable[Statement]) -> None:
-    stored = findings(connection, None)
+    stored = {(night, json.dumps(finding, sort_keys=True)) for night, finding in findings(connection, None)}
     for statement in added:
         if isinstance(statement, StoreEvent):
             add_event(connection, statement)
         elif isinstance(statement, StatedExpectation):
             expect(connection, statement.night, statement.suite, {statement.entry: statement.series})
-        elif (statement.night, statement.finding) not in stored:
+        elif (statement.night, json.dumps(statement.finding, sort_keys=True)) not in stored:
             add_finding(connection, statement.night, statement.finding)

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.nights import night_session
+from levelfield.nights.gate import GateReport
+from levelfield.nights.gate_input import GateInput
 from levelfield.nights.night_session import NightSession
+from levelfield.series.findings import Finding, FindingWord
 
 
 def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +32,33 @@ def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.Mo
         None,
     )
     assert (outcome["label"], outcome["node"], outcome["detail"]) == ("node ab", "sha256:ab", "copy slow")
+
+
+def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a quiet series; and `no change` once where another word was before."""
+    past: list[Finding] = []
+    store = SimpleNamespace(add_finding=lambda night, content: past.append(Finding.model_validate(content)))
+    session: Any = SimpleNamespace(store=store, suite="one", arms={}, _confirmed=lambda inputs: None)
+    stored: list[tuple[str, int]] = []
+    words: tuple[FindingWord, ...] = ("no change", "no change", "inconclusive", "no change", "no change", "no change")
+    for number, word in enumerate((*words, "inconclusive"), 1):
+        night = f"2026-01-{number:02}"
+        findings = tuple(
+            Finding(series=series, label=series, figure="memory_bytes", word=seen, night=night)
+            for series, seen in (("S", word), ("quiet", "no change"))
+        )  # type: ignore[arg-type]
+        report = GateReport(night, findings, 2, 2)
+        monkeypatch.setattr(night_session, "gate_input", lambda *_, night=night: GateInput(night, {}, {}, past=[*past]))
+        monkeypatch.setattr(night_session, "compared", lambda inputs, report=report: report)
+        session.request = SimpleNamespace(night=night, has_pairs=False)
+        for _ in range(2):  # killed after the last finding, and started again
+            assert NightSession.judge(session).findings == findings
+        stored += [(night, len(past))]
+    assert [(f.night, f.series, f.word) for f in past] == [
+        ("2026-01-03", "S", "inconclusive"),
+        ("2026-01-04", "S", "no change"),
+        ("2026-01-07", "S", "inconclusive"),
+    ]
 
 
 def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(

@@ -15,6 +15,10 @@ from levelfield.specs.record import Point
 NIGHT = "2026-11-25"
 
 
+def no_findings(since: str) -> list[dict[str, Any]]:
+    return []
+
+
 def point(purpose: str, night: str) -> Point:
     return gate_point(0, purpose=purpose, night=night, began=f"{night}T02:00:00Z", entry=None)
 
@@ -31,13 +35,17 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
     stored = SimpleNamespace(digest="s", series=SimpleNamespace(), runs=2 * ENOUGH_NIGHTS, last=NIGHT)
     accepted = event("baseline", 0, series="s")
     store: Any = SimpleNamespace(
-        points=points, series=lambda: [stored], events=lambda: [accepted], findings=list, expected=lambda night: {}
+        points=points,
+        series=lambda: [stored],
+        events=lambda: [accepted],
+        changed_findings=no_findings,
+        expected=lambda night: {},
     )
     assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
     store.events = list
     assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "its first nights are its level"
     changed = Finding(series="s", label="", figure="memory_bytes", word="regression", night="2026-01-02")
-    store.events, store.findings = (lambda: [accepted]), lambda: [changed.model_dump(mode="json")]
+    store.events, store.changed_findings = (lambda: [accepted]), lambda since: [changed.model_dump(mode="json")]
     assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "older nights are its level"
 
 
@@ -51,7 +59,7 @@ def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() ->
         "2026-11-26": {"s/e": "later"},
     }
     store: Any = SimpleNamespace(
-        points=lambda *_, **__: {}, series=list, events=list, findings=list,
+        points=lambda *_, **__: {}, series=list, events=list, changed_findings=no_findings,
         nights=lambda: list(of_nights), expected=lambda night: of_nights[night],
     )  # fmt: skip
     expected = {"s/e": "old", "s/same": "same", "s/first": "first", "s/gone": "near"}

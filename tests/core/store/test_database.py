@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.stored_nights import chosen_night
 from levelfield.pages.content import read_content
+from levelfield.series.findings import FIGURES, Finding, FindingWord
 from levelfield.specs.record import Point, RunRecord, StoreEvent
-from levelfield.store import database
+from levelfield.store import database, statements
 from levelfield.store.database import Store
 from levelfield.store.rows import Added
+from levelfield.store.statements import StatedFinding, add_statements
 from stored_records import changed
 
 
@@ -132,6 +136,47 @@ def test_expectations_learn_their_series_and_nights_are_listed(url: str, record:
         assert store.expected("2026-01-05") == entry and store.expected("2026-01-06") == {}
         store.add(runs_of(record))
         assert store.nights() == ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_only_findings_that_changed_something_are_read(url: str, seed: int) -> None:
+    """Whatever nights were judged, in any order and again: the same as by all of them, in Python."""
+    generator, stored = random.Random(seed), list[tuple[str, Finding]]()
+    words: list[FindingWord] = ["no change", "no change", "no change", "inconclusive", "regression"]
+    with Store.open(url) as store:
+        for number in range(60):
+            night, series = f"2026-01-{generator.randrange(1, 20):02d}", generator.choice("ST")
+            finding = Finding(
+                series=series, label="it", figure=generator.choice(list(FIGURES)), word=generator.choice(words),
+                pairs=generator.choice([0, 0, 5]), run_id=f"run{number}", night=night,
+            )  # fmt: skip
+            stored.append((night, finding))
+            store.add_finding(night, finding.model_dump(mode="json"))
+        expected, before = list[Finding](), dict[tuple[str, str | None], bool]()
+        for night, finding in sorted(stored, key=lambda entry: entry[0]):
+            if night >= "2026-01-05":
+                if not (finding.is_plain and before.get((finding.series, finding.figure), True)):
+                    expected.append(finding)
+                before[finding.series, finding.figure] = finding.is_plain
+        assert [row["run_id"] for row in store.changed_findings("2026-01-05")] == [f.run_id for f in expected]
+
+
+def test_findings_that_are_imported_again_are_compared_once_each(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(dict[str, Any]):
+        comparisons = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.comparisons += 1
+            return dict.__eq__(self, other)
+
+    stated = [StatedFinding(night="a", finding={"number": number}) for number in range(50)]
+    with Store.open(url) as store:
+        add_statements(store, stated)
+        rows = [(statement.night, Counted(statement.finding)) for statement in stated]
+        monkeypatch.setattr(statements, "findings", lambda *arguments: rows)
+        add_statements(store, stated)
+        monkeypatch.undo()
+        assert len(store.findings()) == 50 and Counted.comparisons <= 50
 
 
 def test_findings_are_kept_in_order(url: str) -> None:
