@@ -91,13 +91,14 @@ def compared(
     pairs: ConfirmingPairs = lambda series, figure: None,
     nulls: NullPairs = lambda series, figure: (),
     most_pairs: int | None = None,
+    say: Callable[[Finding], None] = lambda finding: None,
 ) -> GateReport:
     """Return the findings of the night. pairs: of a series' figure, or why there are none; `suspects` says of which.
 
     nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
-    confirmation begins.
+    confirmation begins. say: takes what a figure's pairs show when they end, before the night is judged as a whole.
     """
-    spending = _Spending(inputs, pairs, nulls, most_pairs)
+    spending = _Spending(inputs, pairs, nulls, most_pairs, say)
     members = _members(inputs)
     # one finding for each node on which many series moved alike, and the figures that it stands for
     # A series without a level under tonight's conditions is held against others, which may be the cause.
@@ -198,6 +199,7 @@ class _Spending:
     pairs: ConfirmingPairs
     nulls: NullPairs
     most: int | None
+    say: Callable[[Finding], None]
     # of each figure that was called for; the reason where no pairs were run; None where they cannot be
     rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
     _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
@@ -223,8 +225,10 @@ class _Spending:
         judged = judged_pairs(pairs, examination.figure, examination.direction, examination.expected_level_a)
         stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
         more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
-        self.rulings[name] = checked_by_nulls(judged, stored, more, examination.figure, is_open)
-        return self.rulings[name]
+        ruling = checked_by_nulls(judged, stored, more, examination.figure, is_open)
+        self.rulings[name] = ruling
+        self.say(judge_figure(examination, context, ruling))
+        return ruling
 
     def _more_nulls(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""

@@ -64,6 +64,7 @@ from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
+from levelfield.series.finding_forms import finding_line
 from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
@@ -126,6 +127,7 @@ class NightSession:
     work: tuple[NightRun, ...]
     state: NightState
     arms: dict[str, tuple[Arm, Arm]] = field(default_factory=dict)  # of pairs, by series
+    counted_until: float = field(default_factory=time.monotonic)  # up to when the judgement's time is in used_seconds
 
     @classmethod
     @contextmanager
@@ -165,6 +167,7 @@ class NightSession:
 
         One pair more of the builds that confirmed a slower series gives the reason.
         """
+        self.counted_until = time.monotonic()
         inputs = gate_input(self.store, self.request.night, self.suite)
         report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
         findings = []
@@ -176,6 +179,7 @@ class NightSession:
             findings.append(finding)
         for finding in new_findings(findings, inputs):
             self.store.add_finding(self.request.night, finding.model_dump(mode="json"))
+        self._count_time()
         return replace(report, findings=tuple(findings))
 
     def _confirmed(self, inputs: GateInput) -> GateReport:
@@ -197,6 +201,7 @@ class NightSession:
             Confirmation(by_name, pairs),
             lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
             self.request.most_pairs,
+            lambda finding: self.output.say(finding_line(finding)),
         )
 
     def _start(self, job: scheduler.Job) -> Result:
@@ -218,9 +223,17 @@ class NightSession:
             bad = Finding(series="", label=label, figure=None, word="bad night", detail=slow, night=night, node=node)
             self.store.add_finding(night, bad.model_dump(mode="json"))
 
+    def _count_time(self, **more: object) -> None:
+        """Save the state with the time since the judgement began: builds, pairs, and all that runs beside them."""
+        now = time.monotonic()
+        used = self.state.used_seconds + now - self.counted_until
+        self.counted_until = now
+        self.save(self.state.model_copy(update={"used_seconds": used, **more}))
+
     def _holds_pair(self, series: str) -> bool:
         if self.request.budget is None:
             return True
+        self._count_time()
         seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
         return self.state.used_seconds + 2 * seconds <= self.request.budget
 
@@ -285,15 +298,13 @@ class NightSession:
         return subject
 
     def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
-        began = time.monotonic()
         record = record_of(paths, PURPOSES[kind, arm], self.request.night)
         self.store.add([record])
-        used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
-        more: dict[str, object] = {"used_seconds": used}
+        more: dict[str, object] = {}
         if kind == "confirm":  # a night that goes on finds null pairs in the store
             run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
             more["confirmations"] = (*self.state.confirmations, run)
-        self.save(self.state.model_copy(update=more))
+        self._count_time(**more)
         return record
 
 

@@ -60,6 +60,12 @@ def as_text(page: FindingPage) -> str:
     return "\n".join(lines) + "\n"
 
 
+def finding_line(finding: Finding) -> str:
+    """Return a finding in one sentence, for those who watch the night."""
+    texts = (_figure_line(finding), _line(finding.detail))
+    return f"{finding.word}: {_line(finding.label)}: {'; '.join(filter(None, texts))}"
+
+
 def as_markdown(page: FindingPage) -> str:
     """Return the verdict, tables of what changed, or is missing, and of what did not, and the tickets.
 

@@ -38,7 +38,7 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
     """Nothing of a quiet series; and `no change` once where another word was before."""
     past: list[Finding] = []
     store = SimpleNamespace(add_finding=lambda night, content: past.append(Finding.model_validate(content)))
-    session: Any = SimpleNamespace(store=store, suite="one", arms={}, _confirmed=lambda inputs: None)
+    session: Any = SimpleNamespace(store=store, suite="one", arms={}, _count_time=lambda: None)
     stored: list[tuple[str, int]] = []
     words: tuple[FindingWord, ...] = ("no change", "no change", "inconclusive", "no change", "no change", "no change")
     for number, word in enumerate((*words, "inconclusive"), 1):
@@ -46,7 +46,7 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
         findings = tuple(
             Finding(series=series, label=series, figure="memory_bytes", word=seen, night=night)
             for series, seen in (("S", word), ("quiet", "no change"))
-        )  # type: ignore[arg-type]
+        )
         report = GateReport(night, findings, 2, 2)
         monkeypatch.setattr(night_session, "gate_input", lambda *_, night=night: GateInput(night, {}, {}, past=[*past]))
         monkeypatch.setattr(night_session, "compared", lambda inputs, report=report: report)
@@ -72,7 +72,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
         assert arms_of_pairs is arms
         return ((i, i) for i in range(count))
 
-    def compared_nights(outcome: Any, confirmation: Any, nulls: Any, most: int) -> list[Any]:
+    def compared_nights(outcome: Any, confirmation: Any, nulls: Any, most: int, say: Any) -> list[Any]:
         arguments.append(outcome)
         return list(nulls("S", "real"))
 

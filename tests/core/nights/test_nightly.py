@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
+from levelfield.nights import night_session
 from levelfield.nights.night_session import NightSession
 from levelfield.nights.nightly import (
     OVER_BUDGET,
@@ -155,6 +156,39 @@ def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
 def test_a_pair_takes_two_runs_of_the_budget_that_is_left(budget: float | None, holds: bool) -> None:
     entries = [SimpleNamespace(series="other", seconds=9000.0), SimpleNamespace(series="S", seconds=100.0)]
     session = SimpleNamespace(
-        request=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0)
-    )
+        request=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0),
+        _count_time=lambda: None,
+    )  # fmt: skip
     assert NightSession._holds_pair(session, "S") is holds  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("budget", "holds"), [(661.0, True), (659.0, False)])
+def test_pairs_and_what_runs_beside_them_use_the_budget_by_the_clock(
+    budget: float, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of 100 s, and two runs of 30 s with steps of 5 s: 160 s, not 10 s."""
+    clock = [1000.0]
+    monkeypatch.setattr(night_session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    record = SimpleNamespace(run_id="r", step_seconds=(5.0,))
+    monkeypatch.setattr(night_session, "record_of", lambda *arguments: record)
+    session = object.__new__(NightSession)
+    session.counted_until, session.suite = 1000.0, "s"
+    session.request = SimpleNamespace(night="n", budget=budget)  # type: ignore[assignment]
+    session.store = SimpleNamespace(add=lambda records: None)  # type: ignore[assignment]
+    session.state = begun(work("a", seconds=100.0)).model_copy(update={"used_seconds": 300.0})
+    saved: list[NightState] = []
+
+    def save(state: NightState) -> None:
+        session.state = state
+        saved.append(state)
+
+    monkeypatch.setattr(session, "save", save)
+    clock[0] += 100
+    for arm in "ab":
+        clock[0] += 30
+        session._keep_arm("series of a", "confirm", arm, RunPaths(Path()))
+    assert [state.used_seconds for state in saved] == [430.0, 460.0]
+    assert session._holds_pair("series of a") is holds
+    clock[0] += 7  # of the gate itself
+    session._count_time()
+    assert session.state.used_seconds == 467.0

@@ -14,9 +14,10 @@ from levelfield.errors import RunFailed
 from levelfield.explain.step_difference import PartChange, StepDifference
 from levelfield.nights import build_pairs
 from levelfield.nights.build_pairs import null_arms, weekly_series
-from levelfield.nights.gate import Confirmation, PairRuns, suspects
+from levelfield.nights.gate import Confirmation, PairRuns, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.series_history import FigureHistory, history_lines
+from levelfield.series.finding_forms import finding_line
 from levelfield.specs.record import Gated
 
 TOKENS: Gated = "tokens_per_second_per_device"
@@ -120,3 +121,23 @@ def test_a_series_without_a_level_says_what_it_is_compared_with(count: int, acce
     lines = "\n".join(history_lines(history, chart=False))
     assert ("one state" in lines) == (count >= 7) and "before 7" in lines
     assert ("2,033.4 since" in lines and "2026-01-05," in lines) == (accepted is not None)
+
+
+def test_a_finding_is_said_when_its_pairs_end_and_before_the_next_ones_begin() -> None:
+    log: list[str] = []
+    points = {
+        name: [
+            *(p.model_copy(update={"run_id": f"{name}.{p.run_id}"}) for p in nights(40, seed=seed)),
+            point(40, speed),
+        ]
+        for name, seed, speed in (("S", 2, 850.0), ("T", 3, 900.0))
+    }
+
+    def run(name: str, figure: Gated) -> list[tuple[float, float]]:
+        log.append(f"pairs of {name}")
+        return [(1000.0 + i, 900.0 - i) for i in range(7)]
+
+    report = compared(GateInput(day(40), points, {}), run, say=lambda finding: log.append(finding_line(finding)))
+    assert [line.split(":")[0] for line in log] == ["pairs of S", "regression", "pairs of T", "regression"]
+    assert all("-1" in line and "tokens/s" in line for line in log[1::2])
+    assert [f.word for f in report.findings if f.figure == TOKENS] == ["regression", "regression"]
