@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
@@ -23,7 +23,7 @@ from levelfield.predict.machines import with_assumed_rates
 from levelfield.preflight.preflight_run import plan_of
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled, padded
-from levelfield.report.words import gib, parameters_in_words, wrapped
+from levelfield.report.words import age_in_words, gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateNeed
@@ -203,15 +203,10 @@ def _peak_age_lines(plan: Plan) -> Iterator[str]:
     if peak.measured_tflops is None:
         return
     if peak.measurement:
-        yield f"measured {_age_text(now - datetime.fromisoformat(peak.measurement.at))} ago"
+        yield f"measured {age_in_words(now - datetime.fromisoformat(peak.measurement.at))} ago"
     reason = remeasure_reason(peak.measurement, now)
     if reason and peak.tflops == peak.measured_tflops:
         yield f"the run measures it again: {reason}"
-
-
-def _age_text(age: timedelta) -> str:
-    hours = round(age.total_seconds() / 3600)
-    return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
 def _indented(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:

@@ -238,8 +238,9 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.plan.request import Decision, UserRequest
     from levelfield.predict.layout_search import search_layouts
     from levelfield.run import scheduler
+    from levelfield.run.measurement import known_host_rates
     from levelfield.specs.selector import parse_selector
-    from levelfield.studies.variations import distinct, entries_of, predicted_run, question_here
+    from levelfield.studies.variations import distinct, entries_of, predicted_run, question_here, rates_here
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
@@ -253,7 +254,15 @@ def _sweep(options: argparse.Namespace) -> int:
     request = UserRequest(scale=options.scale, python=options.python)
     chosen, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
     devices = selector.devices or selection.default_devices
-    question = question_here(registry, selection, chosen.work, devices, terminal.say)
+    rates = None
+    if selection.vendor.is_host:
+        rates = known_host_rates(registry) if options.dry_run else rates_here(registry, terminal.say)
+        if rates is None:
+            raise UsageError(
+                f"sweep {options.case}: the rates of this host are not known, and a dry run measures nothing; "
+                f"`plan {selector.case} --chip {selection.vendor.name}` measures them (about a minute)"
+            )
+    question = question_here(registry, selection, chosen.work, devices, rates)
     rows = distinct(search_layouts(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")

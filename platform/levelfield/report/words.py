@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from datetime import timedelta
 
 GIB = 2**30
 NONE = "-"
@@ -28,6 +29,15 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def age_in_words(age: timedelta) -> str:
+    """Return such as 3 days, 1 hour or less than an hour."""
+    hours = round(age.total_seconds() / 3600)
+    if not hours:
+        return "less than an hour"
+    count, unit = (age.days, "day") if age.days > 1 else (hours, "hour")
+    return f"{count} {unit}{'s' if count > 1 else ''}"
 
 
 def number(value: float | None, digits: int | None = 1, divisor: float = 1) -> str:

@@ -170,16 +170,20 @@ def _counters(plan: Plan) -> dict[str, Any] | None:
     return None if plan.launch else host_counters(are_children=plan.runtime != "docker")
 
 
+def _other_cores(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float | None:
+    """Return how many cores other programs kept busy between two readings; None where that is not known."""
+    if not before or not after or before["own_seconds"] is None or after["own_seconds"] is None:
+        return None
+    nanoseconds, busy, ours = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
+    return max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
+
+
 def _peaks(
     answer: dict[str, dict[str, float]], before: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
     now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), after["cores"] if after else None
-    others = None  # cores that other programs kept busy meanwhile
-    if before and after and before["own_seconds"] is not None and after["own_seconds"] is not None:
-        nanoseconds, busy, ours = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
-        others = max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
-    beside, peaks = PeakMeasurement(at=now, other_cores=others, cores=cores), {}
+    beside, peaks = PeakMeasurement(at=now, other_cores=_other_cores(before, after), cores=cores), {}
     for dtype, best in [(dtype, float(fields["tflops"])) for dtype, fields in answer.items()]:
         if not (math.isfinite(best) and best > 0):
             continue
@@ -306,6 +310,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
         )
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
+        before = host_counters(are_children=True)
         try:
             printed = command_output(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
         except subprocess.CalledProcessError as error:
@@ -316,7 +321,9 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
             raise RunFailed(f"the probe of this host took more than {limit}") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise RunFailed(f"the probe of this host has no answer: {argv[0]}: {error}") from None
-        rates = rates_from(printed)
+        others = _other_cores(before, host_counters(are_children=True))
+        changes = {"measured_at": datetime.now(timezone.utc).replace(microsecond=0), "other_cores": others}
+        rates = rates_from(printed).model_copy(update=changes)
     store_text(_host_file(registry), dump(rates))
     return rates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import Document, Value
@@ -63,6 +63,9 @@ class HostRates(Document):
     machine: str
     torch: str
     cores: int = Field(ge=1)
+    # When they were measured, in UTC, and how many of `cores` other programs used meanwhile. Null: not recorded.
+    measured_at: AwareDatetime | None = None
+    other_cores: float | None = Field(default=None, ge=0)
     shares: tuple[HostShare, ...] = Field(min_length=1)
 
     def share(self, processes: int, threads: int) -> HostShare | None:

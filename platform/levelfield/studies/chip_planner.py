@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
 from levelfield.measure.flops import flops_per_token
+from levelfield.measure.other_use import HostUse
 from levelfield.predict import machines, questions
 from levelfield.predict.layout_rules import divisors, require, require_layers
 from levelfield.predict.layout_search import (
@@ -25,10 +27,12 @@ from levelfield.predict.layout_search import (
     not_offered,
     search_layouts,
 )
+from levelfield.report.words import age_in_words
 from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, AttentionKernel, Constants, speed_interval
+from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.prices import Prices
 from levelfield.specs.selector import Selector
@@ -222,6 +226,7 @@ class ChipPlanner:
     ) -> None:
         self.request, self.registry, self.vendor, self.chip, self.say = request, registry, vendor, chip, say
         self.devices, self.assumed = _devices(request, chip)
+        self.host_rates: HostRates | None = None  # of a plan on this host, once they are needed
         self.case = registry.case(request.case)
         self.work = self.case.work(request.scale)
         if request.precision is not None:
@@ -294,11 +299,12 @@ class ChipPlanner:
         if products:
             raise UsageError(f"--precision {products}: a host's processors have none; give an accelerator with --chip")
         # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
-        from levelfield.studies.variations import question_here
+        from levelfield.studies.variations import question_here, rates_here
 
+        self.host_rates = self.host_rates or rates_here(self.registry, self.say)
         selector = Selector(case=self.request.case, framework=framework, target=self.vendor.name)
         selection = lookup.find(self.registry, selector)
-        return question_here(self.registry, selection, work, devices.nodes * devices.per_node, self.say)
+        return question_here(self.registry, selection, work, devices.nodes * devices.per_node, self.host_rates)
 
     def _with_wanted_rows(self, question: LayoutQuestion) -> LayoutQuestion:
         """Return the question with the program, and the wanted rows alone."""
@@ -366,6 +372,8 @@ class ChipPlanner:
     def _remarks(self, question: LayoutQuestion) -> Iterator[str]:
         """Yield what the question itself assumes, and what nothing here runs."""
         framework, layout = question.constants.framework, question.constraints.layout
+        if self.host_rates:
+            yield _measured(self.host_rates)
         if self.precision == NVFP4:
             yield f"fp8 with products in {NVFP4.upper()}, in which no framework here trains; predicted only"
         elif self.request.precision:
@@ -390,6 +398,20 @@ class ChipPlanner:
                 f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}; "
                 f"models/{framework} {runs} them"
             )
+
+
+def _measured(rates: HostRates) -> str:
+    """Return how old the rates of this host are, and under which load they were measured."""
+    if rates.measured_at is None:
+        return "this host's rates as an earlier version measured them; it recorded neither date nor load"
+    age = age_in_words(datetime.now(timezone.utc) - rates.measured_at)
+    date = rates.measured_at.strftime("%Y-%m-%d %H:%M UTC")
+    use = HostUse(rates.other_cores, rates.cores)
+    load = "what other programs used is not known"
+    if use.other_cores is not None:
+        load = f"other programs used {use.other_cores:.2f} of {use.cores} cores"
+    busy = f" (limit: {use.limit:.2g}), so the host may be faster" if use.is_noticeable else ""
+    return f"this host's rates as measured on {date}, {age} ago, while {load}{busy}"
 
 
 def _constants(constants: Constants, request: PlanRequest) -> Constants:

@@ -13,6 +13,7 @@ from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.report.result_words import worst_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import refused
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
@@ -64,15 +65,19 @@ def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
     return list(groups.values())
 
 
+def rates_here(registry: Registry, say: Callable[[str], None]) -> HostRates:
+    """Return the rates of this host. They are measured once; later calls return the stored ones."""
+    return measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
+
+
 def question_here(
-    registry: Registry, selection: Selection, work: Work, devices: int, say: Callable[[str], None]
+    registry: Registry, selection: Selection, work: Work, devices: int, rates: HostRates | None
 ) -> LayoutQuestion:
-    """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
+    """Return the question about the devices here. rates: of a host, and of no other chip."""
     framework, vendor = selection.implementation.framework, selection.vendor
-    if not vendor.is_host:
+    if rates is None:
         return question_on_chip(registry, framework, work, selection.chip, vendor.device_kind, 1, devices, None)
     memory = selection.devices[0].memory_bytes if selection.devices else None
-    rates = measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
     return question_on_host(registry, framework, work, devices, memory, rates)
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from contextlib import nullcontext
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
     sentences: list[str] = []
     rates = measurement.measure_host_rates(registry, sentences.append)
     assert measurement.known_host_rates(registry) == rates and "a minute" in sentences[0]
+
+
+def test_rates_have_the_time_and_the_load_at_which_they_were_measured(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe(tmp_path, f"print('''{answer()}''')")
+    counters = {"time_ns": 0, "busy_seconds": 0.0, "own_seconds": 0.0, "cores": 2}
+    after = {"time_ns": 10**10, "busy_seconds": 19.0, "own_seconds": 5.0, "cores": 2}
+    readings = iter((counters, after))
+    monkeypatch.setattr(measurement, "host_counters", lambda are_children: next(readings))
+    rates = measurement.measure_host_rates(registry, print)
+    assert rates.other_cores == pytest.approx(1.4)
+    assert rates.measured_at is not None and (datetime.now(timezone.utc) - rates.measured_at).total_seconds() < 60
 
 
 def test_what_is_installed_for_the_probe_is_said_before(

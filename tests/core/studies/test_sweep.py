@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from fuzzing import commands
 from levelfield.cli.main import main
 from levelfield.run.measurement import rates_from
 from levelfield.specs.host_rates import HostRates
@@ -43,6 +47,10 @@ RATES = {
         },
     ],
 }
+
+
+def is_dry_run_of_trainings(parser: argparse.ArgumentParser) -> bool:
+    return "--dry-run" in parser._option_string_actions and bool(parser.get_default("trains"))
 
 
 @pytest.fixture
@@ -111,6 +119,51 @@ def test_wrong_sweeps(
 
 def rates() -> HostRates:
     return rates_from(json.dumps(RATES))
+
+
+DRY_RUNS = {
+    (): ("--case", "gpt3_6.7B:torch:cpu:1:1", "--scale", "smoke"),
+    ("plan", "sweep"): ("gpt3_6.7B:torch:cpu", "--scale", "smoke"),
+}
+
+
+@pytest.mark.parametrize("words", [words for words, parser in commands().items() if is_dry_run_of_trainings(parser)])
+def test_no_dry_run_measures(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*arguments: object) -> NoReturn:
+        raise AssertionError(f"measured in a dry run: {arguments}")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing of this machine is known
+    for name in ("command_output", "measure_peaks", "measure_host_rates"):
+        monkeypatch.setattr(f"levelfield.run.measurement.{name}", measured)
+    code = main([*words, *DRY_RUNS[words], "--dry-run", "--runs", str(tmp_path / "runs")])
+    assert code == (2 if words == ("plan", "sweep") else 0)
+    assert code == 0 or "`plan gpt3_6.7B --chip cpu` measures them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("age", "cores", "words"),
+    [
+        (timedelta(days=9, hours=1), 0.0, "9 days ago, while other programs used 0.00 of 2 cores"),
+        (timedelta(minutes=65), 1.4, "1 hour ago, while other programs used 1.40 of 2 cores (limit: 0.2)"),
+        (timedelta(0), None, "less than an hour ago, while what other programs used is not known"),
+        (None, None, "it recorded neither date nor load"),
+    ],
+)
+def test_a_plan_on_this_host_says_how_old_and_how_quiet_its_rates_are(
+    age: timedelta | None,
+    cores: float | None,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured_at = None if age is None else datetime.now(timezone.utc) - age
+    stored = rates().model_copy(update={"measured_at": measured_at, "other_cores": cores})
+    monkeypatch.setattr("levelfield.run.measurement.known_host_rates", lambda registry: stored)
+    monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
+    assert main(["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--devices", "1"]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_host_is_planned_on_by_what_was_measured_of_it(
