@@ -15,7 +15,8 @@ from levelfield.compare.comparability import (
     comparability,
     covering,
 )
-from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.deciding import deciding_commands
+from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
@@ -128,15 +129,6 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
         return computed
     reason = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"
     return Ratio(computed.value, None, None, "see alignment", reason)
-
-
-def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
-    """Return the command that tells two sides apart: a duel where one machine has both, else repeats of each."""
-    (series, node), (base_series, place) = ((entry.first.series, entry.first.node) for entry in (side, base))
-    scale = f" --scale {series.scale}" if series.scale != "full" else ""
-    if (series.chip, node) == (base_series.chip, place):
-        return f"run_benchmarks.py compare duel {base_series.target} {series.target}{scale}"
-    return f"run_benchmarks.py --case {series.target} --repeat {LEAST_RUNS}{scale}"
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
@@ -262,6 +254,7 @@ def _figures(comparison: Comparison) -> Sheet:
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], defaultdict[str, list[str]](list)
+    commands = dict[tuple[str, str], None]()
     for figure in comparison.figures:
         if not any(entry.values for entry in figure.sides):
             continue
@@ -281,14 +274,15 @@ def _ratios(comparison: Comparison) -> Sheet:
                         "every run, so few runs far from the others move it"
                     ] = []
             if entry.standing == "inconclusive":
-                reasons[f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}"] = []
+                for command in deciding_commands(side, base):
+                    commands[f"to decide {side.name}/{base.name}, on {command.machine}", command.text] = None
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     every = len({row[0] for row in rows})
     notes = []
     for note, names in reasons.items():  # behind the names of its figures, where it is not of all or of none
         figures = dict.fromkeys(names)
         notes.append(note if len(figures) in (0, every) else f"{', '.join(figures)}: {note}")
-    return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes))
+    return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes), tuple(commands))
 
 
 def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:
@@ -298,9 +292,9 @@ def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]
 
 
 def ratio_values(ratio: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
-    """Return a ratio as JSON; an inconclusive one with the command that decides it."""
-    command = {"decided_by": deciding_command(side, base)} if ratio.standing == "inconclusive" else {}
-    return asdict(ratio) | command
+    """Return a ratio as JSON; an inconclusive one with the commands that decide it, one a line."""
+    commands = deciding_commands(side, base) if ratio.standing == "inconclusive" else ()
+    return asdict(ratio) | ({"decided_by": "\n".join(command.text for command in commands)} if commands else {})
 
 
 def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:

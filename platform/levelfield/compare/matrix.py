@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -17,12 +18,12 @@ from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, w
 from levelfield.compare.comparison import (
     Histories,
     SideFigure,
-    deciding_command,
     ratio_values,
     side_figure,
     side_ratio,
     side_values,
 )
+from levelfield.compare.deciding import deciding_commands
 from levelfield.compare.ratios import Pair, Ratio, SideValues, mean_ratio, own_mean
 from levelfield.compare.series_runs import choose_runs
 from levelfield.compare.sides import (
@@ -251,7 +252,7 @@ def sheets(results: ResultMatrix) -> Iterator[Sheet]:
     if results.ratios:
         yield _ratios(results)
     if cells := tuple(_details(results)):
-        yield Sheet("cells", ("case", results.dimension, "what it is"), cells)
+        yield Sheet("cells", ("case", results.dimension, "what it is"), cells, commands=tuple(_commands(results)))
     else:
         yield Sheet("no run was found")
 
@@ -320,7 +321,7 @@ def _ratios(results: ResultMatrix) -> Sheet:
 def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     """Yield the origin of each measured cell, and the reason of each other one that has a run.
 
-    Also what asks for caution in a cell, and what would decide its ratio.
+    Also what asks for caution in a cell.
     """
     for row in results.rows:
         cells = {column: results.cells[row, column] for column in results.columns}
@@ -330,16 +331,24 @@ def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
             if cell.side and cell.rate:
                 run = cell.side.first
                 ends = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
-                runs = f"{len(cell.rate.values)} run(s)" + (f" {ends}" if ends else "")
+                runs = f"{len(cell.rate.values)} run(s)" + (f" {ends}" if len(cell.rate.values) > 1 else "")
                 tuned = f", chosen: {fields}" if (fields := tuned_fields(run)) else ""
                 build = f"{run.series.framework} {run.subject.framework_version}, {run.began[:10]}"
                 parts.insert(0, f"{run.series.layout} mb{run.series.micro_batch}, {build}, {runs}{tuned}")
             if cell.cautions:
                 parts.append(f"caution: {', '.join(cell.cautions)}")
-            first = cells[results.columns[0]].side
-            if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first:
-                parts.append(f"to decide: {deciding_command(cell.side, first)}")
             yield "" if number else row.label, column, "; ".join(filter(None, parts))
+
+
+def _commands(results: ResultMatrix) -> Iterator[tuple[str, str]]:
+    """Yield the commands that decide the inconclusive ratios, behind what each decides and where it has to run."""
+    first_column, *others = results.columns or ("",)
+    for row, column in product(results.rows, others):
+        cell, first = results.cells[row, column], results.cells[row, first_column]
+        if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first.side:
+            sides = replace(cell.side, name=column), replace(first.side, name=first_column)
+            for command in deciding_commands(*sides):
+                yield f"to decide {row.label}, {column}/{first_column}, on {command.machine}", command.text
 
 
 def _cell_values(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LEAST_RUNS = 3  # of a side that has to show its own noise
+from levelfield.measure.series import FEWEST_FOR_INTERVAL
+
+LEAST_RUNS = FEWEST_FOR_INTERVAL  # of a side that has to show its own noise
 LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001

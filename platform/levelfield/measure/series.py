@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from levelfield.measure.student import t_quantile
 
 Series = NDArray[np.float64]
+FEWEST_FOR_INTERVAL = 3
 _FEWEST_FOR_ORDER_STATISTICS = 6
 _LARGEST_LOG = 700.0  # of which the exponential is still a number
 
@@ -42,7 +43,7 @@ class ChangePoint:
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of n values and an interval of `coverage` (at least 0.95) by `method`; None for one value."""
+    """The median of n values and an interval of `coverage` (at least 0.95) by `method`; None for too few values."""
 
     n: int
     median: float
@@ -92,15 +93,17 @@ def over_repeats(values: Sequence[float], most: float | None = None) -> Interval
     """Return the median over repeats with its interval.
 
     From six values on, the interval lies between two order statistics and assumes nothing (binomial; David and
-    Nagaraja, 2003, section 7.1). With two to five values such an interval cannot reach 95 %. Then it is Student's t
+    Nagaraja, 2003, section 7.1). With three to five values such an interval cannot reach 95 %. Then it is Student's t
     about the mean of the logarithms, which assumes log-normal repeats and is wide: a time or a rate is positive, and so
     is every end. Where a value is not, it is about the mean itself. No end is above `most`, the largest possible value.
-    Raises ValueError when empty or not finite.
+    Two values have no interval: it would reach from a tenth to ten times of what it is about. Raises ValueError when
+    empty or not finite.
     """
     data = np.sort(_checked(values, fewest=1))
     n, median = len(data), float(np.median(data))
-    if n == 1:
-        return Interval(1, median, None, None, None, "one value has no interval")
+    if n < FEWEST_FOR_INTERVAL:
+        reason = f"not enough runs: {n}, expected at least {FEWEST_FOR_INTERVAL}"
+        return Interval(n, median, None, None, None, reason)
     if n < _FEWEST_FOR_ORDER_STATISTICS:
         is_positive = bool(data[0] > 0)
         used = np.log(data) if is_positive else data

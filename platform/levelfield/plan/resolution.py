@@ -240,7 +240,8 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     if facts.max_token >= work.model.vocab_size:
         raise CorpusError(
             f"{facts.prefix}: token {facts.max_token} is outside the vocabulary of {work.model.vocab_size} tokens at "
-            f"scale {scale}. Prepare the text with a smaller tokenizer (`data prepare --tokenizer bytes`)"
+            f"scale {scale}. Prepare the text with a smaller tokenizer: `data prepare --input TEXT --output FOLDER "
+            "--tokenizer bytes`"
         )
     if facts.tokens <= work.training.sequence_length:
         raise CorpusError(

@@ -295,7 +295,7 @@ def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
             values = [(read(on), read(off)) for on, off in members]
             if ratios := [on / off for on, off in values if on is not None and off]:
                 summary = over_repeats(ratios)
-                interval = "; one pair has no interval, --repeat 5 gives one"
+                interval = f"; {summary.n} pair(s) have no interval, --repeat 5 gives one"
                 if summary.low is not None and summary.high is not None:
                     interval = f", {summary.coverage:.0%} interval {summary.low:.3f} to {summary.high:.3f} of "
                     interval += f"{summary.n} pairs of repeats ({summary.method})"

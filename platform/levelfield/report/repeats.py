@@ -43,9 +43,9 @@ class FigureColumn:
         return number(value, self.digits, self.divisor)
 
     def ends(self, interval: Interval) -> str:
-        """Return both ends of an interval as a table shows them; empty where there is none."""
+        """Return both ends of an interval as a table shows them, or that there are not enough runs for one."""
         if interval.low is None or interval.high is None:
-            return ""
+            return "not enough runs"
         return f"[{self.text(interval.low)}, {self.text(interval.high)}]"
 
 
@@ -128,7 +128,7 @@ def as_lines(
     for repeats in repeats_of(results, plans, columns):
         pairs = [(figure.column, figure.interval) for figure in repeats.figures]
         rows = [(column.heading, column.text(interval.median), column.ends(interval)) for column, interval in pairs]
-        methods = {(interval.method, interval.coverage, interval.n) for _, interval in pairs}
+        methods = {(i.method, i.coverage, i.n) for _, i in pairs if i.coverage is not None}
         notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
         basis = FIGURE_COLUMNS["mfu_palm"].basis
         peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}

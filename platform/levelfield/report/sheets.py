@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from levelfield.report.words import WIDTH, wrapped
 
 GAP = "  "
 LabelledText = tuple[str, str]
+_SHELL_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
 _LEAST = 8  # columns that a cell keeps when the table is too wide
 
 
@@ -25,6 +27,7 @@ class Sheet:
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()  # what each is for, and a command line that can be pasted
 
 
 def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> str:
@@ -73,8 +76,23 @@ def as_text(sheets: Iterable[Sheet]) -> str:
             lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
         for note in sheet.notes:
             lines += fill(printable(one_line(note)), WIDTH, initial_indent="  ", subsequent_indent="    ")
+        for purpose, command in sheet.commands:
+            lines += fill(printable(one_line(f"{purpose}:")), WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += [f"    {line}" for line in _shell_lines(printable(one_line(command)))]
         tables.append("\n".join(lines))
     return "\n\n".join(tables) + "\n"
+
+
+def _shell_lines(command: str) -> list[str]:
+    """Return a command line in lines that a shell joins again."""
+    lines = [""]
+    for word in _SHELL_WORD.findall(command):
+        if lines[-1] and len(lines[-1]) + len(word) > WIDTH - 8:  # of 4 spaces before it, and a backslash
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def as_markdown(sheets: Iterable[Sheet]) -> str:
@@ -84,6 +102,9 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
         parts += [f"### {markdown(sheet.heading)}", ""] if sheet.heading else []
         parts += [*table(sheet.header, sheet.rows), ""] if sheet.header else []
         parts += [line for note in sheet.notes for line in (markdown(note), "")]
+        for purpose, command in sheet.commands:
+            lines = (f"    {line}" for line in _shell_lines(printable(one_line(command))))
+            parts += [markdown(f"{purpose}:"), "", *lines, ""]
     return "\n".join(parts)
 
 

@@ -32,7 +32,7 @@ from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Result, Word
 from levelfield.specs.run_figures import GATED, STORED, value_at
 from levelfield.specs.selector import labelled
-from levelfield.specs.short_names import clipped
+from levelfield.specs.short_names import clipped, short_value
 from levelfield.specs.step_parts import (
     Kernel,
     LateRank,
@@ -174,6 +174,20 @@ class Series(FreeFields):
     def label(self) -> str:
         """Return the series in a line, such as `gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8`."""
         return f"{self.target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
+
+    def field_word(self, name: str) -> str:
+        """Return a field as a word that names series, such as `threads=2`; a digest by its first digits."""
+        return f"{name}={short_value(str(getattr(self, name)))}"
+
+    def has_field(self, word: str) -> bool:
+        """Return whether the word is a field of the series with its value, such as `threads=2`. Digests may be cut."""
+        name, _, value = word.partition("=")
+        if name not in type(self).model_fields or not value:
+            return False
+        actual, digest = str(getattr(self, name)), "sha256:"
+        if actual.startswith(digest):
+            return actual.removeprefix(digest).startswith(value.removeprefix(digest))
+        return actual == value
 
 
 class Conditions(Value):

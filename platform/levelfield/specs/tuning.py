@@ -60,13 +60,18 @@ class FreeFields(Value):
     @property
     def options(self) -> tuple[str, ...]:
         """The options that choose these values, also for the command line of a commit that lacks the later ones."""
-        differing, words = self.differing, []
-        for name, field in FREE_FIELDS.items():
+        differing = self.differing
+        return self.options_of(name for name in FREE_FIELDS if name not in LATER_FIELDS or name in differing)
+
+    def options_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the options that choose the values of these fields. None is chosen by no option."""
+        words = []
+        for name in names:
             value = getattr(self, name)
-            if value is None or (name in LATER_FIELDS and name not in differing):
+            if value is None:
                 continue
             flag = option(name) if value is not False else f"--no-{option(name)[2:]}"
-            words += [flag] if field.takes is bool else [flag, str(value)]
+            words += [flag] if FREE_FIELDS[name].takes is bool else [flag, str(value)]
         return tuple(words)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -265,24 +265,39 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
 
 
 def _series_of_label(source: RunSource, label: str) -> Series:
-    """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its own label."""
+    """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its own label, or
+    FIELD=VALUE."""
     candidates, matching = source.series(), list[Series]()
     target, *words = label.split()
     parts = target.split(":")
     for series in candidates:
         columns = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
                    {str(series.devices // series.nodes)}]  # fmt: skip
-        has_words = len(parts) <= len(columns) and set(words) <= set(series.label.split()[1:])
+        label_words = series.label.split()[1:]
+        has_words = len(parts) <= len(columns) and all(w in label_words or series.has_field(w) for w in words)
         if has_words and all(part in names for part, names in zip(parts, columns, strict=False)):
             matching.append(series)
     if len(matching) > 1:
-        labels = "\n  ".join(series.label for series in matching[:8])
+        labels = "\n  ".join(_distinct_labels(matching)[:8])
         raise UsageError(
             f"series '{label}': found {len(matching)} series; add words of one of these labels:\n  {labels}"
         )
     if not matching:
         raise UnknownName("series", label, [series.label for series in candidates])
     return matching[0]
+
+
+def _distinct_labels(matching: Sequence[Series]) -> list[str]:
+    """Return the label of each series; of series with the same label, also the fields in which they differ."""
+    groups: dict[str, list[Series]] = {}
+    for series in matching:
+        groups.setdefault(series.label, []).append(series)
+    labels = []
+    for label, members in groups.items():
+        words = [{name: series.field_word(name) for name in type(series).model_fields} for series in members]
+        differing = [name for name in words[0] if len({entry[name] for entry in words}) > 1]
+        labels += [" ".join((label, *(entry[name] for name in differing))) for entry in words]
+    return labels
 
 
 def _with_chip_name(registry: Registry, label: str) -> str:

@@ -160,7 +160,8 @@ def test_tables_fit_eighty_columns_with_long_names_and_many_columns() -> None:
     names = [f"framework-number-{i}-of-somebody-with-a-long-name" for i in range(7)]
     results = matrix([record(i, framework=name, case="c" * 60) for i, name in enumerate(names)], "framework")
     text = as_text(sheets(results))
-    assert max(map(len, text.splitlines())) <= 80
+    # a word of a command line is never broken
+    assert all(len(line) <= 80 or len(line.split()) <= 2 for line in text.splitlines())
     newest = "".join(text.split())
     assert all("".join(column[-1]) in newest for column in names)
 
@@ -246,7 +247,7 @@ def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
     command = "run_benchmarks.py compare duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
     assert as_values(results)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
     markdown = as_markdown(sheets(results))
-    assert command in markdown.replace("\\_", "_")
+    assert command in markdown.replace("\\\n        ", "")
 
 
 def test_a_difference_within_noise_has_a_mark() -> None:

@@ -197,7 +197,10 @@ def test_units_do_not_change_relative_figures(values: list[float], factor: float
 
 
 def test_the_interval_of_repeats_states_its_method() -> None:
-    assert over_repeats([5.0]).low is None and over_repeats([5.0]).n == 1
+    for values in ([5.0], [5.0, 6.0]):
+        few = over_repeats(values)
+        assert (few.n, few.low, few.high, few.coverage) == (len(values), None, None, None)
+        assert few.method == f"not enough runs: {len(values)}, expected at least 3"
     three = over_repeats([100.0, 101.0, 102.0])
     assert three.median == 101.0 and three.method.startswith("student-t")
     logarithms = [math.log(value) for value in (100.0, 101.0, 102.0)]
@@ -211,12 +214,12 @@ def test_the_interval_of_repeats_states_its_method() -> None:
 
 def test_no_interval_reaches_what_cannot_be() -> None:
     """Two steps of 1 and 3 s had an interval from -10.7 s, and MFUs of 40 and 55 % one up to 143 %."""
-    low, high = over_repeats([1.0, 3.0]).low, over_repeats([0.40, 0.55], most=1.0).high
+    low, high = over_repeats([1.0, 3.0, 9.0]).low, over_repeats([0.40, 0.55, 0.95], most=1.0).high
     assert low is not None and 0 < low < 1 and high == 1.0
-    assert over_repeats([0.40, 0.41], most=1.0).high != 1.0
-    extreme = over_repeats([1e-300, 1e300])
+    assert over_repeats([0.40, 0.41, 0.40], most=1.0).high != 1.0
+    extreme = over_repeats([1e-300, 1.0, 1e300])
     assert extreme.low is not None and extreme.high is not None and extreme.low > 0 and math.isfinite(extreme.high)
-    assert over_repeats([0.0, 1.0]).method == "student-t about the mean"  # a logarithm of zero is none
+    assert over_repeats([0.0, 1.0, 1.0]).method == "student-t about the mean"  # a logarithm of zero is none
 
 
 def test_six_repeats_are_the_first_to_have_a_distribution_free_interval() -> None:

@@ -91,9 +91,9 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
 
 
 def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None:
-    values = iter([0.4, 0.55])
+    values = iter([0.4, 0.55, 0.95])
     column = replace(repeats.FIGURE_COLUMNS["mfu_palm"], read=lambda result: next(values))
-    (group,) = repeats.repeats_of(five[:2], SAME[:2], (column,))
+    (group,) = repeats.repeats_of(five[:3], SAME[:3], (column,))
     assert group.figures[0].interval.high == 1.0
 
 

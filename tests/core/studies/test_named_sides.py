@@ -95,6 +95,19 @@ def test_a_label_of_several_series_lists_them(runs: ListedRuns) -> None:
     assert "found 2" in str(error.value) and str(error.value).split("\n  ")[1:] == labels
 
 
+@pytest.mark.parametrize(
+    "changes", [{"threads": 2}, {"compile": True}, {"work": "sha256:" + "9" * 64}, {"runtime": "docker"}]
+)
+def test_a_printed_label_names_its_series_alone(changes: dict[str, Any]) -> None:
+    """Also where labels differ in nothing that a label has."""
+    source = ListedRuns([record(1), record(2, **changes), record(3, micro_batch=4)])
+    with pytest.raises(UsageError) as caught:
+        named_runs(source, "gpt:torch")
+    labels = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    assert sorted(number for label in labels for number in numbers(named_runs(source, label).runs)) == [1, 2, 3]
+    assert all(len(named_runs(source, label).runs) == 1 for label in labels), labels
+
+
 @pytest.mark.parametrize("label", ["gpt:jax", "gpt:torch:Y9", "gpt:torch:X1:1:1:1", "gpt:torch full"])
 def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
     with pytest.raises(UnknownName, match="unknown series"):
