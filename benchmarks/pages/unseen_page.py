@@ -14,6 +14,7 @@ from pages.goals import REGRET, Goal, goals_table
 from pages.own_bound import Bounded, bound_table
 from pages.own_runs import own_runs, own_runs_table
 from pages.program_fit import LEFT_OUT, RANGES, committed_rates
+from pages.row_errors import row_errors_lines
 from pages.unseen import Judged, Sweep, spread, sweeps_of
 
 FAR = 0.2
@@ -83,6 +84,8 @@ def page(
         *_described(described),
         "",
         *ratio_lines(registry),
+        "",
+        *row_errors_lines(registry),
         "",
         "## Order of the layouts",
         "",

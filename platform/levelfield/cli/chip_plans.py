@@ -51,7 +51,12 @@ def _content(
     request: PlanRequest, plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
 ) -> dict[str, object]:
     ratios = (dict(zip(("speed_over_base", "no_ratio"), base.ratio(plan), strict=True)) for plan in plans)
-    rows = (plan_content(plan.plan, [plan.row] if plan.row else []) for plan in plans)
+    errors = (plan.plan.row_errors for plan in plans)
+    rows = (
+        plan_content(plan.plan, [plan.row] if plan.row else [])
+        | {"error_of_such_rows": entry.middle if entry else None, "such_rows": entry.rows if entry else 0}
+        for plan, entry in zip(plans, errors, strict=True)
+    )
     return {
         "schema": "levelfield.planned_chips/1",
         "case": request.case,
@@ -73,7 +78,17 @@ def _sheets(
         f"{request.case} ({request.scale}) by {request.framework}{f' on {places[0]} devices' if is_one_place else ''}, "
         f"{parameters_in_words(count.total, count.active)}; predicted, not measured"
     )
-    header = ("chip", *([] if is_one_place else ["devices"]), "layout", "micro", "again", "GiB", "tokens/s", "ratio")
+    header = (
+        "chip",
+        *([] if is_one_place else ["devices"]),
+        "layout",
+        "micro",
+        "again",
+        "GiB",
+        "tokens/s",
+        "error",
+        "ratio",
+    )
     rows = tuple(
         (plan.name, *([] if is_one_place else [place]), *_cells(plan, base))
         for plan, place in zip(plans, places, strict=True)
@@ -84,16 +99,18 @@ def _sheets(
 
 
 def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
-    row, (ratio, _) = plan.row, base.ratio(plan)
+    row, (ratio, _), errors = plan.row, base.ratio(plan), plan.plan.row_errors
     if row is None:
-        return ("none fits", *[NONE] * 5)
+        return ("none fits", *[NONE] * 6)
+    is_within = base.name is not None and plan.not_calibrated is None and base.error_beside(plan) is not None
     return (
         str(row.layout),
         str(row.tuning.micro_batch),
         str(row.tuning.recomputation),
         f"{row.memory.total / GIB:.1f}" + ("*" if is_tight(plan.plan.question, row.memory.total) else ""),
         f"{plan.speed:,.0f}" if plan.speed else NONE,
-        f"{ratio:.2f}" if ratio else NONE,
+        f"{errors.middle:.0%}" if errors else NONE,
+        f"{ratio:.2f}" if ratio else "within" if is_within else NONE,
     )
 
 
@@ -103,8 +120,18 @@ def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: R
     rated = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
     yield (
         "the fastest row of each chip that leaves memory free (* where none does); `plan` with one chip has all rows. "
-        "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device"
+        "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device; error: "
+        "how far plans were from published runs like the row, in the middle"
         + (f"; ratio: over {base.name}" if base.name else "")
+    )
+    errors = ((plan.name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
+    yield from _grouped(
+        [
+            (name, f"error: of {entry.rows} run(s) by {plan.request.framework} in {plan.precision} on {plan.vendor}")
+            for name, entry, plan in errors
+            if entry
+        ],
+        names,
     )
     missing = ((plan.name, base.ratio(plan)[1]) for plan in plans)
     yield from _grouped([(name, f"no ratio: {reason}") for name, reason in missing if reason], names)

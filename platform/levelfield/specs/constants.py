@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -117,6 +118,50 @@ SPEED_VENDORS = ("nvidia",)
 # How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program: in
 # the middle of the pairs of chips, at most, and how many pairs (docs/planner-unseen.md).
 CHIP_RATIO_OFF, CHIP_PAIRS = (0.14, 0.35), 9
+
+
+class RowKind(NamedTuple):
+    """What a published run and a row of a plan have in common."""
+
+    maker: str  # of the chip
+    framework: str
+    precision: str
+    is_mixture: bool
+    is_program: bool  # planned with the constants of the program that ran it, and not with the framework's own
+
+
+class RowErrors(NamedTuple):
+    """How far plans were from published runs of one kind."""
+
+    middle: float  # the median of planned over published speed less 1, as a size
+    rows: int
+
+
+# Of published runs that set no rate (docs/planner-unseen.md; tests/core/predict/test_planner_unseen.py).
+ROW_ERRORS: Mapping[RowKind, RowErrors] = {
+    RowKind("amd", "torch", "bf16", False, False): RowErrors(0.27, 3),
+    RowKind("amd", "torch", "bf16", False, True): RowErrors(0.53, 3),
+    RowKind("nvidia", "deepspeed", "bf16", False, False): RowErrors(0.03, 1),
+    RowKind("nvidia", "deepspeed", "bf16", False, True): RowErrors(0.04, 1),
+    RowKind("nvidia", "megatron", "bf16", False, False): RowErrors(0.28, 73),
+    RowKind("nvidia", "megatron", "bf16", False, True): RowErrors(0.05, 73),
+    RowKind("nvidia", "megatron", "bf16", True, False): RowErrors(0.19, 5),
+    RowKind("nvidia", "megatron", "bf16", True, True): RowErrors(0.11, 5),
+    RowKind("nvidia", "megatron", "fp16", False, False): RowErrors(0.09, 2),
+    RowKind("nvidia", "megatron", "fp16", False, True): RowErrors(0.06, 2),
+    RowKind("nvidia", "megatron", "fp8", False, False): RowErrors(0.14, 79),
+    RowKind("nvidia", "megatron", "fp8", False, True): RowErrors(0.08, 79),
+    RowKind("nvidia", "megatron", "fp8", True, False): RowErrors(0.2, 87),
+    RowKind("nvidia", "megatron", "fp8", True, True): RowErrors(0.17, 87),
+    RowKind("nvidia", "megatron", "nvfp4", False, False): RowErrors(0.1, 18),
+    RowKind("nvidia", "megatron", "nvfp4", False, True): RowErrors(0.14, 18),
+    RowKind("nvidia", "torch", "bf16", False, False): RowErrors(0.1, 55),
+    RowKind("nvidia", "torch", "bf16", False, True): RowErrors(0.05, 55),
+    RowKind("nvidia", "torch", "bf16", True, False): RowErrors(0.29, 3),
+    RowKind("nvidia", "torch", "bf16", True, True): RowErrors(0.12, 3),
+    RowKind("nvidia", "torch", "fp8", False, False): RowErrors(0.21, 17),
+    RowKind("nvidia", "torch", "fp8", False, True): RowErrors(0.1, 17),
+}
 
 
 def speed_interval(vendor: str, is_host: bool, is_mixture: bool) -> tuple[float, float] | None:

@@ -31,7 +31,17 @@ from levelfield.report.words import age_in_words
 from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, AttentionKernel, Constants, speed_interval
+from levelfield.specs.constants import (
+    CHIP_RATIO_OFF,
+    ROW_ERRORS,
+    SPEED_INTERVAL,
+    SPEED_VENDORS,
+    AttentionKernel,
+    Constants,
+    RowErrors,
+    RowKind,
+    speed_interval,
+)
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.prices import Prices
@@ -118,6 +128,13 @@ class AnsweredPlan:
         shares = speed_interval(self.vendor, self.question.on_host, self.question.work.model.experts is not None)
         return [share * row.tokens_per_second for share in shares] if shares and not self.assumes_rates else None
 
+    @property
+    def row_errors(self) -> RowErrors | None:
+        """How far published runs like these rows were from their plans; None where there are none, or no speed."""
+        is_mixture, is_program = self.question.work.model.experts is not None, self.request.program is not None
+        kind = RowKind(self.vendor, self.request.framework, self.precision, is_mixture, is_program)
+        return None if self.assumes_rates else ROW_ERRORS.get(kind)
+
     def bill(self, row: LayoutEstimate, share: float = 1.0) -> TrainingBill:
         """Return what the training on --tokens takes. share: its speed, over the row's."""
         assert self.request.tokens is not None
@@ -158,7 +175,9 @@ def chip_plan(plan: AnsweredPlan) -> ChipPlan:
     """Return the plan with the row that stands for it."""
     row = next(iter(plan.ranking.rows.with_margin_first()), None)
     speed = None if row is None or plan.assumes_rates else row.tokens_per_second
-    reason = None if plan.vendor in SPEED_VENDORS else f"{plan.vendor}: not calibrated; error unknown"
+    reason = None if plan.vendor in SPEED_VENDORS else f"{plan.vendor}: not calibrated"
+    if reason and plan.row_errors is None:
+        reason += "; error unknown"
     return ChipPlan(plan, row, plan.chip.name, speed, reason)
 
 
@@ -169,20 +188,33 @@ class RatioBase:
     speed: float | None
     name: str | None  # of the chip; None where nothing is divided by its speed
     reason: str | None  # of a missing base: no published run shows its error
+    error: float  # how far the ratio of two plans may be off: that of published pairs, or of rows like the base
+
+    def error_beside(self, plan: ChipPlan) -> float | None:
+        """Return the error that is larger than the difference of a chip's speed from the first's; None where the
+        difference is larger."""
+        if not plan.speed or not self.speed or plan.name == self.name:
+            return None
+        error = max(self.error, plan.plan.row_errors.middle if plan.plan.row_errors else 0.0)
+        return error if max(plan.speed / self.speed, self.speed / plan.speed) - 1 <= error else None
 
     def ratio(self, plan: ChipPlan) -> tuple[float | None, str | None]:
         """Return the speed of a chip over that of the first, and why there is none. A chip without a speed has
         neither."""
         missing = (plan.not_calibrated or self.reason) if plan.speed else None
+        if not missing and (error := self.error_beside(plan)):
+            missing = f"the difference from {self.name} is within the error, {error:.0%}"
         return None if missing or not (plan.speed and self.speed) else plan.speed / self.speed, missing
 
 
 def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
     """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
     first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
+    errors = first.plan.row_errors
+    error = max(CHIP_RATIO_OFF[0], errors.middle if errors else 0.0)
     if first.not_calibrated:
-        return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}")
-    return RatioBase(first.speed, first.name if first.speed else None, None)
+        return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}", error)
+    return RatioBase(first.speed, first.name if first.speed else None, None, error)
 
 
 def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:

@@ -35,7 +35,8 @@ def test_each_chip_has_its_roomy_row_fastest_first(capsys: pytest.CaptureFixture
         assert row == next(row for row in alone["rows"] if not row["is_tight"])
         speed = row["tokens_per_second_per_device"]
         assert plan["speed_over_base"] == speed / base["tokens_per_second_per_device"]
-        assert row_of(text, plan["chip"])[-2:] == [f"{speed:,.0f}", f"{plan['speed_over_base']:.2f}"]
+        cells = row_of(text, plan["chip"])
+        assert (cells[-3], cells[-1]) == (f"{speed:,.0f}", f"{plan['speed_over_base']:.2f}")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_row_that_leaves_little_free_is_marked(capsys: pytest.CaptureFixture[s
     several = plan_values(capsys, *arguments)
     assert [plan["rows"][0]["is_tight"] for plan in several["chips"]] == [False, True]
     text = plan_output(capsys, *arguments)
-    assert [row_of(text, plan["chip"])[-3].endswith("*") for plan in several["chips"]] == [False, True]
+    assert [row_of(text, plan["chip"])[-4].endswith("*") for plan in several["chips"]] == [False, True]
 
 
 def test_an_assumption_of_all_chips_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +104,39 @@ def test_a_chip_of_a_maker_without_calibrated_runs_has_a_speed_and_no_ratio(caps
         has_ratio = plan["chip"] in ("H100-SXM5-80GB", "A100-SXM4-80GB")
         assert (plan["speed_over_base"] is not None) == (plan["no_ratio"] is None) == has_ratio
         assert has_ratio or plan["no_ratio"].startswith("amd:")
-        assert row_of(text, plan["chip"])[-2] == speed
+        assert row_of(text, plan["chip"])[-3] == speed
         assert (row_of(text, plan["chip"])[-1] == "-") is not has_ratio
+
+
+@pytest.mark.parametrize(
+    ("chips", "options", "is_within"),
+    [
+        ("A100,A800", (), True),
+        ("H100,H200,A100,B200,MI355X", (), False),
+        ("H100,H200,GB200", ("--framework", "megatron"), True),
+        ("H100,H200,B200", ("--framework", "jax"), False),
+        ("H100,B200,A100", ("--precision", "fp8"), False),
+    ],
+)
+def test_each_row_has_the_error_of_rows_like_it_and_no_ratio_within_it(
+    chips: str, options: tuple[str, ...], is_within: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (*CASE, *options, "--chip", chips)
+    text, several = plan_output(capsys, *arguments), plan_values(capsys, *arguments)
+    base = next(plan for plan in several["chips"] if plan["chip"] == several["base"])
+    any_within = False
+    for plan in several["chips"]:
+        cells, errors = row_of(text, plan["chip"]), (plan["error_of_such_rows"], plan["such_rows"])
+        assert cells[-2] == (f"{errors[0]:.0%}" if errors[1] else "-")
+        assert not errors[1] or f"error: of {errors[1]} run(s) by" in in_one_line(text)
+        speed, first = (p["rows"][0]["tokens_per_second_per_device"] for p in (plan, base))
+        if plan["chip"] in (base["chip"], "MI355X") or not speed:
+            continue
+        error = max(CHIP_RATIO_OFF[0], errors[0] or 0, base["error_of_such_rows"] or 0)
+        within = max(speed / first, first / speed) - 1 <= error
+        assert (plan["speed_over_base"] is None) == within == ("within" in cells) == bool(plan["no_ratio"])
+        any_within = any_within or within
+    assert any_within == is_within
 
 
 def test_nothing_is_divided_by_the_speed_of_such_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +150,14 @@ def test_nothing_is_divided_by_the_speed_of_such_a_chip(capsys: pytest.CaptureFi
         (reason,) = {
             plan["no_ratio"] for plan in several["chips"] if plan["chip"] in ("A100-SXM4-80GB", "H100-SXM5-80GB")
         }
-        assert reason.startswith(f"{chip},") and f"of {maker}:" in reason
+        assert reason.startswith(f"{chip},") and f"of {maker}: not calibrated" in reason
 
 
 def test_a_chip_without_a_plan_stands_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*CASE, "--chip", "A100,V100,Ascend-910B1,B200")
     text = plan_output(capsys, *arguments)
     assert row_of(text, "V100-SXM2-16GB")[1:3] == ["none", "fits"]
-    assert row_of(text, "Ascend-910B1")[-2:] == ["-", "-"]
+    assert row_of(text, "Ascend-910B1")[-3:] == ["-", "-", "-"]
     has_ratio = [plan["speed_over_base"] is not None for plan in plan_values(capsys, *arguments)["chips"]]
     assert has_ratio == [True, True, False, False]
     (unplanned,) = plan_values(capsys, *CASE, "--precision", "nvfp4", "--chip", "A100,B200")["not_planned"]

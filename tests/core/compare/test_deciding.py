@@ -17,7 +17,7 @@ from levelfield.plan.request import UserRequest
 from levelfield.specs.record import RunRecord
 from levelfield.store.run_record import series_of
 
-HERE = {"case": "gpt3_6.7B", "vendor": "cpu", "chip": "cpu"}  # what is planned on any machine
+HERE: dict[str, Any] = {"case": "gpt3_6.7B", "vendor": "cpu", "chip": "cpu"}  # what is planned on any machine
 
 
 def tuned(run: RunRecord, word: str = "peak", **chosen: str) -> RunRecord:

@@ -17,7 +17,7 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
-from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, ROW_ERRORS, SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,6 +79,10 @@ def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
         one, other = error.one.run, error.other.run
         assert one.row["chip"] < other.row["chip"] and one.program == other.program
         assert error.off == pytest.approx((1 + error.one.speed_off) / (1 + error.other.speed_off) - 1)
+
+
+def test_rows_like_a_plans_are_off_as_plan_says(unseen: ModuleType) -> None:
+    assert import_module("pages.row_errors").row_errors(Registry()) == ROW_ERRORS
 
 
 def test_a_program_whose_runs_set_no_rate(rows: list[Any]) -> None:

@@ -1,0 +1,56 @@
+"""How far plans are from published runs like them: equal in the chip's maker, the framework, precision and kind of
+model. A plan takes the framework's own constants, or with --program those of a program of others."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+
+from levelfield.catalog.chip_names import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.specs.constants import RowErrors, RowKind
+from pages.unseen import (
+    CONTEXT_RUNS,
+    LIKE,
+    MIXTURE_RUNS,
+    RECENT_RUNS,
+    RUNS,
+    OwnQuestions,
+    Questions,
+    judge_runs,
+    runs_of,
+)
+
+
+def row_errors(registry: Registry) -> dict[RowKind, RowErrors]:
+    """Return the errors of the runs that set no rate, by their kind."""
+    offs: dict[RowKind, list[float]] = defaultdict(list)
+    runs = [run for path in (CONTEXT_RUNS, RECENT_RUNS, MIXTURE_RUNS) for run in runs_of(path)]
+    runs += [run for run in runs_of(RUNS) if not run.fitted]
+    for is_program, questions in ((False, OwnQuestions(registry)), (True, Questions(registry))):
+        for j in judge_runs(runs, questions):
+            if j.speed_off is not None:
+                row = j.run.row
+                maker = find_chip(registry, LIKE.get(row["chip"], (row["chip"],))[0])[0].name
+                is_mixture = row["model_settings"].get("experts") is not None
+                kind = RowKind(maker, j.run.framework, row["precision"], is_mixture, is_program)
+                offs[kind].append(abs(j.speed_off))
+    return {kind: RowErrors(round(statistics.median(errors), 2), len(errors)) for kind, errors in sorted(offs.items())}
+
+
+def row_errors_lines(registry: Registry) -> Iterator[str]:
+    yield from [
+        "## Rows like a plan's",
+        "",
+        "`plan --chip A,B` prints the median error of the runs that are like each row, and their number: of the half",
+        "that sets nothing, and of the recent, mixture and context runs, which set no rate either.",
+        "",
+        "| maker | framework | precision | model | constants | off in the middle | runs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, errors in row_errors(registry).items():
+        model = "mixture" if kind.is_mixture else "dense"
+        constants = "of the program" if kind.is_program else "own"
+        cells = (kind.maker, kind.framework, kind.precision, model, constants, f"{errors.middle:.0%}", errors.rows)
+        yield f"| {' | '.join(map(str, cells))} |"
