@@ -4,8 +4,9 @@ A command is a module of this package, named `..._command.py`. Its docstring beg
 
     `nightly gate`: compare a night with its levels
 
-A line of a first word also names the readers, in brackets, under whom `--help` lists it. The module's COMMANDS has what
-each does. These lines are read without importing a module, so `--help` is fast, and a call imports one module.
+A line may name the readers, in brackets, under whom the first `--help` lists it: those of first words do. The
+module's COMMANDS has what each does. These lines are read without importing a module, so `--help` is fast, and a call
+imports one module.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DeclaredCommand(NamedTuple):
     """A command by its declaring line."""
 
     words: Words
-    readers: str | None  # only of a first word
+    readers: str | None  # of what the first help lists
     summary: str
     module: str
 
@@ -227,9 +228,9 @@ exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 
 def overview(commands: Commands) -> str:
     """Return the first help: the commands by their readers, in one screen."""
-    first = [command for command in commands.values() if len(command.words) == 1 and command.readers]
+    first = sorted((command for command in commands.values() if command.readers), key=lambda command: command.words)
     lines = [_HEAD]
     for readers in dict.fromkeys([*READERS, *(str(command.readers) for command in first)]):
-        rows = [labelled(f"  {row.words[0]}", row.summary, 14) for row in first if row.readers == readers]
+        rows = [labelled(f"  {' '.join(row.words)}", row.summary, 18) for row in first if row.readers == readers]
         lines += [f"{readers}:", *rows] if rows else []
     return "\n".join([*lines, "", _TAIL])

@@ -1,4 +1,4 @@
-"""`compare duel`: run two cases in turns on this machine until it is decided which is faster"""
+"""`compare duel` (compare chips): run two cases in turns on this machine until it is decided which is faster"""
 
 from __future__ import annotations
 

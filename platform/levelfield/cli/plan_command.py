@@ -1,5 +1,5 @@
 """`plan` (compare chips): memory and tokens/s of every layout, on any devices
-`plan sweep`: run the best layouts of a plan, prediction beside measurement
+`plan sweep` (compare chips): run the best layouts of a plan, prediction beside measurement
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """`report` (compare chips): results of one run or several: table, markdown, csv, pages
-`report explain`: where the time of a step goes; of two runs, why one is slower
+`report explain` (compare chips): where the time of a step goes; of two runs, why one is slower
 `report pages`: write pages of the store's runs, or of the named runs
 """
 

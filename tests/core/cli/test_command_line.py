@@ -81,7 +81,9 @@ def test_every_first_word_but_run_has_its_readers() -> None:
     firsts = {words[0]: command.readers for words, command in DECLARED.items() if len(words) == 1 and words != ("run",)}
     assert set(firsts.values()) == set(READERS)
     assert {words[0] for words in DECLARED} == {*firsts, "run"}
-    assert all(command.readers is None for words, command in DECLARED.items() if len(words) > 1)
+    further = {words: command.readers for words, command in DECLARED.items() if len(words) > 1 and command.readers}
+    assert set(further) == {("compare", "duel"), ("plan", "sweep"), ("report", "explain")}
+    assert all(readers == firsts[words[0]] for words, readers in further.items())
 
 
 def test_a_call_imports_the_module_of_its_command_alone() -> None:
@@ -153,6 +155,7 @@ def test_the_first_help_is_one_screen_and_names_every_first_word() -> None:
     text = overview(DECLARED)
     assert len(text.splitlines()) <= 50 and all(f"\n{readers}:\n" in text for readers in READERS)
     assert all(re.search(rf"^  {words[0]} ", text, re.MULTILINE) for words in DECLARED if words != ("run",))
+    assert all(f"\n  {' '.join(words)} " in text for words, command in DECLARED.items() if command.readers)
     for option in re.findall(r"--[a-z-]+(?= )", text):
         assert option == "--help" or parser_of(["--case", "x", *_with_value(option)])
 

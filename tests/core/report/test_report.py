@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from fuzzing import ROOT
 from golden_files import golden
 from levelfield.judge.collector import collect
 from levelfield.report import result_words, words
@@ -101,6 +102,18 @@ def test_screen_and_report_md_are_as_they_were_read(run: RunPaths, scene: str) -
     text = f"{screen(result)}\n\n{run_report(result, read_plan(run))}"
     assert text == golden(f"report/{scene}.md", text)
     assert "None" not in text and "nan" not in text
+
+
+def test_the_sample_of_the_readme_has_the_rows_of_a_screen(valid: Result) -> None:
+    """It is of a run on a host, whose energy has no reading, and ends with its folder."""
+    alignment = valid.alignment.model_copy(update={"limits": "tolerance"})
+    lines = result_lines(valid.model_copy(update={"alignment": alignment, "warnings": ()}))
+    sample = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## What a run gives")[2].partition("\n\nTwo ")[0]
+    )
+    labels = [line[4:13].strip() for line in sample.strip("\n").splitlines()[1:]]
+    screen_labels = [line[:9].strip() for line in lines[1:] if not line.startswith(("energy", " "))]
+    assert [label for label in labels if label] == [*screen_labels, "run"]
 
 
 def test_tables_fit_eighty_columns(valid: Result, interrupted: Result, long: Result) -> None:
