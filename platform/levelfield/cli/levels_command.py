@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date, datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING
@@ -138,8 +138,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
         others: list[StoreEvent] = []
         who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
         if kind == "level":
-            (evidence,) = level_evidence(store, [series.digest], at)
-            evidence = replace(evidence, runs=tuple(options.run))
+            (evidence,) = level_evidence(store, [series.digest], at, options.run)
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif kind == "step":
             event = baselines.accepted_step(series.digest, points, who, options.why, at, until)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
 from levelfield.cli.site_options import base_image, container_options
-from levelfield.cli.store_options import opened_store, store_option
+from levelfield.cli.store_options import opened_store, results_for_pages, store_option
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
@@ -195,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
         index = str(options.html / "index.html") if options.html else None
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, tickets,
-            _link(options.page_url), session.suite, index, getattr(output, "notes", ()),
+            _link(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
         print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
@@ -213,12 +213,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _write_site(session: NightSession, folder: Path, report: GateReport) -> None:
-    """Write the static site of the whole store, with the findings of this night."""
+    """Write the static site, with the findings of this night."""
     from levelfield.pages.page_building import build_pages
 
     findings = [finding.model_dump(mode="json") for finding in report.findings]
     with session.output.bytes_progress("writing pages") as progress:
-        build_pages(session.store, folder, session.registry, findings, progress)
+        results = results_for_pages(session.store, session.request.store, session.request.runs)
+        build_pages(results, folder, session.registry, findings, progress)
 
 
 def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
@@ -262,7 +263,7 @@ def _gate(options: argparse.Namespace) -> int:
         tickets = NightTickets(store, night, runs_of(options), options.page_url).all(report.findings)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
-        _link(options.page_url), options.suite,
+        _link(options.page_url), options.suite, notes=report.notes,
     )  # fmt: skip
     if options.output:
         write_atomically(options.output, WRITERS[options.format](page), through_link=True)

@@ -1,6 +1,6 @@
 """`report` (compare chips): results of one run or several: table, markdown, csv, pages
 `report explain` (compare chips): where the time of a step goes; of two runs, why one is slower
-`report pages`: write pages of the store's runs, or of the named runs
+`report pages`: write pages of this checkout's runs, of a store, or of the named runs
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
 from levelfield.cli.options import RUN_HELP, as_usage_error, format_options, registry_of, runs_of
-from levelfield.cli.store_options import opened_store, prices_of, prices_option, store_option
+from levelfield.cli.store_options import opened_store, prices_of, prices_option, results_for_pages, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
@@ -57,8 +57,9 @@ examples:
   run_benchmarks.py report explain RUN --format json
 """
 PAGES = """\
-Write pages of all runs of the store, or of the named runs: static files. Open
-index.html, or publish the folder by any web server. docs/pages.md has more.
+Write pages of this checkout's runs, of all runs of a store that you name, or of
+the named runs: static files. Open index.html, or publish the folder by any web
+server. docs/pages.md has more.
 
 --beside writes the named runs and those of the store, into a folder that is
 private: git ignores it, and other users cannot read it. The store, and every
@@ -296,18 +297,23 @@ def _results(
         yield GivenRuns(records), []
         return
     with opened_store(address, read_only=True) as store:
-        nights = store.nights()
         if selected.names:
+            nights = store.nights()
             stored = {night: store.findings(night) for night in nights}
             expected = {night: store.expected(night) for night in nights}
             yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), []
             return
+        results = results_for_pages(store, address, selected.runs)
+        nights = results.nights()
         night = gate_input(store, nights[-1], None) if nights else None
         findings = compared(night, night.stored_pairs).findings if night else ()
-        yield store, [finding.model_dump(mode="json") for finding in findings]
+        ours = {"", *results.points()}
+        yield results, [finding.model_dump(mode="json") for finding in findings if finding.series in ours]
 
 
 def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
+    from levelfield.store.address import address_of
+
     yield f"pages    {folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
     if built.rebuilt < built.series:
         yield f"series   {built.rebuilt:,} written again; the others did not change"
@@ -315,11 +321,16 @@ def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
         first = ", ".join(built.unreadable[:_NAMED])
         yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {first}", 9)
     yield wrapped(f"look     open {folder / 'index.html'}", 9)
+    if built.left_out:
+        all_runs = f"report pages {folder} --store {address_of(None).text}"
+        yield wrapped(f"left out {built.left_out:,} run(s) of other checkouts; all runs: {all_runs}", 9)
 
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
-    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: all runs of the store")
+    parser.add_argument(
+        "run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: those of this checkout, or of --store"
+    )
     parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
     prices_option(parser)
     store_option(parser)

@@ -19,6 +19,7 @@ from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
+    from levelfield.pages.series_history import StoredResults
     from levelfield.specs.prices import Prices
     from levelfield.store.database import Store
 
@@ -67,6 +68,21 @@ def opened_store(address: str | None, read_only: bool = False) -> Store:
     from levelfield.store.database import Store
 
     return Store.open(address, read_only)
+
+
+def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredResults:
+    """Return all of a store that was named; of the default one, which has the runs of every checkout, what belongs to
+    the one with this folder of runs, and all where nothing does."""
+    from levelfield.nights.nightly import nights_of_runs
+    from levelfield.pages.series_history import CheckoutRuns
+    from levelfield.rundir.directory import PAIRS
+    from levelfield.store.address import VARIABLE
+
+    if address or os.environ.get(VARIABLE):
+        return store
+    run_ids = {plan.parent.name for folder in (runs, runs / PAIRS) for plan in folder.glob("*/plan.json")}
+    results = CheckoutRuns(store, run_ids.union(nights_of_runs(runs)))
+    return results if results.points() else store
 
 
 def recording_options(parser: Options) -> None:

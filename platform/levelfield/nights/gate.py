@@ -66,6 +66,13 @@ class GateReport:
     findings: tuple[Finding, ...]
     compared: int  # number of series
     expected: int  # number of series
+    trials: int = 0  # runs by hand on the day of the night
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in the findings."""
+        subject = "1 run by hand is" if self.trials == 1 else f"{self.trials} runs by hand are"
+        return (f"{subject} not in it",) if self.trials else ()
 
     @property
     def first_line(self) -> str:
@@ -122,7 +129,7 @@ def compared(
     findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
     findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
     ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in worst_first(findings))
-    return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done))
+    return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done), inputs.trials)
 
 
 def _with_open(inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ class GateInput:
     conditions: Callable[[str], Conditions | None] = lambda digest: None
     reasons: Callable[[str], str | None] = lambda run_id: None  # why a run is not valid, by its id
     has_commit: Callable[[str], bool] = lambda subject: True  # whether a commit holds all of a build, by its digest
+    trials: int = 0  # runs by hand on the day of the night, which are in no points
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:

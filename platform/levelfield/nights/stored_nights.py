@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
 
@@ -35,8 +35,8 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
     # Each entry with the series that the newest night before, within two weeks, ran for it; else with its own: an entry
     # that runs other work tonight is told from a new one.
-    since, previous_series = _days_before(night, _LOOKBACK_DAYS) or "", dict[str, str]()
-    for earlier in sorted(store.nights()) if expected else ():
+    since, previous_series, nights = _days_before(night, _LOOKBACK_DAYS) or "", dict[str, str](), store.nights()
+    for earlier in sorted(nights) if expected else ():
         if since <= earlier < night:
             previous_series |= {entry: series for entry, series in store.expected(earlier).items() if series}
     expected = {entry: previous_series.get(entry, series) for entry, series in expected.items()}
@@ -47,7 +47,11 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     accepted = {event.series for event in events if event.kind == "baseline" and holds(event, end_of_night)}
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
     read_whole = ({series.digest for series in stored} - accepted) | changed
-    points = _recent(store, stored, night, read_whole)
+    all_points = _recent(store, stored, night, read_whole)
+    points = {series: without_trials(series_points, nights) for series, series_points in all_points.items()}
+    points = {series: series_points for series, series_points in points.items() if series_points}
+    counted = {point.run_id for series_points in points.values() for point in series_points}
+    trials = (p for series_points in all_points.values() for p in series_points if p.run_id not in counted)
     if suite is not None:
         ran = {
             s
@@ -65,7 +69,14 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         conditions_of(store),
         partial(_reason, store),
         cache(partial(_has_commit, store)),
+        sum(point.began[:10] == night[:10] for point in trials),
     )
+
+
+def without_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:
+    """Return the runs without those by hand on a day that has a nightly run, which are no part of it. named: stay."""
+    days = {night[:10] for night in nights}
+    return [p for p in points if p.night or p.purpose != "manual" or p.began[:10] not in days or p.run_id in named]
 
 
 def _reason(store: Store, run_id: str) -> str | None:
@@ -80,7 +91,8 @@ def _reason(store: Store, run_id: str) -> str | None:
 def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the gate's input for the histories of some series; no night is set."""
     series = {stored.digest: stored.series for stored in chosen}
-    points = store.points(list(series))
+    nights = store.nights()
+    points = {digest: without_trials(points, nights) for digest, points in store.points(list(series)).items()}
     return GateInput("", points, series, store.events(), {}, (), conditions_of(store))
 
 
@@ -137,14 +149,15 @@ def one_series(store: Store, name: str) -> StoredSeries:
     return matches[0]
 
 
-def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEvidence]:
-    """Return what the levels of series are accepted on, at a time."""
-    points, past, events = store.points(list(series)), past_findings(store), store.events()
+def level_evidence(store: Store, series: Sequence[str], at: str, runs: Sequence[str] = ()) -> list[LevelEvidence]:
+    """Return what the levels of series are accepted on, at a time. runs: those that were named."""
+    points, past, events, nights = store.points(list(series)), past_findings(store), store.events(), store.nights()
     return [
         LevelEvidence(
             digest,
-            tuple(points[digest]),
+            tuple(without_trials(points[digest], nights, runs)),
             tuple(finding for finding in past if finding.series in ("", digest)),
+            tuple(runs),
             baseline=standing_baseline([event for event in events if event.series == digest], at),
         )
         for digest in series

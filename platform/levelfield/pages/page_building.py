@@ -22,6 +22,7 @@ from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, folder_of, render_page, script_figures, script_texts
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import (
+    CheckoutRuns,
     SeriesRuns,
     SeriesSummary,
     StoredResults,
@@ -54,6 +55,7 @@ class BuiltPages:
     rebuilt: int  # series of which a file was written
     files: int
     unreadable: tuple[str, ...]  # runs without a readable time
+    left_out: int  # runs of the store that belong to other checkouts
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,12 @@ def build_pages(
             writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
         write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
         writer.finish()
-    return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
+    counts = (content.runs, len(content.series), len(rebuilt), len(writer.stamps))
+    return BuiltPages(*counts, tuple(content.unreadable), _left_out(results))
+
+
+def _left_out(results: StoredResults) -> int:
+    return results.left_out if isinstance(results, CheckoutRuns) else 0
 
 
 def stored_references(registry: Registry) -> References:
@@ -195,7 +202,7 @@ def write_pages(
         *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
-    shared["currency"] = prices.currency if prices else ""
+    shared |= {"currency": prices.currency if prices else "", "left_out": _left_out(results)}
     for language in LANGUAGES:
         for name, template, more in pages:
             writer.write(f"{folder_of(language)}{name}", render_page(language, template, name, **shared, **more))

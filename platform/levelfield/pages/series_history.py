@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache, lru_cache
@@ -71,7 +71,55 @@ class GivenRuns:
         return self._findings.get(night, ())
 
 
-StoredResults = Store | GivenRuns
+class CheckoutRuns:
+    """The runs of a store that belong to a checkout: those of its folder of runs, and all nights of the suites that it
+    ran. Read as a store is."""
+
+    def __init__(self, store: Store, run_ids: Collection[str]) -> None:
+        points = store.points()
+        nightly = [p for runs in points.values() for p in runs if p.run_id in run_ids and p.night and p.entry]
+        suites = tuple(sorted({f"{(p.entry or '').split('/')[0]}/" for p in nightly}))
+
+        def belongs(point: Point) -> bool:
+            return point.run_id in run_ids or bool(point.night and (point.entry or "").startswith(suites))
+
+        series = {digest for digest, runs in points.items() if any(map(belongs, runs))}
+        self._points = {  # a run of a pair names no entry
+            digest: [p for p in points[digest] if belongs(p) or (suites and p.night and not p.is_of_trend)]
+            for digest in points
+            if digest in series
+        }
+        self.left_out = sum(map(len, points.values())) - sum(map(len, self._points.values()))
+        self._store, self._suites = store, suites
+        self.records, self.conditions, self.subject = store.records, store.conditions, store.subject
+
+    def series(self) -> list[StoredSeries]:
+        return [stored for stored in self._store.series() if stored.digest in self._points]
+
+    def points(self) -> Mapping[str, Sequence[Point]]:
+        return self._points
+
+    def events(self) -> Sequence[StoreEvent]:
+        return [event for event in self._store.events() if event.series in self._points]
+
+    def nights(self) -> list[str]:
+        ran = {point.night for runs in self._points.values() for point in runs}
+        return [night for night in self._store.nights() if night in ran or self.expected(night)]
+
+    def expected(self, night: str) -> Mapping[str, str | None]:
+        return {
+            e: series
+            for e, series in self._store.expected(night).items()
+            if self._suites and e.startswith(self._suites)
+        }
+
+    def findings(self, night: str) -> Sequence[dict[str, Any]]:
+        """Return the findings about its series and entries, and those about no series, such as a slow node."""
+        ours = {"", *self._points, *self.expected(night).values()}
+        return [finding for finding in self._store.findings(night) if finding.get("series", "") in ours]
+
+
+StoredResults = Store | GivenRuns | CheckoutRuns
 
 
 T = TypeVar("T")

@@ -144,6 +144,41 @@ def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run:
         assert (code, compared(out)) == (0, "1 of 1") and night(NIGHTS - 1) in out
 
 
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"evidence": "unsealed", "series": {"case": "other"}},
+        {"verdict": "different", "series": {"case": "other"}},
+        {"factor": 0.5},
+        {"factor": 0.5, "verdict": "different"},
+    ],
+)
+def test_a_trial_by_hand_changes_nothing_of_its_day(
+    command: Command, url: str, stored_run: RunRecord, trial: dict[str, Any]
+) -> None:
+    """Neither of the night of its day nor, as a part of the level, of a later one."""
+    fill(url, quiet(stored_run))
+    gates = [
+        ("nightly", "gate", "--format", "json", "--night", night(NIGHTS - 1)),
+        ("nightly", "gate", "--format", "json", "--night", night(NIGHTS - 1), "--suite", "smoke"),
+        ("nightly", "history", "tiny", "--json"),
+    ]
+    before = [json.loads(command(*gate)[1]) for gate in gates]
+    by_hand = {"purpose": "manual", "night": None, "entry": None, **trial}
+    trials = [
+        nightly(stored_run, NIGHTS - days, run_id=f"trial{days}", content=f"sha256:t{days}",
+                began=f"{night(NIGHTS - days)}T23:00:00+00:00", **by_hand)
+        for days in (1, 2, 3, 4, 5)
+    ]  # fmt: skip
+    with Store.open(url) as store:
+        store.add(trials)
+    after = [json.loads(command(*gate)[1]) for gate in gates]
+    assert [gate.pop("notes") for gate in after[:2]] == [["1 run by hand is not in it"]] * 2
+    assert [gate.pop("notes") for gate in before[:2]] == [[]] * 2
+    assert after == before
+    assert "by hand is not in it" in command(*gates[0][:2], *gates[0][4:])[1]
+
+
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), nightly(stored_run, NIGHTS + 1, 0.9)])
     where = ("nightly", "gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")

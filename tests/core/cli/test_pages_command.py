@@ -13,6 +13,7 @@ from levelfield.store.database import Store
 from plans import PLUGINS
 from recorded_runs import change_steps
 from seeded_nights import SeededNights
+from stored_records import real_record
 
 
 def pages(folder: Path) -> str:
@@ -90,6 +91,59 @@ def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
         build_pages(store, tmp_path / "stored", Registry())
     for path in sorted((tmp_path / "given/data").glob("*")):
         assert (tmp_path / "stored/data" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+class TestOneStoreOfManyCheckouts:
+    """The default store of a user has the nights of another checkout, and one run of this one."""
+
+    @pytest.fixture
+    def store(self, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.delenv("LEVELFIELD_STORE")
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+        monkeypatch.setenv("LEVELFIELD_RUNS", str(run.root.parent))
+        with Store.open() as store:
+            store.add([real_record(run.root), *SeededNights(series=2, nights=3).records()])
+        return tmp_path / "data/levelfield/results.sqlite"
+
+    def lines(self, capsys: pytest.CaptureFixture[str], site: Path, *more: str) -> tuple[int, str]:
+        """Return how many runs the pages have, and the command's last sentence."""
+        assert main(["report", "pages", str(site), *more]) == 0
+        words = " ".join(capsys.readouterr().out.split())
+        return int(words.split()[2]), words.partition("index.html")[2].strip()
+
+    def test_pages_have_the_runs_of_the_checkout_and_say_what_is_left_out(
+        self, store: Path, run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        others, site = len([*SeededNights(series=2, nights=3).records()]), tmp_path / "site"
+        count, last = self.lines(capsys, site)
+        assert count == 1 and f"left out {others} run(s)" in last
+        command = last.partition("all runs: ")[2]
+        assert f"not in these pages: {others}." in (site / "index.html").read_text()
+        assert "Night 20" not in pages(site), "the nights are those of another checkout"
+        assert self.lines(capsys, tmp_path / "again", *command.split()[3:]) == (others + 1, "")
+        assert 'id="left-out"' not in pages(tmp_path / "again")
+
+    def test_a_store_that_the_environment_names_is_shown_as_a_whole(
+        self, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LEVELFIELD_STORE", str(store))
+        assert self.lines(capsys, tmp_path / "site") == (len([*SeededNights(series=2, nights=3).records()]) + 1, "")
+
+    def test_a_checkout_without_runs_shows_the_whole_store(
+        self, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "empty"))
+        assert self.lines(capsys, tmp_path / "site") == (len([*SeededNights(series=2, nights=3).records()]) + 1, "")
+
+    def test_a_checkout_that_ran_a_night_shows_all_nights_of_its_suite(
+        self, store: Path, run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The folders of earlier nights may be gone."""
+        *nights, last_run = SeededNights(series=2, nights=3).records()
+        (run.root.parent / last_run.run_id).mkdir()
+        (run.root.parent / last_run.run_id / "plan.json").touch()
+        assert self.lines(capsys, tmp_path / "site") == (len(nights) + 2, "")
+        assert f"Night {last_run.night}" in pages(tmp_path / "site")
 
 
 def test_a_store_that_is_absent_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
         events=lambda: [accepted],
         changed_findings=no_findings,
         expected=lambda night: {},
+        nights=list,
     )
     assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
     store.events = list
