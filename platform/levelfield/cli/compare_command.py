@@ -160,7 +160,8 @@ def _compared(
         side_of(_side_letter(number), choice.runs, left_out=choice.left_out) for number, choice in enumerate(choices)
     ]
     too_few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    compared = comparison.compare(sides, places.histories(too_few) if too_few else {}, across_precisions, prices)
+    histories = places.histories(too_few) if too_few else {}
+    compared = comparison.compare(sides, histories, across_precisions, prices, places.duels())
     sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)
     if not requirements:
         return sheets, values, compared.comparability.holds
@@ -179,7 +180,7 @@ def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], pla
 
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
     columns = frameworks if axis == "framework" else ()
-    table = matrix.matrix(records, axis, columns, cases or (), places.histories(records))
+    table = matrix.matrix(records, axis, columns, cases or (), places.histories(records), places.duels())
     return list(matrix.sheets(table)), matrix.as_values(table), True
 
 

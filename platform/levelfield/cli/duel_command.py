@@ -21,9 +21,10 @@ from levelfield.cli.options import (
     runs_of,
     scale_option,
 )
-from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options
+from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options, state
 from levelfield.cli.terminal import Terminal, print_compared
 from levelfield.errors import UsageError
+from levelfield.rundir.directory import utc_now
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -100,6 +101,8 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
     duel = duels.duel(names, looks, _starting(registry, runs_of(options), arms, names, looks, terminal))
     print_compared(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
+    if event := duel.event(utc_now()):
+        state(event, options.store, options.no_store)
     return duel.exit_code
 
 

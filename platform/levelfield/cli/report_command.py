@@ -286,6 +286,7 @@ def _results(
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
     from levelfield.pages.series_history import GivenRuns
+    from levelfield.studies.compared_runs import RunPlaces
 
     records, registry = [], Registry()
     for paths in selected.over():
@@ -294,7 +295,9 @@ def _results(
     if selected.names and not records:
         selected.raise_error()
     if selected.names and not beside:
-        yield GivenRuns(records), []
+        with RunPlaces(selected.runs, None, registry) as places:
+            duels = places.duel_events()
+        yield GivenRuns(records, duels), []
         return
     with opened_store(address, read_only=True) as store:
         if selected.names:

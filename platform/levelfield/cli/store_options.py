@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.pages.series_history import StoredResults
     from levelfield.specs.prices import Prices
+    from levelfield.specs.record import StoreEvent
     from levelfield.store.database import Store
 
 
@@ -113,6 +114,19 @@ def intake(address: str | None, records_nothing: bool) -> Callable[[RunPaths], N
             say(f"{paths.root.name} was not recorded: {what}. Later: `store import {paths.root}`")
 
     return record
+
+
+def state(event: StoreEvent, address: str | None, records_nothing: bool) -> None:
+    """Add an event where runs are recorded too. A store that cannot be written changes no exit code."""
+    from levelfield.store.address import NOWHERE, VARIABLE
+
+    if records_nothing or (address or os.environ.get(VARIABLE)) == NOWHERE:
+        return
+    try:
+        with opened_store(address) as store:
+            store.add_event(event)
+    except LevelfieldError as error:
+        print(wrapped(f"levelfield: the conclusion was not recorded: {error}", 12), file=sys.stderr, flush=True)
 
 
 def _recorded(paths: RunPaths, url: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,19 +17,20 @@ from levelfield.compare.comparability import (
     covering,
 )
 from levelfield.compare.deciding import deciding_commands
-from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
+from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, exclusion
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.costs import price_lines
 from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
-from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.record import DuelConclusion, Point, RunRecord, StoreEvent
 from levelfield.specs.short_names import short_value
 
 _APART = 0.02  # from which on a ratio is told apart from that of the medians
 NEWEST = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
+Duels = Sequence[DuelConclusion]  # the newest last
 
 SCHEMA = "levelfield.comparison/1"
 
@@ -66,8 +68,9 @@ def compare(
     histories: Histories | None = None,
     across_precision: bool = False,
     prices: Prices | None = None,
+    duels: Duels = (),
 ) -> Comparison:
-    """Compare sides with the first. histories: stored runs of their series.
+    """Compare sides with the first. histories: stored runs of their series. duels: what was stated of such sides.
 
     Raises UsageError below two sides, and for a run of two sides: it would be compared with itself.
     """
@@ -89,7 +92,7 @@ def compare(
     quantities += [cost_quantity(prices)] if prices else []
     figures = []
     for quantity in quantities if comparable.holds else ():
-        base, *others = [side_values(quantity, side, histories or {}) for side in sides]
+        base, *others = [side_values(quantity, side, histories or {}, duels) for side in sides]
         bases = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
         ratios = tuple(side_ratio(quantity, side, base) for side in others)
         if len(bases) > 1:
@@ -113,11 +116,27 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
 
 
-def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) -> SideValues:
-    """Return the figures of a side with the noise of its history, as every ratio takes them."""
+def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:
+    """Return the figures of a side with what every ratio needs: the noise of its history, and of speeds its duels."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
     noise = _noise(quantity, side, points) if points and side.counted else None
-    return SideValues(tuple(value for run in side.counted if (value := quantity.read(run)) is not None), noise)
+    values = tuple(value for run in side.counted if (value := quantity.read(run)) is not None)
+    return SideValues(values, noise, tuple(_duel_arms(side, duels)) if quantity is RATE else ())
+
+
+def _duel_arms(side: ComparedSide, duels: Duels) -> Iterator[DuelArm]:
+    """Yield the side's part in each duel of which it has all runs. A disturbed run counts there, as in the duel."""
+    rates = {run.run_id: RATE.read(run) or 0.0 for run in side.runs if exclusion(run) is None}
+    logarithms = {run_id: math.log(rate) for run_id, rate in rates.items() if rate > 0}
+    for duel in duels:
+        for is_b, ids in enumerate(zip(*duel.pairs, strict=True)):
+            if logarithms.keys() >= set(ids):
+                yield DuelArm(duel, bool(is_b), math.fsum(logarithms[run] for run in ids) / len(ids))
+
+
+def stated_duels(events: Iterable[StoreEvent]) -> Duels:
+    """Return the conclusions among events, in their order."""
+    return tuple(DuelConclusion.model_validate(event.data) for event in events if event.kind == "duel")
 
 
 def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
 from levelfield.compare.comparison import (
+    Duels,
     Histories,
     SideFigure,
     ratio_values,
@@ -116,6 +117,7 @@ def matrix(
     expected: Sequence[str] = (),
     cases: Sequence[str] = (),
     histories: Histories | None = None,
+    duels: Duels = (),
 ) -> ResultMatrix:
     """Return the matrix over runs. expected: columns that are shown even without a run; cases: rows likewise.
 
@@ -131,7 +133,7 @@ def matrix(
         column = " ".join(filter(None, (name, tuning_of(record))))
         runs_by_place.setdefault((row, column), []).append(record)
     rows = tuple(sorted({row for row, _ in runs_by_place}))
-    latest = {place: column_cell(runs, histories or {}) for place, runs in runs_by_place.items()}
+    latest = {place: column_cell(runs, histories or {}, duels) for place, runs in runs_by_place.items()}
     headings = {column for _, column in latest}
     headings |= {name for name in expected if not headings & {name, f"{name} base", f"{name} peak"}}
     measured = Counter(column for (_, column), cell in latest.items() if cell.value is not None)
@@ -153,7 +155,7 @@ def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
-def column_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
+def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = ()) -> MatrixCell:
     """Return what stands for a column of a row: its fastest series, by the runs that stand for it.
 
     runs: of one training, chip, framework and tuning. Without one that counts: why the newest does not.
@@ -166,7 +168,7 @@ def column_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     for members in of_series.values():
         if chosen := choose_runs(members):
             side = side_of("cell", [run for run in chosen.runs if exclusion(run) is None])
-            rate, values = side_figure(RATE, side.counted), side_values(RATE, side, histories)
+            rate, values = side_figure(RATE, side.counted), side_values(RATE, side, histories, duels)
             if rate.interval is None:
                 lacking = MatrixCell("no speed", str(rate.reason), side)
             else:
@@ -278,7 +280,7 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
                 },
                 **{"disturbed_left_out": pair.disturbed_left_out, "disturbed": pair.is_disturbed},
             }
-            | {name: getattr(pair.ratio, name) for name in ("low", "high", "standing", "reason")}
+            | {name: getattr(pair.ratio, name) for name in ("low", "high", "standing", "reason", "pairs")}
             for pair in results.ratios
         ],
     }
@@ -337,6 +339,8 @@ def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
                 parts.insert(0, f"{run.series.layout} mb{run.series.micro_batch}, {build}, {runs}{tuned}")
             if cell.cautions:
                 parts.append(f"caution: {', '.join(cell.cautions)}")
+            if cell.ratio and cell.ratio.pairs:
+                parts.append(f"ratio {cell.ratio.reason}")
             yield "" if number else row.label, column, "; ".join(filter(None, parts))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
-from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
+from levelfield.compare.comparison import Duels, Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, difference, most_results_first
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
@@ -91,12 +91,12 @@ def contender(cell: MatrixCell) -> Contender:
     return Contender(chip_of(first.series), first.series.framework_label, tuning_of(first) or "", cell.side, parts)
 
 
-def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories) -> Ranking:
+def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories, duels: Duels = ()) -> Ranking:
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
     alike, unranked = _most_alike(contenders)
     bars = []
     for contender in alike:  # every run of its side must have the figure
-        values = side_values(metric.quantity, contender.side, histories)
+        values = side_values(metric.quantity, contender.side, histories, duels)
         value = own_mean(values)
         if value is None or len(values.values) < len(contender.side.counted):
             reason = side_figure(metric.quantity, contender.side.counted).reason

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.measure.series import FEWEST_FOR_INTERVAL
+from levelfield.specs.record import DuelConclusion
 
 LEAST_RUNS = FEWEST_FOR_INTERVAL  # of a side that has to show its own noise
 LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
+_SAME_RUNS = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
 _NAMED = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 QUANTILES = {
@@ -41,11 +43,21 @@ class HistoricNoise:
 
 
 @dataclass(frozen=True)
+class DuelArm:
+    """The runs that a side has in a duel."""
+
+    duel: DuelConclusion
+    is_b: bool
+    log_mean: float  # of their speeds
+
+
+@dataclass(frozen=True)
 class SideValues:
     """The values of one side, one of each run."""
 
     values: tuple[float, ...]
     history: HistoricNoise | None = None  # of the side's series, where the store knows it
+    duels: tuple[DuelArm, ...] = ()  # those of which it has all runs, the newest last
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,7 @@ class Ratio:
     high: float | None
     standing: Standing  # the side against the base, and whether that can be told from noise
     reason: str  # how, or why not
+    pairs: int | None = None  # of runs in turns that it rests on; None: on independent runs
 
     @property
     def label(self) -> str:
@@ -75,7 +88,7 @@ class Ratio:
         """Return the same comparison seen from the other side."""
         turned: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
         value, low, high = (None if number is None else 1 / number for number in (self.value, self.high, self.low))
-        return Ratio(value, low, high, turned.get(self.standing, self.standing), self.reason)
+        return Ratio(value, low, high, turned.get(self.standing, self.standing), self.reason, self.pairs)
 
 
 @dataclass(frozen=True)
@@ -97,16 +110,27 @@ def ratio(side: SideValues, base: SideValues) -> Ratio:
 def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     """Return the geometric mean of the ratios of independent pairs. One of them without an interval leaves it without.
 
-    The interval is of the noise of the runs. It says nothing about trainings that are not among the pairs.
+    The interval is of the noise of the runs. It says nothing about trainings that are not among the pairs. A duel of
+    both sides stands for their runs: its pairs share what differs between other runs.
     """
     for values in (of.values for pair in pairs for of in pair):
         if own_mean(SideValues(values)) is None:
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
-    difference = statistics.fmean(_log_mean(side) - _log_mean(base) for side, base in pairs)
+    by_pairs = [_by_pairs(side, base) for side, base in pairs]
+    if len(pairs) == 1 and by_pairs[0]:
+        return by_pairs[0]
+    difference = statistics.fmean(
+        math.log(duel.value) if duel and duel.value else _log_mean(side) - _log_mean(base)
+        for duel, (side, base) in zip(by_pairs, pairs, strict=True)
+    )
     variances = []
-    for side, base in pairs:
+    for duel, (side, base) in zip(by_pairs, pairs, strict=True):
+        if duel and duel.low and duel.high and duel.pairs:
+            half = math.log(duel.high / duel.low) / 2
+            variances.append(_Variance((half / _quantile(duel.pairs - 1)) ** 2, duel.pairs - 1))
+            continue
         ours, theirs = _variance(side), _variance(base)
         if ours is None or theirs is None:
             reason = (
@@ -129,6 +153,19 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     origin = " and ".join(origins) if len(origins) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
     method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
     return Ratio(_exp(difference), low, high, standing_of(low, high), method)
+
+
+def _by_pairs(side: SideValues, base: SideValues) -> Ratio | None:
+    """Return what the newest duel of both sides showed, side over base; None without one that fits their runs."""
+    for arm in reversed(side.duels):
+        duel = arm.duel
+        for other in (other for other in base.duels if other.duel == duel and other.is_b != arm.is_b):
+            standing = standing_of(duel.low, duel.high)
+            b_over_a = Ratio(duel.ratio, duel.low, duel.high, standing, duel.reason, len(duel.pairs))
+            ratio = b_over_a if arm.is_b else b_over_a.inverse
+            if ratio.value and abs(math.log(ratio.value) - (arm.log_mean - other.log_mean)) <= _SAME_RUNS:
+                return ratio
+    return None
 
 
 def own_mean(of: SideValues) -> float | None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
-from levelfield.compare.comparison import Histories
+from levelfield.compare.comparison import Duels, Histories
 from levelfield.compare.matrix import ColumnRatio, column_cell
 from levelfield.compare.ranking import (
     PARTS,
@@ -248,9 +248,11 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
 # -- the page
 
 
-def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: Histories) -> FirstView:
+def first_view(
+    trainings: Sequence[RankedTraining], metric: Metric, histories: Histories, duels: Duels = ()
+) -> FirstView:
     """Return the page by one metric. The answer is over full scale where anything ran at it, else over smoke."""
-    rankings = [(training, ranking(training.contenders, metric, histories)) for training in trainings]
+    rankings = [(training, ranking(training.contenders, metric, histories, duels)) for training in trainings]
     bars = [bar for _, ranked in rankings for bar in ranked.bars]
     scales = [training.first.series.scale for training, ranked in rankings if ranked.bars]
     scale = "full" if "full" in scales else "smoke"

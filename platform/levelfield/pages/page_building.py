@@ -12,6 +12,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.compare.comparison import stated_duels
 from levelfield.compare.published_rows import FigureRow, published, reported, reported_sets
 from levelfield.compare.ranking import metrics
 from levelfield.pages.case_view import case_view, training_figures
@@ -169,7 +170,8 @@ def write_pages(
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content)
     histories = {digest: runs.points for digest, runs in content.series.items()}
-    views = [first_view(trainings, metric, histories) for metric in metrics(prices)]  # by throughput first
+    duels = stated_duels(content.events)
+    views = [first_view(trainings, metric, histories, duels) for metric in metrics(prices)]  # by throughput first
     case_trainings = grouped(trainings, lambda training: training.first.case_slug)
     figures = {
         case.slug: [training_figures(training, references) for training in case_trainings.get(case.slug, ())]

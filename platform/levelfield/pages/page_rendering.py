@@ -204,4 +204,6 @@ def basis(language: str, lead: Ratio, side: str, base: str) -> str:
     if lead.value is None or lead.low is None or lead.high is None:
         return text(language, "answer.few")
     numbers = {"ratio": ratio(lead.value), "low": ratio(lead.low), "high": ratio(lead.high)}
+    if lead.pairs:
+        return text(language, "answer.by-pairs", side=side, base=base, pairs=lead.pairs, **numbers)
     return text(language, "answer.interval", side=side, base=base, **numbers)

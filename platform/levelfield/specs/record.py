@@ -361,11 +361,27 @@ def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:
     return word == "valid" and evidence == "sealed" and verdict not in ("different", "diverged")
 
 
-EventKind = Literal["baseline", "note", "environment-step"]
+DuelWord = Literal["faster", "slower", "no difference", "inconclusive"]  # B beside A
+
+
+class DuelConclusion(Value):
+    """What a duel showed: the speed of B over that of A by pairs of runs in turns, with its 95 % interval."""
+
+    other: str  # the digest of B's series; the event's own is A's
+    pairs: tuple[tuple[str, str], ...] = Field(min_length=2)  # ids of the runs of A and of B
+    ratio: float = Field(gt=0)
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    word: DuelWord
+    least: float  # the least relative difference that mattered
+    reason: str  # how the interval was made, and what disturbed the runs
+
+
+EventKind = Literal["baseline", "note", "environment-step", "duel"]
 
 
 class StoreEvent(Document):
-    """Something that a person or a nightly stated about a series. Events are only added, never changed."""
+    """Something that a person or a command stated about a series. Events are only added, never changed."""
 
     KIND: ClassVar[str] = "event"
 
@@ -378,8 +394,14 @@ class StoreEvent(Document):
     until: str | None = None
     level: dict[Gated, float] = Field(default_factory=dict)  # the accepted median by figure
     runs: tuple[str, ...] = ()  # the evidence
-    # What else the kind needs, such as the conditions before and after.
+    # What else the kind needs, such as the conditions before and after; of a duel its `DuelConclusion`.
     data: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _with_conclusion(self) -> StoreEvent:
+        if self.kind == "duel":
+            DuelConclusion.model_validate(self.data)
+        return self
 
 
 def nights_in_order(nights: Iterable[str]) -> list[str]:

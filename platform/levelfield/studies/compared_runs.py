@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
-from levelfield.compare.comparison import Histories
+from levelfield.compare.comparison import Duels, Histories, stated_duels
 from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_runs, repeats_around
 from levelfield.compare.sides import began
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
@@ -26,7 +26,7 @@ from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import RunRecord, Series, first_future_date
+from levelfield.specs.record import RunRecord, Series, StoreEvent, first_future_date
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
@@ -363,6 +363,14 @@ class RunPlaces(ExitStack):
         """Return the stored runs of the series of these records; empty where there is no store."""
         digests = sorted({record.series.fingerprint() for record in records})
         return self._store.store.points(digests) if self._store else {}
+
+    def duels(self) -> Duels:
+        """Return what duels showed, as the store has it."""
+        return stated_duels(self.duel_events())
+
+    def duel_events(self) -> list[StoreEvent]:
+        events = self._store.store.events() if self._store else []
+        return [event for event in events if event.kind == "duel"]
 
     @cached_property
     def _store(self) -> KeptRuns | None:

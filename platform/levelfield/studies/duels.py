@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, exclusion, side_of, steady_runs
+from levelfield.compare.sides import RATE, busy, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
@@ -22,7 +22,7 @@ from levelfield.run.turns import in_turns
 from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
-from levelfield.specs.record import Gated, RunRecord, Series
+from levelfield.specs.record import DuelConclusion, DuelWord, Gated, RunRecord, Series, StoreEvent
 
 FIGURE: Gated = "tokens_per_second_per_device"
 MOST_REPEATS = 100
@@ -35,7 +35,11 @@ _ALPHA_BY_PAIRS = {
 }  # in each direction, in all .025
 _ALPHA_OF_ONE_LOOK = 0.025
 _MUST_MATCH = ("work", "corpus", "scale", "precision", "device_is")
-_WORDS_OF_RULINGS = {"regression": "slower", "improvement": "faster", "no change": "no difference"}
+_WORDS_OF_RULINGS: dict[str, DuelWord] = {
+    "regression": "slower",
+    "improvement": "faster",
+    "no change": "no difference",
+}
 
 RecordedPair = tuple[RunRecord, RunRecord]  # of A and of B
 StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its repeat -> its record
@@ -54,7 +58,7 @@ class DuelOutcome:
     pair_seconds: float = 0.0  # the mean of a pair, including installations
 
     @property
-    def word(self) -> str:
+    def word(self) -> DuelWord:
         """Return how B compares with A: slower, faster, no difference or inconclusive."""
         return _WORDS_OF_RULINGS.get(self.ruling.word, "inconclusive")
 
@@ -67,8 +71,31 @@ class DuelOutcome:
         # high and low change places: the higher cost is the lower speed
         value, high, low = (1 + change_of(cost, FIGURE) for cost in (ruling.excess, ruling.low, ruling.high))
         looks = f", wider for {len(self.looks.alpha)} looks" if len(self.looks.alpha) > 1 else ""
-        reason = f"95 %, Student's t on logarithms, {n} pairs in turns{looks}"
-        return Ratio(value, low, high, standing_of(low, high), reason)
+        reason = f"by pairs: 95 %, Student's t on logarithms, {n} pairs in turns{looks}"
+        reason += f", disturbed: {self.disturbance}" if self.disturbance else ""
+        return Ratio(value, low, high, standing_of(low, high), reason, n)
+
+    @property
+    def disturbance(self) -> str:
+        """Return the most that others used of the machine in a run, beyond the limits; empty where it was quiet."""
+        used = max(busy(run) for pair in self.pairs for run in pair)[1]
+        return f"other programs used {used}" if used else ""
+
+    def event(self, at: str) -> StoreEvent | None:
+        """Return the conclusion as a statement for the store; None for too few pairs. It has no words of the user."""
+        if self.ruling.pairs < LEAST_RUNS or not (self.ratio.value and self.ratio.low and self.ratio.high):
+            return None
+        a, b = (run.series for run in self.pairs[0])
+        pairs = tuple((first.run_id, second.run_id) for first, second in self.pairs)
+        shown = DuelConclusion(
+            other=b.fingerprint(), pairs=pairs, ratio=self.ratio.value, low=self.ratio.low, high=self.ratio.high,
+            word=self.word, least=math.expm1(self.looks.least_change), reason=self.ratio.reason,
+        )  # fmt: skip
+        return StoreEvent(
+            id=f"duel-{pairs[0][0]}", kind="duel", series=a.fingerprint(), at=at, who="compare duel",
+            why=conclusion(replace(self, cases=(a.label, b.label))),
+            runs=tuple(run for pair in pairs for run in pair), data=shown.model_dump(mode="json"),
+        )  # fmt: skip
 
 
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
@@ -139,7 +166,12 @@ def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Compari
 
 
 def conclusion(outcome: DuelOutcome) -> str:
-    """Return what the duel shows in a sentence."""
+    """Return what the duel shows in a sentence, with the load of the machine where others used it."""
+    sentence = _shown(outcome)
+    return f"{sentence}; disturbed: {outcome.disturbance}" if outcome.disturbance else sentence
+
+
+def _shown(outcome: DuelOutcome) -> str:
     (a, b), ratio, n = outcome.cases, outcome.ratio, outcome.ruling.pairs
     if ratio.value is None:
         return f"inconclusive: {ratio.reason}"
@@ -192,11 +224,12 @@ def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str,
         "duel": {
             "cases": list(outcome.cases),
             "word": outcome.word,
-            **{name: value for name, value in asdict(outcome.ratio).items() if name != "standing"},
+            **{name: value for name, value in asdict(outcome.ratio).items() if name not in ("standing", "pairs")},
             "pairs": [[a.run_id, b.run_id] for a, b in outcome.pairs],
             "least": math.expm1(outcome.looks.least_change),
             "more_pairs": outcome.ruling.more_pairs,
             "unsteady_runs": checked - steady,
+            "disturbed": outcome.disturbance or None,
             "stopped": outcome.stopped,
         },
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.measure import clocks
+from levelfield.store.database import Store
 from plans import PLUGINS
 
 Duel = Callable[..., int]
@@ -66,6 +67,17 @@ def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> N
     assert comparison["schema"] == "levelfield.comparison/1" and printed.err == ""
     assert comparison["duel"]["word"] == "no difference" and len(comparison["duel"]["pairs"]) == 3
     assert comparison["duel"]["value"] == pytest.approx(1.0)
+
+
+def test_the_conclusion_is_stored_with_the_runs(duel: Duel, tmp_path: Path) -> None:
+    stores = {name: str(tmp_path / f"{name}.sqlite") for name in ("with", "without")}
+    assert duel("--repeat", "3", "--store", stores["with"], pace=0.0105) == 0
+    with Store.open(stores["with"]) as store:
+        (event,) = store.events()
+        assert event.kind == "duel" and set(event.runs) == set(store.run_ids())
+    assert event.data["word"] == "slower" and "tiny:quick" in event.why
+    assert duel("--repeat", "3", "--store", stores["without"], "--no-store") == 0
+    assert not Path(stores["without"]).exists()
 
 
 def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
