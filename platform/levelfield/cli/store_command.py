@@ -1,8 +1,10 @@
-"""`store` (every night): results over time: import, export, prune, check
+"""`store` (every night): results over time: import, export, prune, check, backup
 `store import`: add runs, folders of runs, bundles or exports
 `store export`: write runs as JSON lines or CSV
 `store prune`: remove old runs
 `store check`: check the database, and every row against its digest
+`store backup`: write the whole store into one file
+`store restore`: make a new store what a backup is
 `store info`: show where the store is and what it holds
 """
 
@@ -82,6 +84,21 @@ is wrong.
 
 example:
   run_benchmarks.py store check
+"""
+BACKUP = """\
+Write the whole store into one file, with all history, while others use it. A
+file that is there is never replaced. For PostgreSQL: exit code 2 and the
+command of pg_dump.
+
+example:
+  run_benchmarks.py store backup /mnt/nas/results-2026-11-30.sqlite
+"""
+RESTORE = """\
+Make a store what a backup is. A store that holds anything is refused. For
+PostgreSQL: exit code 2 and the command of pg_restore.
+
+example:
+  run_benchmarks.py store restore results-2026-11-30.sqlite --store new.sqlite
 """
 INFO = """\
 Show where the store is, how large it is, and what it holds. An older store is
@@ -336,6 +353,30 @@ def _check(options: argparse.Namespace) -> int:
     return GateFailed.exit_code if problems else 0
 
 
+def _file_and_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file of the backup")
+    store_option(parser)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from levelfield.store.backup import back_up
+
+    with opened_store(options.store, read_only=True) as store:
+        back_up(store, options.file)
+    print(f"backup   {options.file}: {options.file.stat().st_size / 2**20:,.1f} MiB")
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from levelfield.store.backup import restore
+    from levelfield.store.upkeep import counts
+
+    with opened_store(options.store) as store:
+        restore(store, options.file)
+        print(labelled("restored", ", ".join(f"{count:,} {name}" for name, count in counts(store).items()), 9))
+    return 0
+
+
 def _info(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.schema import VERSION
@@ -366,5 +407,7 @@ COMMANDS = {
     "store export": Command(EXPORT, _export_options, _export),
     "store prune": Command(PRUNE, _prune_options, _prune),
     "store check": Command(CHECK, _json_and_store, _check),
+    "store backup": Command(BACKUP, _file_and_store, _backup),
+    "store restore": Command(RESTORE, _file_and_store, _restore),
     "store info": Command(INFO, _json_and_store, _info),
 }

@@ -1,0 +1,91 @@
+"""A store of SQLite into one file and back, with all history: runs as sealed as they are, what is aside, statements.
+
+SQLite's backup copies one state of the store while others read and write.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from levelfield.errors import UsageError
+from levelfield.store.address import StoreAddress
+from levelfield.store.connections import DamagedStore, explaining_errors, refuse_foreign
+from levelfield.store.database import Store
+from levelfield.store.schema import VERSION
+from levelfield.store.upkeep import counts
+
+# Of SQLite's file format: who may write and read. 1 in place of 2, for a file that has no log beside it.
+_VERSIONS_AT = 18
+
+
+def back_up(store: Store, path: Path) -> None:
+    """Write the store into a new file. The name appears when the file is whole.
+
+    Raises UsageError for PostgreSQL, and where the file is there or cannot be written; DamagedStore where the store is.
+    """
+    address = store.address
+    if address.path is None:
+        _refuse_postgresql(address, f"pg_dump --format=custom --file={shlex.quote(str(path))}")
+    if path.exists():
+        raise UsageError(f"{path}: is there already, expected a new file; a backup replaces none")
+    try:
+        with TemporaryDirectory(prefix=".backup-", dir=path.parent) as folder:
+            made, place = Path(folder) / path.name, StoreAddress("sqlite", str(path), path)
+            with (
+                explaining_errors(place),
+                closing(_opened(made, "mode=rwc&nolock=1")) as target,
+                closing(store.engine.raw_connection()) as source,
+            ):
+                source.driver_connection.backup(target)  # type: ignore[union-attr]
+            with made.open("r+b") as file:
+                file.seek(_VERSIONS_AT)
+                file.write(b"\x01\x01")
+                file.flush()
+                os.fsync(file.fileno())
+            with explaining_errors(place), closing(_opened(made, "mode=ro&immutable=1")) as whole:
+                (state,) = whole.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise DamagedStore(f"store {address.text}: is damaged: {state}; no backup was made, see `store check`")
+            made.rename(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def restore(store: Store, path: Path) -> None:
+    """Make the store what the backup is, in one transaction.
+
+    Raises UsageError for PostgreSQL, for a file that is no backup of this version, and for a store that holds anything.
+    """
+    if store.address.path is None:
+        _refuse_postgresql(store.address, f"pg_restore {shlex.quote(str(path))} --dbname")
+    if held := {name: count for name, count in counts(store).items() if count}:
+        rows = ", ".join(f"{count:,} {name}" for name, count in held.items())
+        raise UsageError(f"store {store.address.text}: holds {rows}, expected none; name a new one with --store FILE")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file, expected one of `store backup`")
+    refuse_foreign(path)
+    with (
+        explaining_errors(StoreAddress("sqlite", str(path), path)),
+        closing(_opened(path, "mode=ro&immutable=1")) as source,
+    ):
+        (version,) = source.execute("SELECT version FROM store_version").fetchone() or ("unknown",)
+        if version != VERSION:
+            raise UsageError(f"{path}: has the tables of version {version}, expected {VERSION}")
+        with explaining_errors(store.address), closing(store.engine.raw_connection()) as target:
+            source.backup(target.driver_connection)  # type: ignore[arg-type]
+
+
+def _opened(path: Path, how: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?{how}", uri=True)
+
+
+def _refuse_postgresql(address: StoreAddress, command: str) -> None:
+    """Raises UsageError with the command that does it."""
+    url = address.text.replace("postgresql+psycopg://", "postgresql://", 1)
+    raise UsageError(f"store {url}: PostgreSQL has its own command: {command} {shlex.quote(url)}")
