@@ -40,6 +40,7 @@ from levelfield.series.pairs import (
     PairRuling,
     arm_bias,
     checked_by_nulls,
+    is_held,
     judged_pairs,
     pairs_so_far,
 )
@@ -147,7 +148,10 @@ def _with_open(inputs: GateInput, members: Sequence[ExaminedFigure], findings: I
         open_regression = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
         is_ended = open_regression is not None and open_regression.is_ended_by(finding)
         is_ended = is_ended and (bool(finding.pairs) or examined[name].is_back)  # type: ignore[index]
-        if open_regression is None or finding.word == "regression" or is_ended:
+        if open_regression is not None and finding.word == "regression" and finding.pairs:
+            is_same = finding.against == open_regression.last.against  # why a step takes longer is known then
+            yield finding.model_copy(update={"explanation": open_regression.last.explanation if is_same else ()})
+        elif open_regression is None or finding.word == "regression" or is_ended:
             yield finding
         else:
             yield open_regression.undecided(finding)
@@ -229,7 +233,12 @@ class _Spending:
         if pairs is None or isinstance(pairs, str):
             self.rulings[name] = NoPairs(pairs) if pairs else None
             return self.rulings[name]
-        judged = judged_pairs(pairs, examination.figure, examination.direction, examination.expected_level_a)
+        figure, direction, level = examination.figure, examination.direction, examination.expected_level_a
+        judged = judged_pairs(pairs, figure, direction, level, examination.named_excess)
+        if examination.named_excess is not None and not (judged.is_held or judged.is_decided):
+            earlier = self.inputs.pairs_since_held(context.series, figure, examination)
+            together = pairs_so_far([*earlier, *pairs], figure, direction, level, is_last=True)
+            judged = together if earlier and together.is_decided else judged
         stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
         more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
         ruling = checked_by_nulls(judged, stored, more, examination.figure, is_open)
@@ -392,10 +401,11 @@ class Confirmation:
         if suspect is None:
             return None
         direction, expected = suspect.examination.direction, suspect.examination.expected_level_a
+        named = suspect.examination.named_excess
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
-            if pairs_so_far(values, figure, direction, expected).word != "more pairs":
+            if is_held(values, figure, named) or pairs_so_far(values, figure, direction, expected).word != "more pairs":
                 break
         return values or self.runs.ended.get(series, "they gave no figures")
 

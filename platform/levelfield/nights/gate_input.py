@@ -10,7 +10,7 @@ from functools import cached_property
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
 from levelfield.series.judgement import ExaminedFigure, JudgementContext, Pairs
-from levelfield.series.pairs import Pair
+from levelfield.series.pairs import Pair, is_held
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -58,10 +58,23 @@ class GateInput:
 
         A pair with a run that may stand in no comparison is left out, as by the night itself.
         """
-        runs = sorted((p for p in self.points.get(series, ()) if p.night == self.night), key=lambda p: p.began)
+        return self._pairs_of(series, figure, self.night) or None
+
+    def _pairs_of(self, series: str, figure: Gated, night: str) -> list[Pair]:
+        runs = sorted((p for p in self.points.get(series, ()) if p.night == night), key=lambda p: p.began)
         first, second = ([p for p in runs if p.purpose == arm] for arm in ("confirm-a", "confirm-b"))
         pairs = [(a, b) for a, b in zip(first, second, strict=False) if a.is_comparable and b.is_comparable]
-        return [(getattr(a, figure), getattr(b, figure)) for a, b in pairs] or None
+        return [(getattr(a, figure), getattr(b, figure)) for a, b in pairs]
+
+    def pairs_since_held(self, series: str, figure: Gated, examination: Examination) -> list[Pair]:
+        """Return the pairs of earlier nights since pairs last showed the named regression of an examination."""
+        opened, pairs = examination.opened, list[Pair]()
+        last = (opened.last.night or "") if opened else ""
+        nights = {p.night for p in self.points.get(series, ()) if p.night and last < p.night < self.night}
+        for night in sorted(nights):
+            ran = self._pairs_of(series, figure, night)
+            pairs = [] if is_held(ran, figure, examination.named_excess) else [*pairs, *ran]
+        return pairs
 
     @cached_property
     def series_by_entry(self) -> dict[str, str]:

@@ -173,7 +173,8 @@ class NightSession:
         findings = []
         for finding in report.findings:
             arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
-            if arms and not finding.named and is_slower and self._holds_pair(finding.series):
+            is_explained = bool(finding.named or finding.explanation)
+            if arms and is_slower and not is_explained and self._holds_pair(finding.series):
                 self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
                 finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
             findings.append(finding)

@@ -133,6 +133,17 @@ class Examination:
         return -1 if is_better and self.step is None and self.opened is None else 1
 
     @property
+    def named_excess(self) -> float | None:
+        """How much worse pairs with the same A found the build before, as a cost; None where they are to decide anew.
+
+        One pair a night then holds the regression, unless it looks gone.
+        """
+        opened = self.opened
+        if opened is None or not opened.by_pairs or self.step is not None or opened.last.against != self.against:
+            return None
+        return excess_of(opened.last.change or 0.0, self.figure)
+
+    @property
     def is_back(self) -> bool:
         """Whether nights show that a regression is gone: none is suspected, and the last ones are nearer the level."""
         is_suspect = self.suspicion is not None and self.suspicion.direction > 0

@@ -56,7 +56,7 @@ def needs_pairs(examination: Examination, context: JudgementContext) -> bool:
     """Whether to spend runs on a confirmation. A gain is no alarm, so further nights confirm it.
 
     A change of conditions may hide one of the build, so both builds run under the new ones, once. A regression that was
-    named gets pairs until they find it gone.
+    named gets one pair a night, and further ones where this pair does not show it, until they find it gone.
     """
     if examination.opened is not None:
         return True
@@ -225,6 +225,8 @@ def _conditions_change(examination: Examination, ruling: PairRuling | None) -> f
 
 def _pairs_detail(examination: Examination, context: JudgementContext, ruling: PairRuling) -> str:
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
+    if ruling.is_held:
+        return f"one pair shows {percent_change(change_of(ruling.excess or 0.0, examination.figure))} again"
     build_a = "gain's build" if examination.is_provisional else "last accepted build"
     text = f"against the {build_a}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
@@ -287,6 +289,7 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
 
 
 def _distance_in_scales(member: ExaminedFigure) -> float:
+    """Return how far tonight is from its level. Nothing is known of the node by one pair that holds a regression."""
     tonight, level = member[1].tonight, member[1].level
     assert level is not None
-    return abs(tonight.cost - level.cost) / level.scale
+    return abs(tonight.cost - level.cost) / level.scale if member[1].named_excess is None else 0.0

@@ -74,6 +74,7 @@ class PairRuling:
     bias: ArmBias | None = None  # of the arms, by null pairs
     is_bias_removed: bool = False  # whether the bias is taken from excess and interval
     build: PairWord = "more pairs"  # the word whatever A's level is
+    is_held: bool = False  # one pair shows a named regression again: its word stays, and no further pair is run
 
     @property
     def proven_excess(self) -> float:
@@ -126,8 +127,19 @@ def pairs_so_far(
     return PairRuling(word, n, sign * mean, low, high, more, first, error, build=build)
 
 
-def judged_pairs(pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None) -> PairRuling:
-    """Return the ruling over pairs that were run, at the first look that decides."""
+def is_held(pairs: Sequence[Pair], figure: Gated, named: float | None) -> bool:
+    """Whether the first pair is nearer to a named regression than to none. named: how much worse it was, as a cost."""
+    costs = _costs(pairs[:1], figure)
+    return named is not None and bool(costs) and costs[0][1] - costs[0][0] > named / 2
+
+
+def judged_pairs(
+    pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None, named: float | None = None
+) -> PairRuling:
+    """Return the ruling over pairs that were run, at the first look that decides. named: as in is_held."""
+    if is_held(pairs, figure, named):
+        ((a, b),) = _costs(pairs[:1], figure)
+        return PairRuling("inconclusive", 1, b - a, build="inconclusive", is_held=True)
     for n in range(1, len(pairs)):
         if (ruling := pairs_so_far(pairs[:n], figure, direction, level)).word != "more pairs":
             return ruling
@@ -169,7 +181,9 @@ def checked_by_nulls(
     nulls, more: null pairs that have run, and further ones, of which no more are taken than are needed. is_open:
     whether an earlier night named a regression; then pairs that do not decide may show by the bias that it is gone.
     """
-    if is_open and ruling.build == "inconclusive":
+    if ruling.is_held:
+        return ruling
+    if is_open and ruling.build == "inconclusive" and ruling.pairs >= FEWEST_PAIRS:
         bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
         if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
             return ruling

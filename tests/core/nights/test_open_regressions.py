@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate import Confirmation, ConfirmingPairs, GateReport, PairRuns, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding, exit_code
 from levelfield.series.judgement import Pairs
 from levelfield.specs.record import Gated, Point
 
 TOKENS: Gated = "tokens_per_second_per_device"
+ConfirmationOf = Callable[[GateInput], Confirmation]
 
 
 def inputs_of(points: Sequence[Point], night: int, **more: Any) -> GateInput:
@@ -34,6 +37,12 @@ def pairs_of(change: float, deviation: float = 0.002, around: float = 1.0) -> Co
         for a, b in zip(first, second, strict=True)
     ]
     return lambda name, figure: values if figure == TOKENS else None
+
+
+def values_of(pairs: ConfirmingPairs) -> Pairs:
+    values = pairs("S", TOKENS)
+    assert values is not None and not isinstance(values, str)
+    return values
 
 
 def of(report: GateReport) -> Finding:
@@ -148,8 +157,9 @@ def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided
         again = compared(inputs_of(points, night, past=past), undecided)
         assert (of(again).word, of(again).named) == ("regression", day(15))
         past += again.findings
-    decided = compared(inputs_of(points, 20, past=past), pairs_of(-0.05))
-    assert (of(decided).word, of(decided).named, of(decided).against) == ("regression", None, "run000")
+    shown = compared(inputs_of(points, 20, past=past), pairs_of(-0.05))
+    assert (of(shown).word, of(shown).named, of(shown).against) == ("regression", day(15), "run000")
+    assert of(shown).pairs == 1
 
 
 def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it() -> None:
@@ -175,7 +185,7 @@ def test_pairs_on_a_slow_machine_end_it_too() -> None:
 def test_pairs_look_for_it_where_the_night_seems_better_than_the_level() -> None:
     points = [*slow_from(15, 16), point(16, 1100.0)]
     finding = of(compared(inputs_of(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
-    assert (finding.word, finding.named) == ("regression", None)
+    assert (finding.word, finding.named, finding.pairs) == ("regression", day(15), 1)
 
 
 def test_an_older_bad_night_does_not_end_it_and_an_older_no_change_does() -> None:
@@ -266,9 +276,9 @@ def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
     night = inputs_of(points, 18, past=past, events=[step])
     (suspect,) = suspects(night)
     assert suspect.examination.against == "run000"
-    for change, word in ((-0.05, "regression"), (0.0, "no change")):
+    for change, expected in ((-0.05, ("regression", False, day(15))), (0.0, ("no change", True, None))):
         finding = of(compared(night, pairs_of(change)))
-        assert (finding.word, finding.pairs > 2, finding.named) == (word, True, None)
+        assert (finding.word, finding.pairs > 2, finding.named) == expected
     assert of(compared(night)).named == day(15)
 
 
@@ -295,3 +305,65 @@ def test_an_undecided_night_is_no_evidence_that_pairs_judged() -> None:
     past += compared(inputs_of(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
     with pytest.raises(UsageError, match="found 2"):
         accepted_baseline(LevelEvidence("S", tuple(points[:17]), tuple(past)), "ann", "why", at(16, 9))
+
+
+# -- what a named regression costs
+
+
+def counted(pairs: ConfirmingPairs, calls: list[int]) -> ConfirmationOf:
+    """Return what runs these pairs one after another, as a night does, and counts those that ran."""
+
+    def records() -> Iterator[Any]:
+        for accepted, tonight in values_of(pairs):
+            calls.append(1)
+            yield tuple(SimpleNamespace(**{TOKENS: value}) for value in (accepted, tonight))
+
+    def start(night: GateInput) -> Confirmation:
+        runs = PairRuns(lambda series: records(), lambda series: True, lambda text: None)
+        return Confirmation({(s.series, s.figure): s for s in suspects(night)}, runs)
+
+    return start
+
+
+@pytest.mark.parametrize("change", [-0.02, -0.05, -0.2])
+def test_one_pair_a_night_holds_a_named_regression(change: float) -> None:
+    """It keeps its word, its change and why its steps take longer; only the pairs that named it were three or more."""
+    points, past, pairs_of_nights = slow_from(15, 45, change), list[Finding](), []
+    for number in range(15, 45):
+        night, calls = inputs_of(points, number, past=past), list[int]()
+        report = compared(night, counted(pairs_of(change), calls)(night))
+        finding = of(report)
+        assert (finding.word, exit_code(report.findings), finding.against) == ("regression", 4, "run000")
+        assert finding.change == pytest.approx(change, abs=0.005)
+        if number == 15:
+            report = replace(report, findings=(finding.model_copy(update={"explanation": ("a kernel",)}),))
+        assert of(report).explanation == ("a kernel",)
+        past += report.findings
+        pairs_of_nights.append(len(calls))
+    assert pairs_of_nights[0] >= 3 and pairs_of_nights[1:] == [1] * 29
+
+
+def test_a_named_regression_that_one_pair_does_not_show_gets_further_pairs_and_ends_in_this_night() -> None:
+    points = [*slow_from(15, 20), *nights(30)[20:]]
+    past = named_at(15, points)
+    night, calls = inputs_of(points, 20, past=past), list[int]()
+    report = compared(night, counted(pairs_of(0.0), calls)(night))
+    assert of(report).word == "no change" and len(calls) >= 3
+    later = inputs_of(points, 21, past=[*past, *report.findings])
+    assert suspects(later) == [] and of(compared(later)).word == "no change"
+
+
+def test_where_a_night_holds_one_pair_those_of_its_nights_together_end_a_regression() -> None:
+    """Pairs of nights before one that showed it again do not count."""
+    points, past = [*slow_from(15, 20), *nights(40)[20:]], named_at(15, slow_from(15, 40))
+    words = list[str]()
+    for number in range(16, 28):
+        change = -0.05 if number in (16, 17, 18, 19, 21) else 0.0
+        (pair,) = values_of(pairs_of(change))[number % 7 :][:1]
+        values = zip(("confirm-a", "confirm-b"), pair, strict=True)
+        points += [point(number, value, purpose=arm, run_id=f"{arm}{number}") for arm, value in values]
+        night = inputs_of(points, number, past=past)
+        report = compared(night, night.stored_pairs)
+        past += report.findings
+        words.append(of(report).word)
+    assert words[:8] == ["regression"] * 8 and words[8:] == ["no change"] * 4, words
