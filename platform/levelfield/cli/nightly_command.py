@@ -196,6 +196,7 @@ def _run(options: argparse.Namespace) -> int:
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, tickets,
             _link(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
+            report.order,
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
         print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
@@ -263,7 +264,7 @@ def _gate(options: argparse.Namespace) -> int:
         tickets = NightTickets(store, night, runs_of(options), options.page_url).all(report.findings)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
-        _link(options.page_url), options.suite, notes=report.notes,
+        _link(options.page_url), options.suite, notes=report.notes, order=report.order,
     )  # fmt: skip
     if options.output:
         write_atomically(options.output, WRITERS[options.format](page), through_link=True)

@@ -10,7 +10,7 @@ from statistics import median
 
 from levelfield.errors import UsageError
 from levelfield.series.examination import is_since
-from levelfield.series.findings import FIGURES, Finding
+from levelfield.series.findings import FIGURES, Finding, set_back_nights
 from levelfield.series.level import MOST_NIGHTS, node_medians
 from levelfield.series.segments import (
     Segment,
@@ -210,7 +210,9 @@ def _runs_with(evidence: LevelEvidence, *words: str) -> set[str | None]:
 
 def _bad_nights(evidence: LevelEvidence) -> set[str]:
     last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
-    return {run for finding in last.values() for run in finding.bad_runs}
+    set_back = set_back_nights(evidence.past)
+    runs = {point.run_id for point in evidence.points if night_of(point) in set_back}
+    return runs.union(*(finding.bad_runs for finding in last.values()))
 
 
 def _event(

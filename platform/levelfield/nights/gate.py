@@ -20,6 +20,7 @@ from levelfield.nights.gate_input import (
     findings_about_machines,
     findings_about_runs,
     missing_findings,
+    order_of_night,
 )
 from levelfield.series.causes import families, moved_series, night_chances, without_explained
 from levelfield.series.examination import Examination, standing_baseline
@@ -68,6 +69,7 @@ class GateReport:
     compared: int  # number of series
     expected: int  # number of series
     trials: int = 0  # runs by hand on the day of the night
+    order: str = ""  # as in FindingPage
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ def compared(
     findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
     findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
     ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in worst_first(findings))
-    return GateReport(inputs.night, ordered, len(done), len(expected_series(inputs) | done), inputs.trials)
+    count = len(expected_series(inputs) | done)
+    return GateReport(inputs.night, ordered, len(done), count, inputs.trials, order_of_night(inputs))
 
 
 def _with_open(inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before
-from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
+from levelfield.series.findings import (
+    FIGURES,
+    Finding,
+    FindingWord,
+    OpenRegression,
+    open_regressions,
+    set_back_nights,
+)
 from levelfield.series.judgement import ExaminedFigure, JudgementContext, Pairs
 from levelfield.series.pairs import Pair, is_held
 from levelfield.series.segments import (
@@ -28,6 +36,7 @@ from levelfield.specs.short_names import short_digest
 
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
+DAYS_OF_HABIT = 28  # they show on which days of the week nights run
 NULL_DAYS = 21  # null pairs say how far the arms differ for so long
 
 
@@ -46,6 +55,7 @@ class GateInput:
     reasons: Callable[[str], str | None] = lambda run_id: None  # why a run is not valid, by its id
     has_commit: Callable[[str], bool] = lambda subject: True  # whether a commit holds all of a build, by its digest
     trials: int = 0  # runs by hand on the day of the night, which are in no points
+    nights: Sequence[str] = ()  # that the store has, of the suite where there is one
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
@@ -138,12 +148,14 @@ def examinations(inputs: GateInput) -> Iterator[ExaminedFigure]:
     for finding in last.values():
         past[finding.series].append(finding)
     of_nodes = past.get("", [])
+    set_back = set_back_nights(inputs.past) - {inputs.night}
     for series in inputs.points:
         tonight = [p for p in inputs.tonights.get(series, []) if is_evidence(p)]
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
-        before = level_points(p for p in inputs.points[series] if p.began <= tonight[-1].began)
+        earlier = (p for p in inputs.points[series] if p.began <= tonight[-1].began)
+        before = level_points(p for p in earlier if night_of(p) not in set_back)
         whole = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure is None]
         nights = _SeriesNights(series, tonight, before, {run for finding in whole for run in finding.bad_runs})
         for figure in FIGURES:
@@ -285,12 +297,62 @@ def findings_about_runs(inputs: GateInput) -> Iterator[Finding]:
 
 
 def findings_about_machines(inputs: GateInput) -> Iterator[Finding]:
-    """Return what the control found of tonight's machines, with the runs there: no level rests on them."""
-    tonight = (f for f in inputs.past if f.night == inputs.night and not f.series)
+    """Return what was found of tonight's machines before a gate: the clock, and the control with its runs there.
+
+    No level rests on them.
+    """
+    tonight = [f for f in inputs.past if f.night == inputs.night and not f.series]
+    yield from [f for f in tonight if f.is_set_back][-1:]
     slow = {f.node: f for f in tonight if f.word == "bad night" and f.figure is None}
     for node, finding in slow.items():
         points = (point for points in inputs.tonights.values() for point in points if point.node == node)
         yield finding.model_copy(update={"runs": tuple(point.run_id for point in points)})
+
+
+def set_back_finding(night: str, newest: str) -> Finding:
+    """Return the finding about a night that is dated before the newest one that the store had when it began."""
+    detail = f"dated before night {newest}, which the store had already: is the clock wrong? No level rests on it"
+    return Finding(
+        series="", label=f"night {night}", figure=None, word="incomparable", detail=detail, night=night,
+        fields=(f"night {newest} -> {night}",),
+    )  # fmt: skip
+
+
+def order_of_night(inputs: GateInput) -> str:
+    """Return what is wrong with the night's place among the others, for the first line; empty where nothing is."""
+    for finding in inputs.past:
+        if finding.is_set_back and finding.night == inputs.night:
+            return f"dated before night {finding.fields[0].split()[1]}"
+    last, count = nights_not_run(inputs.nights, inputs.night)
+    return f"{count} night{'s' * (count > 1)} did not run since {last}" if count else ""
+
+
+def nights_not_run(nights: Iterable[str], night: str) -> tuple[str, int]:
+    """Return the date of the last night before this one, and how many between them did not run.
+
+    A day is due where at least half of the same days of the week had a night in the four weeks that end with the last
+    one; in the first week, where half of all days had one. With fewer than two nights nothing is due.
+    """
+    dates = sorted({day for name in nights if (day := _date(name)) and name[:10] < night[:10]})
+    tonight = _date(night)
+    if tonight is None or len(dates) < 2:
+        return "", 0
+    last = dates[-1]
+    first = max(dates[0], last - timedelta(days=DAYS_OF_HABIT - 1))
+    days = [first + timedelta(days=i) for i in range((last - first).days + 1)]
+    count = 0
+    for between in range(1, (tonight - last).days):
+        weekday = (last + timedelta(days=between)).weekday()
+        alike = [day for day in days if day.weekday() == weekday] or days
+        count += 2 * sum(day in dates for day in alike) >= len(alike)
+    return last.isoformat(), count
+
+
+def _date(night: str) -> date | None:
+    try:
+        return date.fromisoformat(night[:10])
+    except ValueError:
+        return None
 
 
 def missing_findings(inputs: GateInput) -> Iterator[Finding]:

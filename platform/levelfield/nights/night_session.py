@@ -38,7 +38,7 @@ from levelfield.nights.gate import (
     new_findings,
     suspects,
 )
-from levelfield.nights.gate_input import GateInput
+from levelfield.nights.gate_input import GateInput, set_back_finding
 from levelfield.nights.machine_control import slow_machine
 from levelfield.nights.nightly import (
     Candidate,
@@ -140,6 +140,9 @@ class NightSession:
             state = state or fresh_state(request.night, suite, utc_now(), work)
             session = cls(request, suite, store, registry, output, work, state)
             session.save(state)
+            newest = store.newest_run_night()
+            if newest and request.night[:10] < newest[:10] and request.night not in store.nights():
+                store.add_finding(request.night, set_back_finding(request.night, newest).model_dump(mode="json"))
             store.expect(request.night, suite, {run.name: run.series for run in work})
             yield session
 

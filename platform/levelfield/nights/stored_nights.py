@@ -70,6 +70,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         partial(_reason, store),
         cache(partial(_has_commit, store)),
         sum(point.began[:10] == night[:10] for point in trials),
+        store.nights(suite),
     )
 
 

@@ -120,6 +120,8 @@ def badge_files(night: NightView) -> dict[str, str]:
             message, state = ", ".join(counted), worse
     if night.night is None:
         message, state = "no night", "open"
+    else:
+        message = f"{message}, {night.night[:10]}"  # a picture that stays green is of nights that no longer run
     colour = _COLOURS[state]
     shields = {"schemaVersion": 1, "label": _LABEL, "message": message, "color": colour}
     if state == "failing":

@@ -76,10 +76,20 @@ class Finding(Document):
         return self.word == "no change" and not self.pairs
 
     @property
+    def is_set_back(self) -> bool:
+        """Whether its night is dated before one that the store had already: a clock was wrong."""
+        return self.word == "incomparable" and not self.series
+
+    @property
     def bad_runs(self) -> tuple[str, ...]:
         """The runs of a night that was found bad: no level and no evidence rests on them."""
         run = (self.run_id,) if self.run_id else ()
         return (*run, *self.runs) if self.word == "bad night" else ()
+
+
+def set_back_nights(findings: Iterable[Finding]) -> set[str | None]:
+    """Return the nights that came after later ones. Nothing rests on them: no level, and no A of pairs."""
+    return {finding.night for finding in findings if finding.is_set_back}
 
 
 def with_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -118,6 +128,7 @@ class FindingPage:
     suite: str | None = None
     folder: str | None = None  # where the pages were written
     notes: Sequence[str] = ()  # what else a person has to know of the night
+    order: str = ""  # of the night among the others, where something is wrong with it
 
     def ticket(self, finding: Finding) -> Ticket | None:
         return self.tickets.get((finding.series, finding.figure))
@@ -128,7 +139,14 @@ class FindingPage:
 
     @property
     def verdict(self) -> str:
-        """The night in one sentence: whether it fails, and by what. --advisory changes the exit code and not this."""
+        """The night in one sentence: whether it fails, by what, and which nights before it did not run.
+
+        --advisory changes the exit code and not this.
+        """
+        return "; ".join(filter(None, (self._outcome, self.order)))
+
+    @property
+    def _outcome(self) -> str:
         code = exit_code(self.findings, self.strict)
         if code == 0:
             is_calm = any(finding.word == "no change" for finding in self.findings)

@@ -230,12 +230,20 @@ class Store(AbstractContextManager["Store"]):
         with reading(self.engine, self.address) as connection:
             return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
 
-    def nights(self) -> list[str]:
-        """Return the nights of runs and of expectations, in the order of `nights_in_order`."""
+    def nights(self, suite: str | None = None) -> list[str]:
+        """Return the nights of runs and of expectations, in the order of `nights_in_order`. suite: only its own."""
         ran = select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()
+        expected = select(EXPECTATION.c.night).distinct()
+        if suite is not None:
+            ran = ran.where(RUN.c.entry.startswith(f"{suite}/", autoescape=True))
+            expected = expected.where(EXPECTATION.c.suite == suite)
         with reading(self.engine, self.address) as connection:
-            expected = connection.execute(select(EXPECTATION.c.night).distinct()).scalars()
-            return nights_in_order({*connection.execute(ran).scalars(), *expected})
+            return nights_in_order({*connection.execute(ran).scalars(), *connection.execute(expected).scalars()})
+
+    def newest_run_night(self) -> str | None:
+        """Return the night with the latest name that has runs; None without any."""
+        with reading(self.engine, self.address) as connection:
+            return connection.execute(select(func.max(RUN.c.night))).scalar()
 
     def add_finding(self, night: str, finding: Mapping[str, Any]) -> None:
         self.written(lambda connection: statements.add_finding(connection, night, finding))

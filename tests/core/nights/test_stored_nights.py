@@ -40,7 +40,7 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
         events=lambda: [accepted],
         changed_findings=no_findings,
         expected=lambda night: {},
-        nights=list,
+        nights=lambda suite=None: [],
     )
     assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
     store.events = list
@@ -61,7 +61,7 @@ def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() ->
     }
     store: Any = SimpleNamespace(
         points=lambda *_, **__: {}, series=list, events=list, changed_findings=no_findings,
-        nights=lambda: list(of_nights), expected=lambda night: of_nights[night],
+        nights=lambda suite=None: list(of_nights), expected=lambda night: of_nights[night],
     )  # fmt: skip
     expected = {"s/e": "old", "s/same": "same", "s/first": "first", "s/gone": "near"}
     assert gate_input(store, NIGHT, None).expected == expected

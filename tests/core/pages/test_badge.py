@@ -13,7 +13,7 @@ from levelfield.pages.night_view import badge_files
 from levelfield.series.findings import WORDS
 
 
-def badge(counts: Mapping[str, int], night: str | None = "n") -> tuple[dict[str, Any], str]:
+def badge(counts: Mapping[str, int], night: str | None = "2026-11-22.b") -> tuple[dict[str, Any], str]:
     words = {word: counts.get(word.replace(" ", "_"), 0) for word in WORDS}
     overview: Any = SimpleNamespace(night=night, counts=words)
     files = badge_files(overview)
@@ -31,8 +31,11 @@ def badge(counts: Mapping[str, int], night: str | None = "n") -> tuple[dict[str,
         ({"new_series": 5}, "no level yet", "#57606a"),
     ],
 )
-def test_a_badge_names_the_worst_words_of_the_night(counts: dict[str, int], message: str, colour: str) -> None:
+def test_a_badge_has_the_worst_words_of_the_night_and_its_date(
+    counts: dict[str, int], message: str, colour: str
+) -> None:
     shields, picture = badge(counts)
+    message += ", 2026-11-22"
     assert shields == {"schemaVersion": 1, "label": "nightly", "message": message, "color": colour,
                        **({"isError": True} if colour == "#b3261e" else {})}  # fmt: skip
     root = ElementTree.fromstring(picture)
