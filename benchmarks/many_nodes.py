@@ -27,8 +27,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import FIRST_NODE, NodeEnd, Outcome, ProcessEnd
 from levelfield.judge.collector import collect
 from levelfield.plan.request import Entry, UserRequest
-from levelfield.run.launchers import means
-from levelfield.run.launchers.launched_ranks import request_of
+from levelfield.run.launchers import runtime_and_launcher
+from levelfield.run.launchers.launched_ranks import launch_request
 from levelfield.run.launchers.liveness import Liveness, pause_after
 from levelfield.run.runtimes.process_runtime import NodeRuntime
 from levelfield.run.scheduler import jobs
@@ -94,7 +94,7 @@ def planned(nodes: int) -> Plan:
 
 def request(plan: Plan, paths: RunPaths) -> None:
     try:
-        runtime, launcher = means(plan)
+        runtime, launcher = runtime_and_launcher(plan)
     except ImportError:
         return
     json.dumps(launcher.request(plan, paths, runtime).to_dict())
@@ -185,7 +185,7 @@ def watched(plan: Plan, paths: RunPaths, files: Simulated) -> None:
     """Watch a run whose steps take STEP_SECONDS, by a clock that jumps over the launchers' pauses."""
     follower, liveness = (
         Follower(paths.events, plan),
-        Liveness(request_of(plan, paths, "slurm", NodeRuntime(FIRST_NODE), 0)),
+        Liveness(launch_request(plan, paths, "slurm", NodeRuntime(FIRST_NODE), 0)),
     )
     now, steps = 0.0, plan.work.training.steps
     while now < STEP_SECONDS * (steps + 1):

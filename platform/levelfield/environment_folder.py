@@ -54,7 +54,7 @@ def refuse_foreign(folder: Path, instead: str = WITHOUT) -> None:
     )
 
 
-def cleared(folder: Path) -> None:
+def make_empty(folder: Path) -> None:
     """Make the folder an empty one of Levelfield's own. Raises UsageError for a foreign one, and OSError."""
     refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)

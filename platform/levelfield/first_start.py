@@ -185,8 +185,8 @@ def _not_writable(places: Places, error: OSError) -> str:
 
 def _complete(places: Places, say: Say) -> Path:
     """Make the environment and switch the link. The caller holds the lock."""
-    installer.end_left(places.folder, say)
-    installer.end_left(places.link, say)  # earlier versions made it there
+    installer.end_leftover_installer(places.folder, say)
+    installer.end_leftover_installer(places.link, say)  # earlier versions made it there
     if not places.link.is_symlink():
         _refuse_used(places.link)
     is_whole = _stamp(places.folder) == places.digest and not _why_not_started(places.folder)
@@ -213,7 +213,7 @@ def _refuse_used(folder: Path) -> None:
 
 def _install(places: Places, say: Say) -> None:
     folder = places.folder
-    environment_folder.cleared(folder)  # before a word: where nothing can be written, nothing is made
+    environment_folder.make_empty(folder)  # before a word: where nothing can be written, nothing is made
     say("first start: making .venv with the platform's own packages (requirements.lock)")
     quiet: Say = lambda line: None  # noqa: E731
     installer.run([sys.executable, "-m", "venv", str(folder)], folder, quiet)
@@ -249,6 +249,6 @@ def _remove_unused(places: Places) -> None:
         if _NAME.fullmatch(folder.name) and folder != places.folder and environment_folder.is_own(folder):
             with suppress(OSError, UsageError):
                 if environment_folder.user_of(folder) is None:
-                    environment_folder.cleared(folder)
+                    environment_folder.make_empty(folder)
                     (folder / environment_folder.MARK).unlink()
                     folder.rmdir()

@@ -63,7 +63,7 @@ def serves_others() -> bool:
     return match is not None and (int(match[1]), int(match[2])) >= _PIP_FOR_OTHERS
 
 
-def making(python: str, folder: Path) -> tuple[list[str], list[str]]:
+def environment_commands(python: str, folder: Path) -> tuple[list[str], list[str]]:
     """Return the commands that make a virtual environment of `python`, and that install into it what is appended.
 
     Where the running Python's pip can, it installs there itself: an environment's own pip takes seconds to make.
@@ -89,7 +89,7 @@ def wheels_folder() -> Path | None:
     return folder
 
 
-def sources(index: str | None = None) -> dict[str, str]:
+def source_variables(index: str | None = None) -> dict[str, str]:
     """Return the variables of pip's sources: the folder of LEVELFIELD_WHEELS alone, else pip's index and a named one.
 
     index: the variable that names an index beside pip's own.
@@ -128,7 +128,7 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
     left_out = {*_LEFT_OUT, *_OF_PYTHON}  # an installer would write elsewhere, or have other modules
     variables = {key: value for key, value in os.environ.items() if key not in left_out}
     variables |= {f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}
-    variables |= {**(sources() if source is None else source), MARK: str(folder)}
+    variables |= {**(source_variables() if source is None else source), MARK: str(folder)}
     if "pip" in argv:
         refuse_redirection(variables)
     process = None
@@ -148,7 +148,7 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
             lines = _followed(process, say)
             process.wait()
         except BaseException:
-            end_left(folder)
+            end_leftover_installer(folder)
             if process:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(1)
@@ -270,7 +270,7 @@ def installed_elsewhere(folder: Path, packages: Sequence[str]) -> str:
     )
 
 
-def end_left(folder: Path, say: Say | None = None) -> None:
+def end_leftover_installer(folder: Path, say: Say | None = None) -> None:
     """End what a killed platform left of an installer of this folder. Raises RunFailed for one that does not end."""
     if say and (processes := _marked(folder)):
         say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, processes))}")

@@ -21,7 +21,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import tag_of
-from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
+from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import Stages
 from levelfield.specs.vendor import Image
@@ -143,7 +143,7 @@ def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
     file = registry.vendor_file("cpu").model_copy(update={"images": {"torch": brings}})
     image = image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
     assert (image.requirements, image.python) == ((), "python3.9")
-    assert "COPY" not in image.dockerfile and wheels_of(image, offline=True, say=print) == Wheels(Path(), {})
+    assert "COPY" not in image.dockerfile and image_wheels(image, offline=True, say=print) == Wheels(Path(), {})
 
 
 def test_a_given_image_brings_the_framework_where_nothing_is_installed() -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_wheel_is_refused_before_the_build(damage: str, tmp_path: Path
 def test_offline_without_wheels_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(RunFailed, match=r"--offline.*levelfield/torch-cpu"):
-        wheels_of(recipe("cpu", "torch"), offline=True, say=print)
+        image_wheels(recipe("cpu", "torch"), offline=True, say=print)
 
 
 @pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron"])

@@ -18,7 +18,7 @@ from cluster_shared import Cluster
 from driving import SHORT
 from fleet import Fleet, have_ended
 from levelfield.node.device_files import device_locked
-from levelfield.run.launchers import means
+from levelfield.run.launchers import runtime_and_launcher
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -46,7 +46,7 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
 
     run = fleet.only_run()
     plan = load(Plan, run / "plan.json")
-    runtime, launcher = means(plan)
+    runtime, launcher = runtime_and_launcher(plan)
     shown_commands = launcher.request(plan, RunPaths(run), runtime).public().submissions
     sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, plan.run_id)}
     for submission in shown_commands:

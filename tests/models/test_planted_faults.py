@@ -24,7 +24,7 @@ from levelfield.run.launchers import local
 from levelfield.run.launchers.launched_ranks import free_port, with_port
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runner import Listener
-from levelfield.run.runtimes.process_runtime import inherited
+from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, first_difference
 from trainings.warm import run_ranks
@@ -133,7 +133,7 @@ class WarmLauncher(LocalLauncher):
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         processes, port = request.nodes[0].processes, free_port()
-        environments = [{**inherited(), **with_port(process, port)} for process in processes]
+        environments = [{**inherited_variables(), **with_port(process, port)} for process in processes]
         python, script = processes[0].argv
         ends = run_ranks(python, script, environments, Path(request.events_dir))
         watch()

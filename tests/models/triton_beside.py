@@ -44,7 +44,7 @@ def triton_folder() -> Path:
 def install(folder: Path) -> None:
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     argv += ["--no-compile", "--only-binary=:all:", "--target", str(folder), WHEEL]
-    done = subprocess.run(argv, env={**os.environ, **installer.sources()}, capture_output=True, text=True)
+    done = subprocess.run(argv, env={**os.environ, **installer.source_variables()}, capture_output=True, text=True)
     if "(from versions: none)" in done.stderr:
         raise NoTriton(done.stderr[-300:])
     assert done.returncode == 0, done.stderr[-600:]

@@ -24,7 +24,7 @@ from levelfield.preflight.preflight_run import plan_of
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import age_in_words, gib, parameters_in_words, wrapped
-from levelfield.run.launchers import means
+from levelfield.run.launchers import runtime_and_launcher
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateNeed
 from levelfield.specs.free_fields import FREE_FIELDS
@@ -91,7 +91,7 @@ def _reason_without_prediction(selection: Selection, plan: Plan) -> str:
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
-    runtime, launcher = means(plan)
+    runtime, launcher = runtime_and_launcher(plan)
     return launcher.request(plan, paths, runtime).public(), paths
 
 

@@ -126,7 +126,7 @@ def _starting(
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
     words = {arm: f"{arm.upper()} ({name})" for arm, name in zip("ab", names, strict=True)}
     progress = PairProgress(FIGURE, terminal.say, min(looks.alpha), max(looks.alpha), words)
-    keep = progress.keeping(lambda arm, paths: folder.record(str(paths.root)))
+    keep = progress.reporting(lambda arm, paths: folder.record(str(paths.root)))
 
     def start(arm: str, number: int) -> RunRecord:
         job = iter([arms[arm][number - 1]])

@@ -130,7 +130,7 @@ def _fetch(options: argparse.Namespace) -> int:
     A framework that was not named is left out where this machine has no Python for it.
     """
     from levelfield.plan.image_recipe import PIP_REQUIREMENT
-    from levelfield.run.runtimes.wheels import fetch_into
+    from levelfield.run.runtimes.wheels import fetch_wheels
     from levelfield.specs.requirements import Stages
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
@@ -151,7 +151,7 @@ def _fetch(options: argparse.Namespace) -> int:
     for name, python, arguments, stages in groups:
         terminal.say(f"fetching the wheels of {name} with {python}")
         index = stages.index.setting if stages.index else None
-        fetch_into(folder, python, arguments, terminal.say, stages.steps, index)
+        fetch_wheels(folder, python, arguments, terminal.say, stages.steps, index)
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
     print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
@@ -208,12 +208,12 @@ def _build(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
     from levelfield.run.runtimes.engine import engine_ready
-    from levelfield.run.runtimes.wheels import verify, wheels_of
+    from levelfield.run.runtimes.wheels import image_wheels, verify
 
     output, base = options.output, options.base_image
     recipe = _recipe(registry_of(options), options.framework, options.vendor, base, options.base_has_framework)
     if options.context:
-        wheels = wheels_of(recipe, options.offline, Terminal().say)
+        wheels = image_wheels(recipe, options.offline, Terminal().say)
         verify(wheels)
         with images.context(recipe, wheels) as tar, replacing(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)

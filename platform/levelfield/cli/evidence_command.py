@@ -193,7 +193,7 @@ def _verify(options: argparse.Namespace) -> int:
         raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
     signer = None
     if options.allowed_signers and bundle.signature is not None:
-        key = signer_of(bundle.signed, bundle.signature, options.allowed_signers, options.signer)
+        key = signer_of(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
         signer = f"{key.name}: {key.key}"
     runs: list[VerifiedRun] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:

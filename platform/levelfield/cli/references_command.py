@@ -174,7 +174,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     reason, registry, runs = _override(options.replace, options.why), registry_of(options), runs_of(options)
     stored = partial(reference_of, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
-    plan = scheduler.planned(job)
+    plan = scheduler.plan_with_known_peak(job)
     reference = stored(plan)
     if reference is None:
         raise UsageError(

@@ -67,7 +67,7 @@ def run_all(options: argparse.Namespace) -> int:
     if options.dry_run:
         stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
         foreseen = [certificate_maker.foreseen(registry, job, options.no_certificate) for job in stored]
-        return dry_run.show(list(map(scheduler.planned, foreseen)), runs, as_json=options.json)
+        return dry_run.show(list(map(scheduler.plan_with_known_peak, foreseen)), runs, as_json=options.json)
     certify = certificate_maker.left_out
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.command import Ask, ask_for, end_tools
+from levelfield.contracts.command import Ask, end_tools, run_tools_for
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.base import MOST_DEVICES
@@ -89,7 +89,7 @@ class CheckedAdapter:
         ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
         def answer() -> None:
-            ask_for(asking)
+            run_tools_for(asking)
             try:
                 ends.put((ask(), None))
             except BaseException as error:  # SystemExit too: it is looked at where the answer is awaited

@@ -5,10 +5,18 @@ The code is in node/, because a node's own part runs the same tools and reads th
 
 from __future__ import annotations
 
-from levelfield.node.bounded_command import Ask, CommandOutput, ask, ask_for, completed, end_tools, no_text
+from levelfield.node.bounded_command import (
+    Ask,
+    CommandOutput,
+    ask,
+    encoding_problem,
+    end_tools,
+    run_bounded,
+    run_tools_for,
+)
 from levelfield.node.control_groups import control_groups, core_quota, file_text
 
 __all__ = [
-    "Ask", "CommandOutput", "ask", "ask_for", "completed", "control_groups", "core_quota", "end_tools", "file_text",
-    "no_text",
+    "Ask", "CommandOutput", "ask", "control_groups", "core_quota", "encoding_problem", "end_tools", "file_text",
+    "run_bounded", "run_tools_for",
 ]  # fmt: skip

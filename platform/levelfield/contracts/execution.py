@@ -224,7 +224,7 @@ class ReadyRuntime(NodeSource, Protocol):
         """Return the output of a short command in the environment. Raises OSError or subprocess.SubprocessError."""
         ...
 
-    def keep(self, plan: Plan, paths: RunPaths) -> None:
+    def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Write further files to the run directory, such as an image's recipe."""
         ...
 

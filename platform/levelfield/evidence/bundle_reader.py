@@ -1,6 +1,6 @@
-"""Reads a bundle in memory, without trust: a closed list of names, bounds, and no byte that is not of a member.
+"""Reads a bundle in memory, without trust: a closed list of names, limits on sizes, and no bytes between members.
 
-No library extracts anything. A member is written by `written` alone, under its checked name, into a private folder.
+No library extracts anything. A member is written by `unpacked` alone, under its checked name, into a private folder.
 DocumentError: the file is no bundle. GateFailed: it is one, and something about it is not right.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.evidence.bundle_archive import FILE_NAME, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
-from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal
+from levelfield.rundir.seal import FACTS_SUFFIX, OUTCOME, compare_with_seal, document_of, stored_seal
 from levelfield.specs.base import json_digest, parse, sha256_of
 from levelfield.specs.bounded_reading import bounded_bytes
 from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledRun, Manifest, SealFinding
@@ -36,7 +36,7 @@ class RunInBundle:
     def seal(self) -> SealFinding:
         """Whether the files that the bundle lists are those that the run sealed.
 
-        Of a redacted file the manifest keeps the digest before, which nobody can compute again from the bundle.
+        For a redacted file the manifest has the digest before redaction. The bundle cannot reproduce that digest.
         """
         raw = {name: file for name, file in self.entry.files.items() if name not in (RESULT, OUTCOME)}
         if changed := sorted(name for name, file in raw.items() if file.is_whole and file.stored != file.original):
@@ -44,11 +44,11 @@ class RunInBundle:
             return SealFinding(word="tampered", reason=reason, digest=json_digest({}))
         originals: dict[str, str | None] = {name: file.original for name, file in raw.items()}
         outcome = self.entry.files.get(OUTCOME)
-        before = outcome.original if outcome and not outcome.is_whole else None
+        original_outcome = outcome.original if outcome and not outcome.is_whole else None
         names = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
         documents = {name: document_of(name, self.files[name]) for name in names}
         redacted = {name: document for name, document in documents.items() if document is not None}
-        return finding_of(self._outcome, originals, redacted, before)
+        return compare_with_seal(self._outcome, originals, redacted, original_outcome)
 
     @property
     def redacted(self) -> list[str]:
@@ -57,12 +57,13 @@ class RunInBundle:
 
     @property
     def unbound(self) -> list[str]:
-        """The redacted files of which nothing is held against the seal.
+        """The redacted files that no digest of the seal covers.
 
-        Of every other redacted file the seal holds a digest of what names no place, person or device.
+        For every other redacted file the seal has a second digest, of the content without names of places, persons
+        and devices.
         """
         seal = stored_seal(self._outcome or {})
-        return [name for name in self.redacted if seal is None or f"{name}{FACTS}" not in seal.files]
+        return [name for name in self.redacted if seal is None or f"{name}{FACTS_SUFFIX}" not in seal.files]
 
     @property
     def _outcome(self) -> Event | None:
@@ -71,10 +72,10 @@ class RunInBundle:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose members are those of its manifest. signed: the bytes of the manifest, which a signature is of."""
+    """A bundle whose members are those of its manifest."""
 
     manifest: Manifest
-    signed: bytes
+    manifest_bytes: bytes  # what a signature signs
     signature: bytes | None
     runs: tuple[RunInBundle, ...]
 
@@ -119,13 +120,13 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
     runs = []
     for run, entry in manifest.runs.items():
         folder = f"runs/{run}/"
-        content_of = {name.removeprefix(folder): member for name, member in files.items() if name.startswith(folder)}
-        runs.append(RunInBundle(run, content_of, entry))
+        run_files = {name.removeprefix(folder): member for name, member in files.items() if name.startswith(folder)}
+        runs.append(RunInBundle(run, run_files, entry))
     return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(runs))
 
 
 @contextmanager
-def written(run: RunInBundle) -> Iterator[RunPaths]:
+def unpacked(run: RunInBundle) -> Iterator[RunPaths]:
     """Write the files of a run into a private folder for the block. Every name was checked when the bundle was read."""
     with tempfile.TemporaryDirectory(prefix="levelfield-bundle-") as folder:
         root = Path(folder) / run.name

@@ -16,9 +16,16 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.evidence.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
-from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, hosts_in, json_like, words_of
+from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, hosts_in, redacted_json, words_of
 from levelfield.rundir.event_lines import DAMAGED, event_or_none, mapping
-from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
+from levelfield.rundir.seal import (
+    MOST_SEALED_BYTES,
+    OUTCOME,
+    compare_with_seal,
+    outcome_digest,
+    raw_paths,
+    regular_descriptor,
+)
 from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.bundle import BundledFile, BundledRun, SealFinding
 from levelfield.specs.certificate import Certificate, CertificateSubject
@@ -69,7 +76,7 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
         if name.endswith((".json", ".jsonl")):
             pieces = []
             for piece in file.content.split(b"\n") if name.endswith(".jsonl") else [file.content]:
-                redacted = json_like(piece, placeholders.value)
+                redacted = redacted_json(piece, placeholders.value)
                 if redacted is None:  # of what should be JSON and is none, the text
                     text = placeholders.text(piece.decode("utf-8", "surrogateescape"))
                     redacted = text.encode("utf-8", "surrogateescape")
@@ -133,7 +140,7 @@ def read_run(paths: RunPaths, name: str) -> ReadRun:
     raw = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
     files = {file: _read(file, path) for file, path in raw}
     outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
-    seal = finding_of(outcome, {file: content.digest for file, content in files.items() if file != OUTCOME})
+    seal = compare_with_seal(outcome, {file: content.digest for file, content in files.items() if file != OUTCOME})
     if seal.word == "tampered":
         raise GateFailed(f"{name} is tampered: {seal.reason}; a bundle needs the files that the run left")
     if outcome is not None:
@@ -142,7 +149,7 @@ def read_run(paths: RunPaths, name: str) -> ReadRun:
 
 
 def _read(name: str, path: Path) -> ReadFile:
-    descriptor = opened(path)
+    descriptor = regular_descriptor(path)
     if descriptor is None:
         raise UsageError(f"bundle: {path}: found no readable regular file; links and pipes do not go into a bundle")
     largest = MOST_SEALED_BYTES if name.startswith(LOGS) else MOST_BYTES

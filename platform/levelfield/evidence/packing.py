@@ -11,7 +11,7 @@ from typing import NamedTuple
 import levelfield
 from levelfield.errors import UsageError
 from levelfield.evidence.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
-from levelfield.evidence.bundle_reader import RESULT, RunInBundle, written
+from levelfield.evidence.bundle_reader import RESULT, RunInBundle, unpacked
 from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
@@ -67,7 +67,7 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
     """Return the run with the result of its redacted files, which a reader computes again."""
     seal, software = run.entry.seal, software_of(paths)
-    with written(run) as folder:
+    with unpacked(run) as folder:
         result = collect(folder, redaction=Redaction(seal, software))
     if changed := next(_changed(original, result), None):
         raise UsageError(

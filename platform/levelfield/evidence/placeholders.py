@@ -140,7 +140,7 @@ def words_of(value: Any) -> set[str]:
     return set()
 
 
-def json_like(content: bytes, redacted: Callable[[Any], Any]) -> bytes | None:
+def redacted_json(content: bytes, redacted: Callable[[Any], Any]) -> bytes | None:
     """Return a JSON text with placeholders, its own bytes where nothing was replaced; None for what is no JSON."""
     try:
         value = json.loads(content)

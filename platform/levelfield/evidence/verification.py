@@ -12,7 +12,7 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
-from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, written
+from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, unpacked
 from levelfield.evidence.packing import leaves
 from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
@@ -88,7 +88,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
     code, version = "not known", bundle.manifest.platform_version
     if version != levelfield.__version__:
         notes = [f"made by levelfield {version}, recomputed by {levelfield.__version__}: formulas may differ"]
-    with written(run) as paths:
+    with unpacked(run) as paths:
         try:
             plan = read_plan(paths)
             ranks = max(plan.world_size, plan.tuning.layout.world_size)
@@ -253,7 +253,7 @@ def _certificate(
         )
         return
     try:
-        with written(proof) as folder:
+        with unpacked(proof) as folder:
             recomputed = collect(folder, redaction=Redaction(proof.seal, proof.entry.software))
     except (DocumentError, *DAMAGED) as error:
         yield Contradiction(CERTIFICATE, f"run {proof.name}", " ".join(str(error).split())[:120])

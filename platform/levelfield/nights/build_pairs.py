@@ -19,7 +19,7 @@ from levelfield.explain.explanation import explained
 from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
-from levelfield.run.turns import Keep, in_turns
+from levelfield.run.turns import StoreRun, alternating_pairs
 from levelfield.rundir.directory import PAIRS
 from levelfield.series.level import FEWEST_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
@@ -90,7 +90,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
 
 
 def paired_records(
-    arms: Sequence[Arm], pairs: int, runs: Path, series: Series, keep: Keep, done: Sequence[RunRecord] = ()
+    arms: Sequence[Arm], pairs: int, runs: Path, series: Series, store_run: StoreRun, done: Sequence[RunRecord] = ()
 ) -> Iterator[tuple[RunRecord, RunRecord]]:
     """Run and return one pair after another: the accepted build's record first. The runs are in a folder of `runs`.
 
@@ -98,7 +98,7 @@ def paired_records(
     run is not valid, or is of another series or commit.
     """
     by_name, left = {arm.name: arm for arm in arms}, list(done)
-    for pair in in_turns(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, keep)):
+    for pair in alternating_pairs(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, store_run)):
         for arm, record in zip((by_name["a"], by_name["b"]), pair, strict=True):
             if record.word != "valid":
                 raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
@@ -133,12 +133,12 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     return change.sentences
 
 
-def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:
+def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
     try:
         paths = run_of(arm.build, arm.arguments, runs / PAIRS, MOST_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
-    return keep(arm.name, paths)
+    return store_run(arm.name, paths)
 
 
 def null_arms(

@@ -271,7 +271,7 @@ class NightSession:
             if pair_run.series == suspect.series
         ]
         store_arm = partial(self._keep_arm, suspect.series, "confirm")
-        keep = PairProgress(suspect.figure, self.output.say).keeping(store_arm, done)
+        keep = PairProgress(suspect.figure, self.output.say).reporting(store_arm, done)
         return paired_records(arms, MOST_PAIRS, self.request.runs, series_of(plan), keep, done)
 
     def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
@@ -287,7 +287,7 @@ class NightSession:
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
         progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
-        keep = progress.keeping(partial(self._keep_arm, series, "null"))
+        keep = progress.reporting(partial(self._keep_arm, series, "null"))
         return paired_records(arms, most, self.request.runs, series_of(plan), keep)
 
     def _build_here(self, series: str) -> Subject | str:

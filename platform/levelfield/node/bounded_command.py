@@ -1,7 +1,7 @@
 """Runs a vendor's tool. It may be missing, slow or failing, or print another encoding; `ask` never raises.
 
-A command has a time limit and a limit on its output. The wait for a killed one is bounded too: what hangs in a driver
-or on a file server does not end by SIGKILL. `end_tools` ends the tools that a thread still runs.
+A command has a time limit and a limit on its output. The wait for a killed command is bounded too: SIGKILL does not end
+a process that hangs in a driver or on a file server. `end_tools` ends the tools that a thread still runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
-LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
+KILL_WAIT_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
 MOST_COMPLAINT = 4096  # characters
 _PART_BYTES = 65536
@@ -27,7 +27,7 @@ class CommandOutput(NamedTuple):
     """The output of a tool; None when there is no readable output, and `reason` gives the cause.
 
     absent: this machine does not have the tool. Every other cause is a fault of a tool that is here.
-    complaint: what a tool that ended well printed as errors; its beginning.
+    complaint: the first MOST_COMPLAINT characters that a successful tool printed on standard error.
     """
 
     text: str | None
@@ -37,12 +37,12 @@ class CommandOutput(NamedTuple):
 
 
 Ask = Callable[[Sequence[str], float], CommandOutput]
-_running: dict[subprocess.Popen[bytes], int] = {}  # each running tool, and the thread that waits for it
-_guard = threading.Lock()
-_this = threading.local()
+_running: dict[subprocess.Popen[bytes], int] = {}  # by running tool: the thread that waits for it
+_running_lock = threading.Lock()
+_thread_local = threading.local()
 
 
-class _TooMuch(subprocess.SubprocessError):
+class _TooMuchOutput(subprocess.SubprocessError):
     """The tool printed more than MOST_BYTES."""
 
 
@@ -52,10 +52,10 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     # some tools read LANG or LANGUAGE, and not LC_ALL before them
     variables = {key: value for key, value in os.environ.items() if key != "LANGUAGE" and not key.startswith("LC_")}
     try:
-        code, printed, complaint = _ended(argv, timeout_seconds, {**variables, "LANG": "C", "LC_ALL": "C"})
+        code, printed, error_output = _run_to_end(argv, timeout_seconds, {**variables, "LANG": "C", "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
-    except _TooMuch:
+    except _TooMuchOutput:
         return CommandOutput(None, f"{name} printed more than {MOST_BYTES} bytes")
     except (OSError, ValueError) as error:
         reason = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
@@ -64,16 +64,16 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         is_here = any(os.access(Path(folder) / name, os.F_OK) for folder in folders)
         return CommandOutput(None, reason, absent=not is_here)
     if code != 0:
-        message = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
+        message = (error_output.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
         return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {message}" if message else ""))
     try:
-        return CommandOutput(printed.decode(), complaint=complaint.decode(errors="replace")[:MOST_COMPLAINT])
+        return CommandOutput(printed.decode(), complaint=error_output.decode(errors="replace")[:MOST_COMPLAINT])
     except UnicodeDecodeError as error:
-        return CommandOutput(None, f"{name} printed {no_text(error)}")
+        return CommandOutput(None, f"{name} printed {encoding_problem(error)}")
 
 
-def no_text(error: UnicodeDecodeError) -> str:
-    """Return why an output is no text, with the encoding that it may have."""
+def encoding_problem(error: UnicodeDecodeError) -> str:
+    """Return why an output is not UTF-8, with the encoding that it may have."""
     try:
         error.object.decode("gb2312")
     except UnicodeDecodeError:
@@ -81,22 +81,23 @@ def no_text(error: UnicodeDecodeError) -> str:
     return f"no UTF-8 text: byte {error.start}; perhaps GBK: let the tool print English, or UTF-8"
 
 
-def completed(
+def run_bounded(
     argv: Sequence[str], timeout_seconds: float, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Return a command that has ended, with its output. Raises OSError, and SubprocessError when it takes too long.
 
     In contrast to subprocess.run it also returns when SIGKILL does not end the command.
     """
-    code, *streams = _ended(argv, timeout_seconds, environment)
-    printed, complaint = (stream.decode(errors="replace") for stream in streams)
-    return subprocess.CompletedProcess(argv, code, printed, complaint)
+    code, *streams = _run_to_end(argv, timeout_seconds, environment)
+    printed, error_output = (stream.decode(errors="replace") for stream in streams)
+    return subprocess.CompletedProcess(argv, code, printed, error_output)
 
 
-def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | None) -> tuple[int, bytes, bytes]:
-    """Return the exit code of a command and both streams. Raises OSError, ValueError, TimeoutExpired and _TooMuch.
+def _run_to_end(argv: Sequence[str], seconds: float, environment: dict[str, str] | None) -> tuple[int, bytes, bytes]:
+    """Return the exit code of a command, its output and its error output.
 
-    The command and all processes that it started are ended in any case.
+    Raises OSError, ValueError, TimeoutExpired and _TooMuchOutput. The command and all processes that it
+    started are ended in any case.
     """
     process = subprocess.Popen(
         argv,
@@ -108,8 +109,8 @@ def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | No
     )
     deadline = time.monotonic() + seconds
     content = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream}
-    with _guard:
-        _running[process] = getattr(_this, "asks_for", threading.get_ident())
+    with _running_lock:
+        _running[process] = getattr(_thread_local, "tools_run_for", threading.get_ident())
     try:
         with selectors.DefaultSelector() as open_streams:
             for stream in content:
@@ -123,24 +124,24 @@ def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | No
                         open_streams.unregister(key.fileobj)
                     content[key.fileobj] += part  # type: ignore[index]
                     if len(content[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
-                        raise _TooMuch(f"more than {MOST_BYTES} bytes")
+                        raise _TooMuchOutput(f"more than {MOST_BYTES} bytes")
         process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        with _guard:
+        with _running_lock:
             del _running[process]
         if process.returncode is None:
             _kill(process)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVE_SECONDS)
+                process.wait(KILL_WAIT_SECONDS)
         for stream in content:
             stream.close()
-    printed, complaint = content.values()
-    return process.returncode, bytes(printed), bytes(complaint)
+    printed, error_output = content.values()
+    return process.returncode, bytes(printed), bytes(error_output)
 
 
-def ask_for(thread: int) -> None:
+def run_tools_for(thread: int) -> None:
     """Let the tools that this thread runs from now on count as those of another one, which waits for it."""
-    _this.asks_for = thread
+    _thread_local.tools_run_for = thread
 
 
 @atexit.register  # ends what a daemon thread still runs when the platform ends
@@ -149,9 +150,9 @@ def end_tools(thread: int | None = None) -> None:
 
     `ask` then returns there, with a reason.
     """
-    with _guard:
-        for process, owner in _running.items():
-            if thread in (None, owner):
+    with _running_lock:
+        for process, waiting_thread in _running.items():
+            if thread in (None, waiting_thread):
                 _kill(process)
 
 

@@ -16,7 +16,7 @@ from typing import Collection, Iterator, NamedTuple
 HOST_ROOT = Path("/")
 _KILLED = re.compile(rb"Killed process (\d+)")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
-_LONGEST_RECORD = 8192
+_MAX_RECORD_BYTES = 8192  # of the kernel's log
 
 
 def control_groups(controller: str, root: Path = HOST_ROOT) -> Iterator[Path]:
@@ -78,7 +78,7 @@ def _mounts_and_groups(controller: str, root: Path) -> Iterator[tuple[Path, Path
 
 
 class MemoryKills(NamedTuple):
-    """The number of processes that were killed for memory, and how that is known."""
+    """The number of processes that were killed for memory, and the evidence."""
 
     number: int
     evidence: str | None
@@ -87,8 +87,8 @@ class MemoryKills(NamedTuple):
 class MemoryKillWatch:
     """The kills of a run's processes since this object was made.
 
-    The kernel's log names each killed process. Where it cannot be read, or counts processes otherwise than here (inside
-    a container), the counter of the platform's own control group is taken. A kill elsewhere is in neither.
+    The kernel's log names each killed process. Where it cannot be read, or has other process numbers (inside a
+    container), the counter of this process's control group is used. Kills outside the run count in neither.
     """
 
     def __init__(self, root: Path = HOST_ROOT) -> None:
@@ -102,7 +102,7 @@ class MemoryKillWatch:
             with self._log, contextlib.suppress(OSError):
                 while True:
                     try:
-                        record = self._log.read(_LONGEST_RECORD)  # one record of the kernel's
+                        record = self._log.read(_MAX_RECORD_BYTES)  # one record of the kernel's
                     except BrokenPipeError:
                         continue  # records were overwritten before they were read; next comes the oldest that is left
                     if not record:  # None: there is no further record
@@ -111,10 +111,11 @@ class MemoryKillWatch:
             killed = sorted(numbers & set(pids))
             evidence = f"the kernel's log names process {', '.join(map(str, killed))}" if killed else None
             return MemoryKills(len(killed), evidence)
-        now = memory_kills(self._root)
-        if now is None or self._kills_at_start is None or not now > self._kills_at_start:
+        kills_now = memory_kills(self._root)
+        if kills_now is None or self._kills_at_start is None or not kills_now > self._kills_at_start:
             return MemoryKills(0, None)
-        return MemoryKills(now - self._kills_at_start, "the platform's own control group counts a kill for memory")
+        number = kills_now - self._kills_at_start
+        return MemoryKills(number, "the platform's own control group counts a kill for memory")
 
 
 def _open_log(root: Path) -> FileIO | None:

@@ -32,7 +32,7 @@ class DeviceLocks(NamedTuple):
 
     files: Sequence[FileIO]
 
-    def keep(self, processes: Sequence[int]) -> None:
+    def hold_for(self, processes: Sequence[int]) -> None:
         """Keep the devices locked until these processes of this machine have ended, and no longer until others have.
 
         It is called with the ranks when they start, because this process may be killed, and with those left at the end.

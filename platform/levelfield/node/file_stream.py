@@ -18,26 +18,26 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping
 
-LOOK_SECONDS = 0.2
-LEAVE_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
+POLL_SECONDS = 0.2
+END_WAIT_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
 MOST_LINE_BYTES = 64 * 1024
-MOST_FILE_BYTES = 256 * 2**20  # of one file; what is more stays on the node, and the node's end names the file
+MOST_FILE_BYTES = 256 * 2**20  # of one file; the rest stays on the node, and the node's end names the file
 PART_BYTES = 10 * 1024  # as JSON at most six times as long
 BEAT_SECONDS = 1.0
-_OF_NODE = (
+_NODE_FILES = (
     "nodes/node{node}.facts.json",
     "nodes/node{node}.record.jsonl",
     "telemetry/node{node}.raw.jsonl",
     "logs/node{node}.log",
 )
-_OF_RANK = ("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "logs/rank{rank}.log")
+_RANK_FILES = ("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "logs/rank{rank}.log")
 HEARTBEAT = "events/rank{rank}.alive"  # a frame replaces the whole file
 
 
 class FileStream:
-    """The frames of one node, sent from now until `end`. broken: called once when the receiver is gone.
+    """The frames of one node, sent from now until `end`. output: a descriptor. broken: called once without a receiver.
 
-    offsets: what it has already, by name. A name that no node has by itself is a further file that it asks for.
+    offsets: the number of bytes that the receiver already has, by file name. It may name files beyond the usual ones.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class FileStream:
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")
         self._thread.start()
 
-    def end(self, code: int, wait_seconds: float | None = LEAVE_SECONDS) -> None:
-        """Send what is left and the exit code, and wait: a bounded time, or None for any."""
+    def end(self, code: int, wait_seconds: float | None = END_WAIT_SECONDS) -> None:
+        """Send what is left and the exit code, and wait for it. wait_seconds: None has no limit."""
         self._code = code
         self._ending.set()
         self._thread.join(wait_seconds)
@@ -74,7 +74,7 @@ class FileStream:
                 self._send_growth()
                 if is_last:
                     return write_all(self._output, frame_line({"end": self._code}))
-                self._ending.wait(LOOK_SECONDS)
+                self._ending.wait(POLL_SECONDS)
         except OSError:
             self._broken()
 
@@ -82,7 +82,7 @@ class FileStream:
         for name, offset in self._sent.items():
             may_have_more = True
             while may_have_more:
-                part = _content(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
+                part = _file_part(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
                 if part:
                     frame, size = file_frame(name, offset, part)
                     write_all(self._output, frame)
@@ -90,7 +90,7 @@ class FileStream:
                     self._sent[name] = offset
                 may_have_more = len(part) == PART_BYTES
         for name, before in self._beats.items():
-            beat = _content(self._root / name, 0, 64)
+            beat = _file_part(self._root / name, 0, 64)
             if beat and beat != before:
                 self._beats[name] = beat
                 write_all(self._output, file_frame(name, 0, beat)[0])
@@ -102,14 +102,14 @@ def write_all(output: int, content: bytes) -> None:
         left = left[os.write(output, left) :]
 
 
-def _content(path: Path, offset: int, most: int) -> bytes:
+def _file_part(path: Path, offset: int, max_bytes: int) -> bytes:
     """Return a part of a file; nothing where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.pread(descriptor, most, offset) if most > 0 else b""
+        return os.pread(descriptor, max_bytes, offset) if max_bytes > 0 else b""
     except OSError:
         return b""
     finally:
@@ -118,7 +118,7 @@ def _content(path: Path, offset: int, most: int) -> bytes:
 
 def appended_files(node: int, ranks: Iterable[int]) -> list[str]:
     """Return the names of a node's files that only grow."""
-    return [name.format(node=node) for name in _OF_NODE] + [n.format(rank=r) for r in ranks for n in _OF_RANK]
+    return [name.format(node=node) for name in _NODE_FILES] + [n.format(rank=r) for r in ranks for n in _RANK_FILES]
 
 
 def frame_line(content: dict[str, Any]) -> bytes:
@@ -126,9 +126,9 @@ def frame_line(content: dict[str, Any]) -> bytes:
 
 
 def file_frame(name: str, offset: int, part: bytes) -> tuple[bytes, int]:
-    """Return the frame of a part of a file, and how many of its bytes the frame has.
+    """Return the frame of a part of a file, and how many bytes of the part the frame has.
 
-    Less than all: the part ends within a character, which the next frame begins with.
+    A character that the part cuts is left for the next frame.
     """
     try:
         text, size = part.decode(), len(part)

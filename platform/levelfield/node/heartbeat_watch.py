@@ -22,7 +22,7 @@ class WatchedTime:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._looked, self._watched = now, now(), 0.0
 
-    def look(self) -> float:
+    def watched_seconds(self) -> float:
         """Count the time since the last look, and return the sum."""
         before, self._looked = self._looked, self._now()
         self._watched += min(self._looked - before, LONGEST_LOOK)

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and
 
 from levelfield.node.assignment import NODE_RANK, Assignment, AssignmentError, assignment_of
 from levelfield.node.file_stream import FileStream
-from levelfield.node.node_duty import NodeDuty, PlatformLine
+from levelfield.node.node_duty import NodeDuty, PlatformConnection
 from levelfield.node.rank_processes import Stop
 
 WRONG_WORK = 2
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     """Run the agent, with its frames on standard output if they are requested."""
     silence = work.part("limits").get("platform_seconds", max(work.heartbeat_seconds, 30))
-    platform = PlatformLine(stop, silence) if options.work == "-" else None
+    platform = PlatformConnection(stop, silence) if options.work == "-" else None
     agent = NodeDuty(work, stop, platform)
     # this process's own errors go to the node's log from here on
     log = os.open(

@@ -22,14 +22,14 @@ from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.node_facts import host_counters, locked_memory, network_counters, node_facts, tool_output
 from levelfield.node.node_setup import SetupError, stage
 from levelfield.node.numa_domains import rank_cores
-from levelfield.node.process_identity import end_left_ranks, new_mark
+from levelfield.node.process_identity import end_leftover_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.regular_files import read_regular
 from levelfield.node.sampling import Sampler
 
 RESOLVE_SECONDS = 20.0
-THREADS = "OMP_NUM_THREADS"  # without it each of eight ranks starts a thread for every core
-RESERVED_BYTES = 64 * 1024  # for the last word: ends of 1,024 ranks, with what they are told beside
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it each of eight ranks starts a thread for every core
+LAST_RECORD_BYTES = 64 * 1024  # for the last record, which has the ends of up to 1,024 ranks
 Fields = Dict[str, Any]
 
 
@@ -43,19 +43,19 @@ class Ending(NamedTuple):
     evidence: str | None = None
 
 
-class PlatformLine:
-    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
+class PlatformConnection:
+    """The platform's lines on standard input, one each second. Its end, or a long silence, stops this node."""
 
     def __init__(self, stop: Stop, limit_seconds: float) -> None:
         self._stop, self._limit = stop, limit_seconds
-        self._lines, self._seen = 0, (0, 0.0)
+        self._lines, self._last_change = 0, (0, 0.0)  # lines so far; their number and the time when it last changed
         threading.Thread(target=self._read, daemon=True, name="platform").start()
 
     def silent(self, watched: float) -> str | None:
         """Return the evidence of a silence that is too long, in seconds that this process has watched."""
-        if self._lines != self._seen[0]:
-            self._seen = self._lines, watched
-        silence = watched - self._seen[1]
+        if self._lines != self._last_change[0]:
+            self._last_change = self._lines, watched
+        silence = watched - self._last_change[1]
         if silence > self._limit:
             return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
         return None
@@ -69,7 +69,7 @@ class PlatformLine:
 class NodeDuty:
     """The work of one node, from its checks to its last record."""
 
-    def __init__(self, assignment: Assignment, stop: Stop, platform: PlatformLine | None) -> None:
+    def __init__(self, assignment: Assignment, stop: Stop, platform: PlatformConnection | None) -> None:
         self._work, self._stop, self._platform = assignment, stop, platform
         self._ranks = Ranks(new_mark())
         self._device_locks = DeviceLocks(())
@@ -79,23 +79,23 @@ class NodeDuty:
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
 
     def run(self) -> int:
-        """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
+        """Do the work, and return the exit code. No rank is left then that SIGKILL can end."""
         ending, refusal = Ending("fault", 1, "the node's own part failed; see its log"), None
         with ExitStack() as stack:
             try:
                 self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
-                if packed := self._work.part("stage"):  # the site's file names a folder of this node's own disk
-                    began, place, archive = time.monotonic(), Path(packed["folder"]), Path(packed["archive"])
-                    is_new = stage(archive, place, packed["digest"], lambda: self._record.write("staging"))
+                if staged := self._work.part("stage"):  # the site's file names a folder of this node's own disk
+                    began, folder, archive = time.monotonic(), Path(staged["folder"]), Path(staged["archive"])
+                    is_new = stage(archive, folder, staged["digest"], lambda: self._record.write("staging"))
                     seconds = time.monotonic() - began
-                    self._record.write("staged", folder=str(place), is_new=is_new, seconds=seconds)
+                    self._record.write("staged", folder=str(folder), is_new=is_new, seconds=seconds)
                 refusal = self._refusal()
                 if refusal is None:
-                    end_left_ranks()
-                    folder, run, devices = lock_folder(), self._work.run_id, self._work.content.get("locks", ())
-                    files = [stack.enter_context(device_locked(folder, device, run)) for device in devices]
+                    end_leftover_ranks()
+                    locks, run, devices = lock_folder(), self._work.run_id, self._work.content.get("locks", ())
+                    files = [stack.enter_context(device_locked(locks, device, run)) for device in devices]
                     self._device_locks = DeviceLocks(files)
-                    ending = self._trained()
+                    ending = self._train()
             except DeviceInUse as error:
                 refusal = Ending("device-taken", 6, str(error))
             except SetupError as error:
@@ -108,11 +108,12 @@ class NodeDuty:
                     self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
                 self._ranks.stop()
                 ends = self._ranks.ends()
-                self._device_locks.keep([end["process"] for end in ends if "process" in end])
+                self._device_locks.hold_for([end["process"] for end in ends if "process" in end])
                 kills = self._kill_watch.kills(self._ranks.processes())
                 more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
-                before = self._network  # by how much each counter has grown
-                more["network"] = {n: count - before[n] for n, count in network_counters().items() if n in before}
+                before = self._network
+                growth = {n: count - before[n] for n, count in network_counters().items() if n in before}
+                more["network"] = growth
                 expected = self._work.part("expected")
                 if ending.cause == "exited" and expected.get("code"):
                     more["code"] = _digest_here(expected)
@@ -144,47 +145,47 @@ class NodeDuty:
                     reason = f"the first node's name {first} does not resolve here: {error.strerror}; give its address"
                     return Ending("name-unknown", 5, reason)
 
-    def _trained(self) -> Ending:
+    def _train(self) -> Ending:
         node = self._work.node_rank
         write_files(self._work.root, self._work.part("files"))
         facts = node_facts(node, self._work.part("facts"))
         # the ranks inherit it: they may lock all memory that the system permits
-        _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard_limit, hard_limit))
         expected = self._work.part("expected")
-        agreed = {
+        run_facts = {
             "code": expected.get("code"),
             "environment": {"digest": expected.get("environment")},
-            "binding": self._cores.recorded(),
+            "binding": self._cores.facts(),
             "locked_memory_bytes": locked_memory(),
         }
-        text = json.dumps({**facts, **agreed}, indent=2) + "\n"
+        text = json.dumps({**facts, **run_facts}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
         samples = self._work.part("samples")
         commands = list(samples.get("commands", ()))
 
-        def reading() -> Fields:
+        def read_tools() -> Fields:
             return {"outputs": [tool_output(list(c["argv"]), c["timeout_seconds"]) for c in commands]}
 
         path, interval = self._work.root / f"telemetry/node{node}.raw.jsonl", samples.get("interval_seconds", 1.0)
-        with Sampler(path, interval, reading, {"outputs": []}, lambda _: host_counters()):
+        with Sampler(path, interval, read_tools, {"outputs": []}, lambda _: host_counters()):
             try:
-                return self._supervised()
+                return self._supervise()
             finally:
                 self._ranks.stop()
 
-    def _supervised(self) -> Ending:
+    def _supervise(self) -> Ending:
         if self._stop.wait(0):
             return Ending("stopped", 3, self._stop.reason)
         for process in self._work.processes:
             rank = process["rank"]
             environment = self._work.environment(process, os.environ)
-            environment.setdefault(THREADS, str(self._cores.threads(rank)))
-            with self._cores.of(rank):
+            environment.setdefault(THREADS_VARIABLE, str(self._cores.threads(rank)))
+            with self._cores.affinity(rank):
                 self._ranks.start(rank, list(process["argv"]), environment, process["log"])
         self._record.write("ranks-started", processes=self._ranks.processes())
-        self._device_locks.keep(self._ranks.processes())
+        self._device_locks.hold_for(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())
         heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
         recorded: set[int] = set()
@@ -196,7 +197,7 @@ class NodeDuty:
                     self._record.write("rank-ended", **end)
             if failed is not None or not alive:
                 break
-            watched = clock.look()
+            watched = clock.watched_seconds()
             if evidence := heartbeats.silent(alive, watched):
                 self._record.write("hang", evidence=evidence)
                 return Ending("hang", 7, evidence)
@@ -215,7 +216,8 @@ class NodeDuty:
 def check_digests(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digests of the node's code and of its environment with the plan's, where it has them.
 
-    expected: code and folder; environment, and stamp, the file that has its digest here.
+    expected: `code` and `environment` are the planned digests, `folder` the code's place here, and `stamp` the file
+    with the digest of the environment here.
     """
     pairs = [("code", _digest_here(expected), expected["code"])] if expected.get("code") else []
     planned, stamp = expected.get("environment"), expected.get("stamp")
@@ -241,26 +243,26 @@ def _digest_here(expected: Mapping[str, Any]) -> str:
 
 
 class NodeRecord:
-    """Appends to a file. On a full disk a line is lost, but not the last one: its space is reserved from the start."""
+    """Appends lines to a file. On a full disk lines may be lost, but not the last one, whose space is reserved."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._reserve = path.with_suffix(".reserve")
         with suppress(OSError):
-            self._reserve.write_bytes(bytes(RESERVED_BYTES))
+            self._reserve.write_bytes(bytes(LAST_RECORD_BYTES))
 
     def write(self, event: str, **fields: Any) -> None:
         line = (json.dumps({"time_ns": time.monotonic_ns(), "event": event, **fields}) + "\n").encode()
-        with self._guard, suppress(OSError):
+        with self._lock, suppress(OSError):
             if os.write(self._file, line) == len(line):
                 self._size += len(line)
             else:
                 os.ftruncate(self._file, self._size)  # no reader sees a part of a line
 
     def write_last(self, event: str, **fields: Any) -> None:
-        """Write the last line, with the space that is free on the disk. The reserved space is given up for it."""
+        """Write the last line, with the space that is free on the disk. The reserved space is freed for it."""
         free = None
         with suppress(OSError):
             disk = os.statvfs(str(self._reserve.parent))

@@ -22,16 +22,19 @@ from levelfield.node.control_groups import file_text
 from levelfield.node.rank_processes import stat_of
 
 SCHEMA = "levelfield.node-facts/1"
-WATCHED_SECONDS = 1.0  # for which the load is watched
-_ADDRESS_OF = 0x8915  # SIOCGIFADDR (linux/sockios.h)
-_USED = (0, 1, 2, 7)  # places among a core's times: user, nice, system, steal
-_WORKED = (*_USED, 5, 6)  # with irq and softirq
-_PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the last are utime, stime, cutime, cstime
-_INTERFACES, _MEMINFO = Path("/sys/class/net"), Path("/proc/meminfo")
-_PORTS, _SEGMENTS = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
-_GET_LINKS, _ALL, _DONE = 18, 0x301, 3  # RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE (linux/rtnetlink.h)
-_IPC_LOCK = 14  # CAP_IPC_LOCK (linux/capability.h)
-_NAME, _LOST = 3, 48  # IFLA_IFNAME and IFLA_CARRIER_DOWN_COUNT (linux/if_link.h)
+LOAD_SECONDS = 1.0  # for which the load of other programs is measured
+_NETLINK_SECONDS = 1.0  # the longest wait for the kernel's answer
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
+_BUSY_COLUMNS = (0, 1, 2, 7)  # places among a core's times in /proc/stat: user, nice, system, steal
+_WORK_COLUMNS = (*_BUSY_COLUMNS, 5, 6)  # with irq and softirq
+_PARENT_FIELD = 1  # as the next one a place among the fields of stat_of
+_TIME_FIELDS = slice(11, 15)  # utime, stime, cutime, cstime
+_INTERFACES_FOLDER, _MEMINFO_FILE = Path("/sys/class/net"), Path("/proc/meminfo")
+_INFINIBAND_FOLDER, _SNMP_FILE = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
+# linux/rtnetlink.h and linux/netlink.h; the second is NLM_F_REQUEST | NLM_F_DUMP
+_RTM_GETLINK, _DUMP_REQUEST, _NLMSG_DONE = 18, 0x301, 3
+_CAP_IPC_LOCK = 14  # linux/capability.h
+_IFLA_IFNAME, _IFLA_CARRIER_DOWN_COUNT = 3, 48  # linux/if_link.h
 Fields = Dict[str, Any]
 
 
@@ -60,7 +63,7 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fie
 
 
 def tool_output(argv: list[str], timeout_seconds: float) -> Fields:
-    """Return what a tool printed as it stands in a file: the text, or the reason why there is none."""
+    """Run a tool and return the JSON object of its output: the text, or the reason why there is none."""
     output = ask(argv, timeout_seconds)
     if output.text is not None:
         return {"argv": argv, "text": output.text}
@@ -69,7 +72,7 @@ def tool_output(argv: list[str], timeout_seconds: float) -> Fields:
 
 def _interfaces() -> Fields:
     try:
-        folders = sorted(_INTERFACES.iterdir())
+        folders = sorted(_INTERFACES_FOLDER.iterdir())
     except OSError:
         return {}
     interfaces: Fields = {}
@@ -77,14 +80,14 @@ def _interfaces() -> Fields:
         for folder in (folder for folder in folders if folder.name != "lo"):
             addresses = []  # the first IPv4 address, where the interface has one
             with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", folder.name.encode()[:15]))
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", folder.name.encode()[:15]))
                 addresses = [socket.inet_ntoa(reply[20:24])]
             interfaces[folder.name] = {
                 "addresses": addresses,
                 "operstate": file_text(folder / "operstate") or None,
                 "address": file_text(folder / "address") or None,
-                "speed": _number(folder / "speed"),  # -1 is the kernel's word for an unknown one
-                "mtu": _number(folder / "mtu"),
+                "speed": _file_number(folder / "speed"),  # -1 is the kernel's word for an unknown one
+                "mtu": _file_number(folder / "mtu"),
             }
     return interfaces
 
@@ -95,10 +98,10 @@ def network_counters() -> dict[str, int]:
     Source: Linux, rtnetlink(7) and Documentation/ABI/stable/sysfs-class-infiniband; RFC 4022 for the segments.
     """
     links = {f"link {name}": count for name, count in _lost_carriers() if name != "lo"}
-    for port in _PORTS.glob("*/ports/*"):
-        if (count := _number(port / "counters/link_downed")) is not None:
+    for port in _INFINIBAND_FOLDER.glob("*/ports/*"):
+        if (count := _file_number(port / "counters/link_downed")) is not None:
             links[f"link {port.parents[1].name}/{port.name}"] = count
-    rows = [line.split() for line in file_text(_SEGMENTS).splitlines() if line.startswith("Tcp:")]
+    rows = [line.split() for line in file_text(_SNMP_FILE).splitlines() if line.startswith("Tcp:")]
     segments = dict(zip(*rows[:2])) if len(rows) > 1 else {}
     names = (("sent", "OutSegs"), ("resent", "RetransSegs"))
     return {**links, **{name: int(segments[key]) for name, key in names if segments.get(key, "").isdecimal()}}
@@ -109,24 +112,24 @@ def _lost_carriers() -> Iterator[tuple[str, int]]:
     network namespace's; nothing where the kernel does not answer."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-            kernel.settimeout(WATCHED_SECONDS)
-            kernel.send(struct.pack("=IHHII16x", 32, _GET_LINKS, _ALL, 1, 0))
+            kernel.settimeout(_NETLINK_SECONDS)
+            kernel.send(struct.pack("=IHHII16x", 32, _RTM_GETLINK, _DUMP_REQUEST, 1, 0))
             while answer := kernel.recv(2**17):
-                for kind, body in _parts(answer, "=IH", 16):
-                    if kind == _DONE:
+                for kind, body in _netlink_items(answer, "=IH", 16):
+                    if kind == _NLMSG_DONE:
                         return
-                    link = dict(_parts(body[16:], "=HH", 4))
-                    if _NAME in link and _LOST in link:
+                    link = dict(_netlink_items(body[16:], "=HH", 4))
+                    if _IFLA_IFNAME in link and _IFLA_CARRIER_DOWN_COUNT in link:
                         yield (
-                            link[_NAME].rstrip(b"\0").decode(errors="replace"),
-                            struct.unpack("=I", link[_LOST])[0],
+                            link[_IFLA_IFNAME].rstrip(b"\0").decode(errors="replace"),
+                            struct.unpack("=I", link[_IFLA_CARRIER_DOWN_COUNT])[0],
                         )
     except (OSError, struct.error):
         return
 
 
-def _parts(content: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and body of each message, or of each attribute of one: both begin with their length and kind."""
+def _netlink_items(content: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and body of netlink messages, or of the attributes of one: both begin with their length and kind."""
     while len(content) >= head_bytes:
         length, kind = struct.unpack_from(head, content)
         if length < head_bytes:
@@ -135,15 +138,15 @@ def _parts(content: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, by
         content = content[(length + 3) & ~3 :]
 
 
-def host_counters(are_children: bool = True) -> Fields | None:
+def host_counters(ranks_are_children: bool = True) -> Fields | None:
     """Return processor seconds that only grow, at `time_ns`; None where the kernel shows none.
 
-    busy: of all programs on the usable cores, with the time that a hypervisor took. own: of this process and all its
-    descendants; None without are_children: processes of a container engine are no descendants of this one.
+    busy_seconds: of all programs on the usable cores, with the time that a hypervisor took. own_seconds: of this
+    process and all its descendants; None without ranks_are_children, as those of a container engine are none.
     """
     try:
-        (busy, cores), per_second = _core_ticks(_USED), os.sysconf("SC_CLK_TCK")
-        own_seconds = _own_ticks(os.getpid()) / per_second if are_children else None
+        (busy, cores), per_second = _core_ticks(_BUSY_COLUMNS), os.sysconf("SC_CLK_TCK")
+        own_seconds = _own_ticks(os.getpid()) / per_second if ranks_are_children else None
     except (OSError, ValueError):
         return None
     seconds = {"busy_seconds": busy / per_second, "own_seconds": own_seconds}
@@ -151,39 +154,42 @@ def host_counters(are_children: bool = True) -> Fields | None:
 
 
 def load_of_others(first: int) -> Fields:
-    """Return the cores that other programs kept busy in a second. first: this work's first process; 0: this one."""
-    began, (before, cores), ours = time.monotonic(), _core_ticks(_WORKED), _own_ticks(first or os.getpid())
-    time.sleep(WATCHED_SECONDS)
-    passed, (after, cores) = time.monotonic() - began, _core_ticks(_WORKED)
+    """Return the cores that other programs kept busy for a second, on average.
+
+    first: the process whose descendants are no others; 0: this one.
+    """
+    began, (before, cores), ours = time.monotonic(), _core_ticks(_WORK_COLUMNS), _own_ticks(first or os.getpid())
+    time.sleep(LOAD_SECONDS)
+    passed, (after, cores) = time.monotonic() - began, _core_ticks(_WORK_COLUMNS)
     others = max(0, after - before - (_own_ticks(first or os.getpid()) - ours))
     return {"facts": {"other_cores": others / os.sysconf("SC_CLK_TCK") / passed, "cores": cores}}
 
 
-def _core_ticks(places: tuple[int, ...]) -> tuple[int, int]:
+def _core_ticks(columns: tuple[int, ...]) -> tuple[int, int]:
     """Return the ticks of the cores that this process may use, and the number of these cores.
 
-    places: which of a core's times count. A container may number cores otherwise: then all cores count.
+    columns: which times of a core count. A container may number cores otherwise: then all cores count.
     """
     lines = (line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines())
     cores = {name[3:]: [int(text) for text in times] for name, *times in filter(None, lines) if name.startswith("cpu")}
     cores.pop("", None)  # the sum
     allowed = [cores[str(number)] for number in sorted(os.sched_getaffinity(0)) if str(number) in cores]
     counted = allowed or list(cores.values())
-    return sum(times[place] for times in counted for place in places if place < len(times)), len(counted)
+    return sum(times[column] for times in counted for column in columns if column < len(times)), len(counted)
 
 
 def _own_ticks(first: int) -> int:
     """Return the ticks of a process and all its descendants, with those of children that have ended."""
-    numbers = (int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit())
-    processes = {number: fields for number, fields in ((n, stat_of(n)) for n in numbers) if len(fields) > _TIMES.stop}
+    fields_of = {n: stat_of(n) for n in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())}
+    processes = {number: fields for number, fields in fields_of.items() if len(fields) > _TIME_FIELDS.stop}
     children: dict[int, list[int]] = {}
     for number, fields in processes.items():
-        children.setdefault(int(fields[_PARENT]), []).append(number)
-    total, left = 0, [first]
-    while left:
-        number = left.pop()
-        left += children.get(number, [])
-        total += sum(int(text) for text in processes[number][_TIMES]) if number in processes else 0
+        children.setdefault(int(fields[_PARENT_FIELD]), []).append(number)
+    total, pending = 0, [first]
+    while pending:
+        number = pending.pop()
+        pending += children.get(number, [])
+        total += sum(int(text) for text in processes[number][_TIME_FIELDS]) if number in processes else 0
     return total
 
 
@@ -191,9 +197,11 @@ def memory() -> Fields:
     """Return the node's memory in bytes, what programs may still have of it, and its huge pages."""
     sizes = _meminfo()
     group = Path("/sys/fs/cgroup")
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    in_group = limit - used if limit and used is not None else None  # a container may have less than the machine
-    available = [size for size in (sizes.get("MemAvailable"), in_group) if size is not None]
+    limit, used = _file_number(group / "memory.max"), _file_number(group / "memory.current")
+    available_in_group = (
+        limit - used if limit and used is not None else None
+    )  # a container may have less than the machine
+    available = [size for size in (sizes.get("MemAvailable"), available_in_group) if size is not None]
     huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
     swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
     shared = None
@@ -238,13 +246,13 @@ def locked_memory() -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     status = file_text(Path("/proc/self/status")).splitlines()
     capabilities = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
-    return None if soft == resource.RLIM_INFINITY or capabilities >> _IPC_LOCK & 1 else soft
+    return None if soft == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else soft
 
 
 def _meminfo() -> dict[str, int]:
     """Return /proc/meminfo: bytes, or a count where the kernel gives no unit."""
     sizes = {}
-    for line in file_text(_MEMINFO).splitlines():
+    for line in file_text(_MEMINFO_FILE).splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()
         if value and value[0].isdigit():
@@ -252,6 +260,6 @@ def _meminfo() -> dict[str, int]:
     return sizes
 
 
-def _number(path: Path) -> int | None:
+def _file_number(path: Path) -> int | None:
     text = file_text(path)
     return int(text) if text.isdecimal() else None

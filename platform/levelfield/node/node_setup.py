@@ -69,12 +69,12 @@ def own_folder(path: Path) -> Path:
     """Make the folder for this user alone. Raises SetupError for one that others could change."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = os.lstat(str(path))
-    if foreign := not_own(status.st_mode, status.st_uid, os.geteuid()):
+    if foreign := foreign_folder_reason(status.st_mode, status.st_uid, os.geteuid()):
         raise SetupError(f"{path}: {foreign}; correct its rights, or name another folder in the site's file")
     return path
 
 
-def not_own(mode: int, owner: int, user: int) -> str | None:
+def foreign_folder_reason(mode: int, owner: int, user: int) -> str | None:
     """Return why a place is no folder of the user's alone, by its own mode and owner; None where it is one."""
     if stat.S_ISLNK(mode):
         return "found a link, expected a folder itself: others may lead it elsewhere"

@@ -31,7 +31,7 @@ class RankCores(NamedTuple):
         quota, share = core_quota(), len(self.cores[rank]) // sharing
         return max(1, share if quota is None else min(share, math.ceil(quota) // len(self.cores)))
 
-    def recorded(self) -> Fields:
+    def facts(self) -> Fields:
         """Return what a node's facts say: the domain, the number of cores and the threads of each rank."""
         ranks = {
             str(rank): {"domain": self.domains.get(rank), "cores": len(cores), "threads": self.threads(rank)}
@@ -40,7 +40,7 @@ class RankCores(NamedTuple):
         return {"ranks": ranks, "reason": self.reason}
 
     @contextlib.contextmanager
-    def of(self, rank: int) -> Iterator[None]:
+    def affinity(self, rank: int) -> Iterator[None]:
         """Let what this thread starts in the block have the rank's cores."""
         if rank not in self.domains:
             yield

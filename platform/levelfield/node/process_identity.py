@@ -81,13 +81,13 @@ def new_mark() -> str:
     return f"{identity.to_text()}/{next(_numbers)}" if identity else ""
 
 
-def own_ranks() -> list[int]:
+def live_ranks_of_this_process() -> list[int]:
     """Return the processes that this one has started as ranks, and their children."""
     identity = identity_of(os.getpid())
     return marked(f"{identity.to_text()}/") if identity else []
 
 
-def end_left_ranks() -> list[str]:
+def end_leftover_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
     runs = _left()
     left = killed(_left, KILL_SECONDS)

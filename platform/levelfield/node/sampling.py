@@ -14,9 +14,9 @@ from typing import Any, Callable, Mapping
 
 from levelfield.node.bounded_command import end_tools
 
-BEFORE_SECONDS = 0.3  # of the host's load before the training: thirty ticks of the kernel's clock on each core
-FIRST_SECONDS = 10.0  # the longest wait for the first reading; a slower tool does not delay the training further
-LEAVE_SECONDS = 4.0  # the longest wait for a slow tool at the end of a run, before the tool is ended
+BEFORE_SECONDS = 0.3  # of load before the training: thirty ticks of the kernel's clock on each core
+FIRST_READ_SECONDS = 10.0  # the longest wait for the first reading; a slower tool does not delay the training further
+END_WAIT_SECONDS = 4.0  # the longest wait for a slow tool at the end of a run, before the tool is ended
 
 Reading = Mapping[str, object]
 
@@ -25,7 +25,7 @@ class Sampler:
     """The thread that samples during a block, and the signals between it and the run.
 
     reading: returns what the tools show now. empty: the reading of no tool, for the line before the first one.
-    host: returns the host's counters, or None; its argument is whether the training has not started.
+    host: returns the host's counters, or None; its argument is True until the training starts.
     """
 
     def __init__(
@@ -38,15 +38,16 @@ class Sampler:
     ) -> None:
         self._path, self._interval = path, interval_seconds
         self._reading, self._empty, self._host = reading, empty, host
-        self._first, self._started, self._stop, self._left = (threading.Event() for _ in range(4))
-        self._writing = threading.Lock()  # nothing is written after the end: the file is sealed then
+        # the training has started; the last reading is due; the thread is left behind with a tool that hangs
+        self._first_read, self._started, self._stop, self._abandoned = (threading.Event() for _ in range(4))
+        self._write_lock = threading.Lock()  # nothing is written after the end: the file is sealed then
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="telemetry")
 
     def __enter__(self) -> Sampler:
         """Return after the first reading."""
         self._thread.start()
         try:
-            self._first.wait(FIRST_SECONDS)
+            self._first_read.wait(FIRST_READ_SECONDS)
         except BaseException:  # the user interrupted it
             self.__exit__()
             raise
@@ -56,10 +57,10 @@ class Sampler:
     def __exit__(self, *raised: object) -> None:
         """Take the last reading. A tool that hangs is ended after a while, and its reading is not written."""
         self._stop.set()
-        self._thread.join(LEAVE_SECONDS)
+        self._thread.join(END_WAIT_SECONDS)
         if self._thread.is_alive():
-            with self._writing:
-                self._left.set()
+            with self._write_lock:
+                self._abandoned.set()
             end_tools(self._thread.ident or 0)
 
     def _sample_until_stopped(self) -> None:
@@ -67,19 +68,19 @@ class Sampler:
             with self._path.open("a", encoding="utf-8", buffering=1) as file:
                 file.write(json.dumps(self._line(lambda: self._empty)) + "\n")
                 time.sleep(BEFORE_SECONDS)
-                while not self._left.is_set():
+                while not self._abandoned.is_set():
                     is_last, line = self._stop.is_set(), self._line(self._reading)
-                    with self._writing:
-                        if not self._left.is_set():
+                    with self._write_lock:
+                        if not self._abandoned.is_set():
                             file.write(json.dumps(line) + "\n")
-                    self._first.set()
+                    self._first_read.set()
                     if is_last:
                         return
                     self._stop.wait(self._interval)
         except OSError:
             return  # a full disk: the run's own files report it, and the samples so far stay
         finally:
-            self._first.set()
+            self._first_read.set()
 
     def _line(self, reading: Callable[[], Reading]) -> dict[str, object]:
         """Return one line of samples. Its time is the middle of the reading, on the clock of the events.

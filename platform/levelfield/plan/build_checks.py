@@ -16,7 +16,7 @@ from typing import NamedTuple
 from levelfield import installer
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.plan.request import UserRequest
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.requirements import (
@@ -134,7 +134,7 @@ def not_importable(python: str, builds: Sequence[Build]) -> Iterator[str]:
 def _faults(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
     """Return why the modules of these builds cannot be imported. All entries of a suite share the answer."""
     try:
-        done = completed([python, "-E", "-c", _IMPORTING, *names], IMPORT_SECONDS)
+        done = run_bounded([python, "-E", "-c", _IMPORTING, *names], IMPORT_SECONDS)
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError):
         return {}
@@ -179,7 +179,7 @@ def _searched(tool: BuildTool) -> list[str]:
 
 def _release_of(program: Path) -> str:
     try:
-        output = completed([str(program), "--version"], PATIENCE_SECONDS).stdout
+        output = run_bounded([str(program), "--version"], PATIENCE_SECONDS).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown ({type(error).__name__})"
     match = _RELEASE.search(output)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.errors import NotHere, UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.build_checks import missing, not_importable
@@ -238,7 +238,7 @@ def _unfit_reason(path: Path, version: str) -> str | None:
     """
     argv = [str(path), "-I", "-c", VERSION_PROGRAM]
     try:
-        done = completed(argv, PATIENCE_SECONDS)
+        done = run_bounded(argv, PATIENCE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not start ({type(error).__name__})"
     if done.returncode:

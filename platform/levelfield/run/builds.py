@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
 from levelfield.run.node_power import NO_NODE_POWER
-from levelfield.run.runtimes.process_runtime import inherited
+from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import own_cache
 
@@ -109,7 +109,7 @@ def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_secon
     """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
     argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
     try:
-        done = completed(argv, limit_seconds, {**inherited(), **NO_STORE, **NO_NODE_POWER})
+        done = run_bounded(argv, limit_seconds, {**inherited_variables(), **NO_STORE, **NO_NODE_POWER})
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"it could not be run: {error}") from None
     try:
@@ -123,7 +123,7 @@ def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_secon
 def _git(*words: str, folder: Path | None = None) -> str:
     """Run git, in this checkout by default, and return its output. Raises RunFailed with its last line."""
     try:
-        done = completed(["git", "-C", str(folder or checkout()), *words], GIT_SECONDS)
+        done = run_bounded(["git", "-C", str(folder or checkout()), *words], GIT_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"git {' '.join(words[:3])}: {error}") from None
     if done.returncode:

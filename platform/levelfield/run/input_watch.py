@@ -40,7 +40,7 @@ class InputWatch:
         inputs = (paths.plan, paths.reference, paths.certificate, paths.preflight, paths.job, paths.request)
         self._written = {path: read_regular(path) for path in (*inputs, paths.provenance) if path.exists()}
 
-    def judged(self, outcome: Outcome) -> Outcome:
+    def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
         changed = []
         for path, content in self._written.items():
@@ -72,7 +72,7 @@ class CorpusWatch:
         if self._marks:
             self._check(again=False)
 
-    def judged(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
+    def revised(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
         """Return the outcome. A training that ended well on a corpus that was overwritten meanwhile has another."""
         if outcome.cause != "exited" or not self._marks:
             return outcome
@@ -127,7 +127,7 @@ class CodeWatch:
         )
         return Outcome("code-changed", (), evidence)
 
-    def judged(self, outcome: Outcome) -> Outcome:
+    def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the digests of the code at the run's start and end."""
         if not self._is_here:
             nodes = range(self._plan.hardware.nodes if self._plan.launch else 0)

@@ -167,7 +167,7 @@ def _probed(plan: Plan, machine: str) -> str | None:
 
 def _counters(plan: Plan) -> dict[str, Any] | None:
     """Return this machine's load, which says nothing about the nodes of a launcher."""
-    return None if plan.launch else host_counters(are_children=plan.runtime != "docker")
+    return None if plan.launch else host_counters(ranks_are_children=plan.runtime != "docker")
 
 
 def _other_cores(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float | None:
@@ -310,7 +310,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
         )
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
-        before = host_counters(are_children=True)
+        before = host_counters(ranks_are_children=True)
         try:
             printed = command_output(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
         except subprocess.CalledProcessError as error:
@@ -321,7 +321,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
             raise RunFailed(f"the probe of this host took more than {limit}") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise RunFailed(f"the probe of this host has no answer: {argv[0]}: {error}") from None
-        others = _other_cores(before, host_counters(are_children=True))
+        others = _other_cores(before, host_counters(ranks_are_children=True))
         changes = {"measured_at": datetime.now(timezone.utc).replace(microsecond=0), "other_cores": others}
         rates = rates_from(printed).model_copy(update=changes)
     store_text(_host_file(registry), dump(rates))

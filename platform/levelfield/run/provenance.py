@@ -17,18 +17,18 @@ import psutil
 
 from levelfield.catalog.machine import devices_of, usable_cores
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed, file_text
+from levelfield.contracts.command import file_text, run_bounded
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.node.node_facts import tool_output
-from levelfield.run.runtimes.process_runtime import inherited
+from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.plan import Plan
-from levelfield.specs.variables import KNOWN_TO_MATTER, RULE, masked, recorded
+from levelfield.specs.variables import KNOWN_TO_MATTER, RECORDED_BY_EXCLUSION, masked, recorded
 from levelfield.specs.vendor import VendorFile
 
 GIT_SECONDS = 10.0
 _ROOT = Path("/")
-_OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
+_PLATFORM_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
 def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source(checkout()),
-        "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
+        "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _PLATFORM_PACKAGES}},
         **runtime.identity(plan),
         "machine": {
             "name": platform.node(),
@@ -58,8 +58,8 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         "vendor_software": software,
         "topology": topology_of(vendor.spec),
         "variables": masked(variables),
-        "inherited": {} if plan.runtime == "docker" else recorded(inherited()),
-        "inherited_are": RULE,
+        "inherited": {} if plan.runtime == "docker" else recorded(inherited_variables()),
+        "inherited_are": RECORDED_BY_EXCLUSION,
     }
 
 
@@ -82,7 +82,7 @@ def commit_of(folder: Path) -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
+        done = run_bounded(["git", "-C", str(folder), *words], GIT_SECONDS)
         done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -91,8 +91,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 def topology_of(vendor: VendorFile) -> dict[str, Any] | None:
     """Return what the vendor's tool prints of the links between devices; None where vendor.yaml names no command."""
-    printed = vendor.topology
-    return tool_output(list(printed.command), printed.timeout_seconds) if printed else None
+    tool = vendor.topology
+    return tool_output(list(tool.command), tool.timeout_seconds) if tool else None
 
 
 def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
@@ -120,20 +120,20 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
     }
 
 
-def _value(path: Path, name: str, sign: str) -> str | None:
-    """Return the value of the first line `name sign value`, without quotes."""
+def _value(path: Path, name: str, separator: str) -> str | None:
+    """Return the value of the first line `name separator value`, without quotes; None without one."""
     for line in file_text(path).splitlines():
-        key, separator, value = line.partition(sign)
-        if separator and key.strip() == name:
+        key, is_present, value = line.partition(separator)
+        if is_present and key.strip() == name:
             return value.strip().strip("\"'") or None
     return None
 
 
 def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
-    """Return the digest of the machine, and what it rests on. root: the folder of etc.
+    """Return the digest of the machine, and the names of its inputs. root: the folder of etc.
 
-    Nothing can be read from a digest. A container often has no identifier of its own, and a new name each time; then
-    two runs have two identities.
+    The digest does not reveal its inputs. A container often has no identifier of its own, and a new name each time;
+    then two runs have two identities.
     """
     identifier = file_text(root / "etc/machine-id")  # systemd's, made when the system was installed
     is_usable = identifier.isascii() and identifier != "uninitialized"

@@ -13,7 +13,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.node.device_files import DeviceLocks, device_locked, lock_folder
 from levelfield.node.node_facts import host_counters
-from levelfield.node.process_identity import end_left_ranks
+from levelfield.node.process_identity import end_leftover_ranks
 from levelfield.node.sampling import Sampler
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -32,7 +32,7 @@ def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -
     if plan.launch:
         yield DeviceLocks(())
         return
-    for sentence in end_left_ranks():
+    for sentence in end_leftover_ranks():
         say(sentence)
     with ExitStack() as stack:
         devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
@@ -63,19 +63,19 @@ def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractCont
     lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
     devices = [present.get(index) or Device(index, *lost) for index in hardware.device_indices]
     devices = devices or list(present.values())
-    return watching(vendor, devices, paths.telemetry, are_children=plan.runtime != "docker")
+    return watching(vendor, devices, paths.telemetry, ranks_are_children=plan.runtime != "docker")
 
 
-def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool = True) -> Sampler:
+def watching(vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True) -> Sampler:
     """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
 
-    The block begins after the first reading. A tool that still runs at the end is ended. are_children: whether the
-    training's processes are descendants of this one.
+    The block begins after the first reading. A tool that still runs at the end is ended.
+    ranks_are_children: whether the training's processes are descendants of this one.
     """
     return Sampler(
         path,
         INTERVAL_SECONDS,
         reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
         empty={"samples": []},
-        host=lambda is_before: host_counters(are_children or is_before),
+        host=lambda is_before: host_counters(ranks_are_children or is_before),
     )

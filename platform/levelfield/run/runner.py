@@ -20,7 +20,7 @@ from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError,
 from levelfield.explain.explanation import Explanation
 from levelfield.judge.collector import collect
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
-from levelfield.node.process_identity import own_ranks
+from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.peak import with_peak
 from levelfield.plan.resolution import choices_for
 from levelfield.preflight.preflight_run import Preflight, failed_preflight, preflight_in
@@ -28,7 +28,7 @@ from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
-from levelfield.run.launchers import means, speaking
+from levelfield.run.launchers import reporting_to, runtime_and_launcher
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.node_power import node_power_sampled
 from levelfield.run.provenance import provenance
@@ -71,13 +71,13 @@ def run(
     reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
-    directory.settle(runs)
+    directory.correct_stale_statuses(runs)
     paths = directory.create(runs, plan.run_id, plan.save_weights)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with directory.ending(paths), interrupted_once():
+    with directory.status_ended_on_error(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
-        result = _finished(paths, outcome)
+        result = _store_and_finish(paths, outcome)
     if plan.peak.tflops is None and any(peak_share.is_above_peak for peak_share in result.utilisation):
         measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
@@ -89,41 +89,41 @@ def run(
 
 def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]) -> PreflightReport:
     """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
-    runtime, launcher = means(plan)
+    runtime, launcher = runtime_and_launcher(plan)
     try:
         with devices_locked(plan), runtime.in_use(plan, say) as ready:
-            return preflight_in(plan, vendor, runs, ready, speaking(launcher, say), say)
+            return preflight_in(plan, vendor, runs, ready, reporting_to(launcher, say), say)
     except (DeviceInUse, RunFailed) as error:
         return failed_preflight(plan, launcher, " ".join(str(error).split()))
 
 
 def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
-    """Watch a run whose platform was killed and that an engine goes on with, until its end. Return its result.
+    """Watch a run that an engine continues after its platform was killed, until its end. Return its result.
 
-    The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
+    When the platform saw the ends of the window is not known then. Raises UsageError for a run that no engine has.
     """
     run_state.refuse_running(paths)
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
-    if plan.run_id != paths.root.name:  # by its name another run's job would be found
+    if plan.run_id != paths.root.name:  # its name would find another run's job
         raise UsageError(
             f"{paths.plan}: key 'run_id': found {plan.run_id}, expected {paths.root.name}, the name of its folder; put "
             "the plan of this run back, or give the folder its name again"
         )
-    runtime, launcher = means(plan)
-    again = getattr(speaking(launcher, listener.say), "attach", None)
-    if again is None:
+    runtime, launcher = runtime_and_launcher(plan)
+    attach_again = getattr(reporting_to(launcher, listener.say), "attach", None)
+    if attach_again is None:
         raise UsageError(
             f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
         )
-    with directory.ending(paths), interrupted_once():
+    with directory.status_ended_on_error(paths), interrupted_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
-        outcome = again(request, _watch(plan, follower, listener))
+        outcome = attach_again(request, _watch(plan, follower, listener))
         _read_nodes(plan, vendor, paths)
-        result = _finished(paths, corpus.judged(CodeWatch(plan, paths).judged(outcome), listener.say))
+        result = _store_and_finish(paths, corpus.revised(CodeWatch(plan, paths).revised(outcome), listener.say))
     listener.recorded(paths)
     return result
 
@@ -133,12 +133,12 @@ def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     paths = directory.create(runs, plan.run_id)
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
-    result = _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
+    result = _store_and_finish(paths, Outcome("unsupported", (), " ".join(reason.split())))
     listener.recorded(paths)
     return result
 
 
-def _finished(paths: RunPaths, outcome: Outcome) -> Result:
+def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
     """Write the outcome and return the result. Raises RunFailed for a full disk; `evidence collect` continues later."""
     try:
         directory.write_status(paths, "collecting", "running")
@@ -185,23 +185,26 @@ def _attempt(
     machine: str,
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
-    """copies: the documents that the run is judged by, and where they are written; None: there is none."""
+    """Prepare and run the plan, and return how it ended.
+
+    copies: by path, the documents that the run is judged by; None where there is none.
+    """
     documents = {path: document for path, document in {**copies, paths.plan: plan}.items() if document is not None}
     with _written_before_training(paths):
         for path, document in documents.items():
             directory.write_atomically(path, dump(document))
         directory.write_status(paths, "environment", "running")
-    runtime, launcher = means(plan)
+    runtime, launcher = runtime_and_launcher(plan)
     if plan.launch:  # raises UsageError for what a site cannot run, before anything starts
         launcher.request(plan, paths, runtime)
     try:
         with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
-            prepared = PreparedRun(plan, vendor, paths, ready, speaking(launcher, listener.say), listener.say)
+            prepared = PreparedRun(plan, vendor, paths, ready, reporting_to(launcher, listener.say), listener.say)
             for refusal in filter(None, (feature.before(prepared) for feature in FEATURES)):
                 return refusal
             plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
-            locks.keep([end.process for end in outcome.ends if end.process is not None])
+            locks.hold_for([end.process for end in outcome.ends if end.process is not None])
             return outcome
     except DeviceInUse as error:
         return Outcome("device-taken", (), str(error))
@@ -227,7 +230,7 @@ def _execute(
     request = launcher.request(plan, paths, runtime)
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
-        runtime.keep(plan, paths)
+        runtime.write_files(plan, paths)
         directory.write_json(paths.job, job_of(plan, paths))
         directory.write_json(paths.request, request.to_dict())
         directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
@@ -241,38 +244,38 @@ def _execute(
     follower = Follower(paths.events, plan)
     try:
         with node_power_sampled(plan, paths), devices_sampled(plan, vendor, paths):
-            outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
-        outcome = inputs.judged(outcome)
+            outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
+        outcome = inputs.revised(outcome)
     except OSError as error:
         outcome = Outcome("storage", (), write_error(error, paths.root))
     _read_nodes(plan, vendor, paths)
-    # a file server or a connection may deliver an event of the window much later: nothing was seen then
+    # `seen` has no value for nodes: a file server or a connection may deliver an event much later
     outcome = replace(outcome, seen={} if plan.launch else follower.seen)
     if plan.launch:
         remarks = node_remarks(paths.root, plan.hardware.nodes, not plan.hardware.is_host)
         outcome = replace(outcome, warnings=(*outcome.warnings, *remarks))
-    return corpus.judged(code.judged(outcome), listener.say)
+    return corpus.revised(code.revised(outcome), listener.say)
 
 
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
-    """Read what the nodes recorded. On a full disk that stays, and the result says which node was not read."""
+    """Read what the nodes recorded. If the disk is full, the result says which node was not read."""
     with suppress(OSError):
         read_nodes(paths, plan, vendor)
         read_software(paths, plan, vendor)
 
 
 def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
-    """Return what a launcher calls again and again: it passes finished steps to the listener.
+    """Return the function that a launcher calls repeatedly. It passes finished steps to the listener.
 
-    locks: they name the ranks from the first call on, because this process may be killed; and again with the first
-    step, because a process that has only just begun to be a rank shows no variables yet.
+    locks: get the ranks at the first call, because this process may be killed. They get them again with the first step,
+    because a process that has just become a rank shows no variables yet.
     """
-    due = [locks, locks] if locks else []
+    calls_left = [locks, locks] if locks else []
 
     def watch() -> None:
         steps = follower.read()
-        if due and (steps or len(due) == 2):
-            due.pop().keep(own_ranks())
+        if calls_left and (steps or len(calls_left) == 2):
+            calls_left.pop().hold_for(live_ranks_of_this_process())
         for progress in steps:
             listener.step(plan, progress)
 

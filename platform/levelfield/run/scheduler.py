@@ -31,7 +31,7 @@ class Job:
 
     plan: Plan
     vendor: Vendor  # the adapter of its devices
-    entry: Entry | None = None  # from which it comes
+    entry: Entry | None = None  # that requested it
     certificate: Certificate | None = None  # the one that its plan names
 
 
@@ -67,25 +67,25 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], req
 
 
 def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) -> Iterator[Job]:
-    """Return every run of every entry. All plans are made first, so that a typing error stops before any run."""
-    made: list[Job] = []
+    """Yield a job for each repeat of each entry. All are planned first, so that a wrong name fails before any run."""
+    planned: list[Job] = []
     for entry in work:
         try:
             try:
-                made += _repeated_jobs(registry, entry, corpus)
+                planned += _repeated_jobs(registry, entry, corpus)
             except NotHere as error:  # a suite's entry that cannot run here gives runs that record the reason
                 if entry.suite is None:
                     raise
-                made += _repeated_jobs(registry, entry, corpus, refusal=str(error))
+                planned += _repeated_jobs(registry, entry, corpus, refusal=str(error))
         except UsageError as error:
             if entry.suite is None:
                 raise
             raise UsageError(f"suite {entry.suite.suite}, entry '{entry.suite.name}': {error}") from None
-    yield from made
+    yield from planned
 
 
-def planned(job: Job) -> Plan:
-    """Return the plan before the run, with the peak of an earlier probe of this machine."""
+def plan_with_known_peak(job: Job) -> Plan:
+    """Return the job's plan with the peak that an earlier probe measured on this machine, if there is one."""
     return with_peak(job.plan, measurement.known_peaks(job.plan, platform.node()))
 
 
@@ -121,10 +121,10 @@ def run_all(
 
 def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
     """Return the job with the stored certificate of its plan, if there is one."""
-    used = job.plan.certificate
-    if used is None or used.subject is None:
+    need = job.plan.certificate
+    if need is None or need.subject is None:
         return job
-    stored = certificate_store.stored(used.subject)
+    stored = certificate_store.stored(need.subject)
     if stored.problem:
         say(stored.problem)
     return with_certificate(job, stored.certificate) if stored.certificate else job
@@ -133,15 +133,15 @@ def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
 def with_certificate(job: Job, certificate: Certificate) -> Job:
     """Return the job with a certificate that its plan names."""
     change = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
-    return replace(job, plan=_with_used(job.plan, change), certificate=certificate)
+    return replace(job, plan=_with_certificate_fields(job.plan, change), certificate=certificate)
 
 
 def without_certificate(job: Job, reason: str, failed_run: str | None = None) -> Job:
     """Return the job with the reason why its plan has no certificate."""
-    return replace(job, plan=_with_used(job.plan, {"reason": reason, "failed_run": failed_run}))
+    return replace(job, plan=_with_certificate_fields(job.plan, {"reason": reason, "failed_run": failed_run}))
 
 
-def _with_used(plan: Plan, change: dict[str, str | None]) -> Plan:
+def _with_certificate_fields(plan: Plan, change: dict[str, str | None]) -> Plan:
     used = plan.certificate
     return plan if used is None else plan.model_copy(update={"certificate": used.model_copy(update=change)})
 

@@ -178,7 +178,7 @@ def finished_run(runs: Path, name: str) -> RunPaths:
     return paths
 
 
-def settle(runs: Path) -> None:
+def correct_stale_statuses(runs: Path) -> None:
     """Correct the status of runs whose platform was killed: the file says `running` no longer."""
     documents: list[Path] = []
     with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
@@ -192,7 +192,7 @@ def settle(runs: Path) -> None:
 
 
 @contextmanager
-def ending(paths: RunPaths) -> Iterator[None]:
+def status_ended_on_error(paths: RunPaths) -> Iterator[None]:
     """Correct the status where an error ends the block: this process lives on, and the run does not."""
     try:
         yield

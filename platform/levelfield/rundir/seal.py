@@ -25,7 +25,7 @@ from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
 
 KEY = "seal"  # of outcome.json
-FACTS = " without names"  # behind the name of a file: its second digest
+FACTS_SUFFIX = " without names"  # behind the name of a file: its second digest
 VARIABLES = ("environment", "variables", "inherited")  # keys of mappings of environment variables
 DEVICE = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")  # the identity of a device
 VERSION = 2  # of the seals that are made
@@ -92,8 +92,8 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
             with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
                 largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
                 if (content := document_of(name, read_regular(path, largest=largest))) is not None:
-                    facts[f"{name}{FACTS}"] = facts_digest(content, VERSION)
-    facts[f"{OUTCOME}{FACTS}"] = facts_digest(outcome, VERSION)
+                    facts[f"{name}{FACTS_SUFFIX}"] = facts_digest(content, VERSION)
+    facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, VERSION)
     files |= {OUTCOME: outcome_digest(outcome), **facts}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
@@ -103,7 +103,7 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
     raw, root = {name: _file_digest(path) for name, path in raw_paths(paths.root)}, paths.root.absolute()
-    finding = finding_of(document(paths.outcome), raw)
+    finding = compare_with_seal(document(paths.outcome), raw)
     if finding.word != "tampered":
         return finding
     with suppress(LevelfieldError):  # without a manifest this is no unpacked bundle
@@ -114,7 +114,7 @@ def seal_finding(paths: RunPaths) -> SealFinding:
     return finding
 
 
-def finding_of(
+def compare_with_seal(
     outcome: Event | None,
     raw: Mapping[str, str | None],
     redacted: Mapping[str, Any] | None = None,
@@ -194,8 +194,8 @@ def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, 
     The second digest is computed of redacted files alone: of a whole file it follows from the first.
     """
     stored = seal.files
-    facts = {f"{name}{FACTS}": facts_digest(content, seal.version) for name, content in sorted(redacted.items())}
-    whole = {name for name in stored if not name.endswith(FACTS)}
+    facts = {f"{name}{FACTS_SUFFIX}": facts_digest(content, seal.version) for name, content in sorted(redacted.items())}
+    whole = {name for name in stored if not name.endswith(FACTS_SUFFIX)}
     differences = [f"{name} is missing" for name in sorted(whole - present.keys())]
     differences += [f"{name} was added" for name in sorted(present.keys() - whole)]
     differences += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
@@ -231,7 +231,7 @@ def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
                 yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
-def opened(path: Path) -> int | None:
+def regular_descriptor(path: Path) -> int | None:
     """Return a descriptor of a regular file; None for a link, a pipe, a device, and what cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -244,8 +244,8 @@ def opened(path: Path) -> int | None:
 
 
 def _file_digest(path: Path) -> str | None:
-    """Return the digest of a file, which is read once and in parts; None as `opened` does, and for a larger file."""
-    descriptor = opened(path)
+    """Return the digest of a file, which is read once and in parts; None for no regular file, or a larger one."""
+    descriptor = regular_descriptor(path)
     if descriptor is None:
         return None
     digest, size = hashlib.sha256(), os.fstat(descriptor).st_size

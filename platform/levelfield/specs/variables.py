@@ -74,7 +74,7 @@ _OF_MAKERS = (
 # They describe an image to its container's runtime, or to a reader.
 _OF_IMAGE = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
 _MOST_CHARACTERS = 80  # characters of a value
-RULE = "all but names that cannot matter"  # in provenance, of runs whose variables are recorded by exclusion
+RECORDED_BY_EXCLUSION = "all but names that cannot matter"  # in provenance: the rule of the recorded variables
 
 
 def reserved(name: str, by: str = "tuning") -> str | None:
@@ -149,7 +149,7 @@ def recorded(variables: Mapping[str, str]) -> dict[str, str]:
 
 def counting(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
     """Return the recorded variables that can change what a training computes. rule: of the provenance; None: before."""
-    if rule != RULE:
+    if rule != RECORDED_BY_EXCLUSION:
         return {name: text for name, text in inherited.items() if not name.startswith(_OF_PLACE_BEFORE)}
     return {name: text for name, text in inherited.items() if not _OF_PLACE.fullmatch(name)}
 

@@ -18,7 +18,7 @@ from levelfield.compare.comparison import Duels, Histories, stated_duels
 from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_runs, repeats_around
 from levelfield.compare.sides import began
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
-from levelfield.evidence.bundle_reader import read_bundle, written
+from levelfield.evidence.bundle_reader import read_bundle, unpacked
 from levelfield.evidence.verification import record_of_files, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
@@ -149,7 +149,7 @@ def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack)
         if check.contradictions:
             wrong.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
             continue
-        paths = opened.enter_context(written(run))
+        paths = opened.enter_context(unpacked(run))
         yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.entry.software))
     if wrong:
         raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
@@ -162,7 +162,7 @@ def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldEr
     for run in bundle.runs:
         check = verify_run(run, registry, bundle)
         try:
-            with written(run) as paths:
+            with unpacked(run) as paths:
                 raw = read_raw(paths)
                 result = collect(paths, raw, Redaction(run.seal, run.entry.software))
                 record = record_of(paths, result=result, raw=raw)

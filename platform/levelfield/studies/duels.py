@@ -18,7 +18,7 @@ from levelfield.compare.sides import RATE, busy, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
-from levelfield.run.turns import in_turns
+from levelfield.run.turns import alternating_pairs
 from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
@@ -134,7 +134,7 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     stopped, exit_code = None, 0
     began = time.monotonic()
     try:
-        for pair in in_turns(max(looks.alpha), next_repeat):
+        for pair in alternating_pairs(max(looks.alpha), next_repeat):
             pairs.append(pair)
             if not _compare_arms(pairs).comparability.holds:
                 raise GateFailed("the sides are not comparable")

@@ -20,7 +20,7 @@ from levelfield.contracts.execution import FIRST_NODE, Request
 from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import runner, scheduler
-from levelfield.run.launchers import launcher_code, means
+from levelfield.run.launchers import launcher_code, runtime_and_launcher
 from levelfield.run.launchers.node_content import SCHEMA
 from levelfield.run.runner import Listener
 from levelfield.rundir.directory import new_run_id
@@ -92,7 +92,7 @@ class LauncherSubject:
     def request(self) -> Request:
         """Return a request of a plan that is always the same."""
         plan = self.plan().model_copy(update={"run_id": "20260102T030405Z_drill_drill_drill_abcdef"})
-        runtime, launcher = means(plan)
+        runtime, launcher = runtime_and_launcher(plan)
         return launcher.request(plan, RunPaths(self.runs / plan.run_id), runtime)
 
     def run(self, fault: str, interrupted_at: int | None = None) -> LaunchedRun:

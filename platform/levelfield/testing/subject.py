@@ -23,7 +23,7 @@ import psutil
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
-from levelfield.contracts.command import CommandOutput, no_text
+from levelfield.contracts.command import CommandOutput, encoding_problem
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, ReplayableVendor, Vendor, recorded_commands
 from levelfield.errors import UnknownName
@@ -174,7 +174,7 @@ def _decoded_output(content: bytes) -> CommandOutput:
     try:
         return CommandOutput(content.decode())
     except UnicodeDecodeError as error:
-        return CommandOutput(None, f"the tool printed {no_text(error)}")
+        return CommandOutput(None, f"the tool printed {encoding_problem(error)}")
 
 
 class Stage:

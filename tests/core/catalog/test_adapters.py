@@ -131,8 +131,8 @@ def test_an_adapter_that_never_answers_is_reported(
 def test_a_tool_of_an_adapter_ends_with_the_telemetry(
     adapted: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.5)
-    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(sampling, "FIRST_READ_SECONDS", 0.5)
+    monkeypatch.setattr(sampling, "END_WAIT_SECONDS", 0.1)
     _, plugins = adapted("sample", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)")
     vendor = Registry([Path(plugins)]).vendor("fake")
     with watching(vendor, [Device(0, "F1", "Fake One", None)], tmp_path / "telemetry.jsonl"):

@@ -222,7 +222,7 @@ def test_where_nothing_can_be_written_no_making_is_said(root: Path, monkeypatch:
         raise PermissionError(13, "Permission denied", str(folder))
 
     lines: list[str] = []
-    monkeypatch.setattr(environment_folder, "cleared", refused)
+    monkeypatch.setattr(environment_folder, "make_empty", refused)
     with pytest.raises(UsageError, match=r"levelfield-.*: Permission denied"):
         python_to_start(root, lines.append)
     assert lines == []

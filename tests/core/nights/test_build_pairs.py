@@ -12,7 +12,7 @@ from compared_records import record, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.nights.build_pairs import Arm, ArmFailed, case_arguments, paired_records
 from levelfield.run.builds import CommitBuild
-from levelfield.run.turns import PairProgress, abba
+from levelfield.run.turns import PairProgress, abba_order
 from levelfield.specs.paths import RunPaths
 from plans import make_plan
 
@@ -51,11 +51,11 @@ def lines_of(rates: dict[str, float], done: int = 0, **more: Any) -> list[str]:
     """The lines of four pairs of these rates, each run of 30 s; `done` runs were made by an earlier start."""
     lines: list[str] = []
     now = iter(range(0, 10**6, 30))
-    arms = list(chain.from_iterable(abba(4)))
+    arms = list(chain.from_iterable(abba_order(4)))
     records = {arm: record(rate=rate or 1.0, **more) for arm, rate in rates.items()}
     records = {arm: run if rates[arm] else with_result(run, throughput=None) for arm, run in records.items()}
     progress = PairProgress("tokens_per_second_per_device", lines.append, clock=lambda: float(next(now)))
-    keep = progress.keeping(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
+    keep = progress.reporting(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
     for arm in arms[done:]:
         assert keep(arm, RunPaths(Path("x"))) is records[arm]
     return lines

@@ -20,7 +20,7 @@ from levelfield.nights.machine_control import out_of_line
 from levelfield.nights.nightly import read_state
 from levelfield.nights.series_history import figure_histories, history_lines
 from levelfield.run.builds import CommitBuild
-from levelfield.run.turns import PairProgress, abba
+from levelfield.run.turns import PairProgress, abba_order
 from levelfield.series.findings import Finding
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Conditions, Gated, Point
@@ -101,9 +101,9 @@ def progress() -> list[str]:
     """Return what is said of four pairs, each run of 30 s, the first of which an earlier start made."""
     lines: list[str] = []
     now = iter(range(0, 10**6, 30))
-    arms = list(chain.from_iterable(abba(4)))
+    arms = list(chain.from_iterable(abba_order(4)))
     records = {"a": record(rate=1000.0), "b": record(rate=800.0)}
-    keep = PairProgress(TOKENS, lines.append, clock=lambda: float(next(now))).keeping(
+    keep = PairProgress(TOKENS, lines.append, clock=lambda: float(next(now))).reporting(
         lambda arm, paths: records[arm], [records[arms[0]]]
     )
     for arm in arms[1:]:

@@ -21,8 +21,8 @@ SPIN_SECONDS = 0.4
 SPIN = f"import time\nwhile time.process_time() < {SPIN_SECONDS}: pass\n"
 
 
-def counters(are_children: bool = True) -> dict[str, Any]:
-    values = host_counters(are_children)
+def counters(ranks_are_children: bool = True) -> dict[str, Any]:
+    values = host_counters(ranks_are_children)
     assert values is not None
     return values
 
@@ -106,7 +106,7 @@ def test_a_process_that_is_none_has_no_time() -> None:
 
 
 def test_processes_of_an_engine_are_not_told_apart() -> None:
-    assert counters(are_children=False)["own_seconds"] is None
+    assert counters(ranks_are_children=False)["own_seconds"] is None
 
 
 def test_a_system_without_counters_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:

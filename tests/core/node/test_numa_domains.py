@@ -51,7 +51,7 @@ def test_each_rank_has_the_cores_of_its_device_s_domain(tmp_path: Path) -> None:
     assert bound.domains == {4: 0, 5: 0, 6: 1, 7: 1} and bound.reason is None
     assert bound.cores[4] == [0, 1, 2, 3, 8, 9, 10, 11] and bound.cores[7] == [4, 5, 6, 7, 12, 13, 14, 15]
     assert [bound.threads(rank) for rank in (4, 7)] == [4, 4]
-    assert bound.recorded()["ranks"]["6"] == {"domain": 1, "cores": 8, "threads": 4}
+    assert bound.facts()["ranks"]["6"] == {"domain": 1, "cores": 8, "threads": 4}
 
 
 @pytest.mark.usefixtures("sixteen")
@@ -165,7 +165,7 @@ def test_counters_of_the_network_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     }.items():  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n")
-    for name, path in (("_PORTS", "ib"), ("_SEGMENTS", "snmp")):
+    for name, path in (("_INFINIBAND_FOLDER", "ib"), ("_SNMP_FILE", "snmp")):
         monkeypatch.setattr(node_facts, name, tmp_path / path)
     monkeypatch.setattr(node_facts, "_lost_carriers", lambda: iter([("lo", 9), ("eth0", 3)]))
     assert node_facts.network_counters() == {"link eth0": 3, "link mlx5_0/1": 2, "sent": 1234, "resent": 56}

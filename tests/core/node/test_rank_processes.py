@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agents import send_many, wait_until
 from levelfield.node import device_files, process_identity, rank_processes
-from levelfield.node.process_identity import end_left_ranks, identity_of, new_mark, own_ranks
+from levelfield.node.process_identity import end_leftover_ranks, identity_of, live_ranks_of_this_process, new_mark
 from levelfield.node.rank_processes import FIRST_FOR_MEMORY, Ranks, marked, state_of
 from plans import ROOT
 
@@ -64,10 +64,10 @@ def test_a_child_in_a_session_of_its_own_ends_with_the_ranks(tmp_path: Path, end
     ranks.start(0, ["sh", "-c", WITH_CHILD.format(end)], {"PATH": os.environ["PATH"]}, str(log))
     assert wait_until(lambda: log.read_text().strip())
     child = int(log.read_text())
-    assert child in own_ranks()
+    assert child in live_ranks_of_this_process()
     wait_until(lambda: not ranks.alive() or "sleep" in end)
     ranks.stop()
-    assert state_of(child) in ("?", "Z") and own_ranks() == []
+    assert state_of(child) in ("?", "Z") and live_ranks_of_this_process() == []
 
 
 def test_the_ranks_of_another_start_go_on(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: 
         assert platform.stdout is not None
         rank = int(platform.stdout.readline())
         os.kill(rank, signal.SIGSTOP)
-        sentences = end_left_ranks()  # its platform lives
+        sentences = end_leftover_ranks()  # its platform lives
         assert rank in marked("") and not any(f"process {rank}," in sentence for sentence in sentences)
         platform.kill()
-    assert all(sentence.endswith("was ended") for sentence in end_left_ranks())
+    assert all(sentence.endswith("was ended") for sentence in end_leftover_ranks())
     assert state_of(rank) in ("?", "Z")
 
 
@@ -122,7 +122,7 @@ def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pyt
     )
     monkeypatch.setattr(os, "kill", lambda process, number: ended.append(process))
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
-    assert (end_left_ranks(), ended) == ([], [])
+    assert (end_leftover_ranks(), ended) == ([], [])
 
 
 def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(process_identity, "variables_of", lambda process: variables)
     monkeypatch.setattr(os, "kill", lambda process, number: None)
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
-    [sentence] = end_left_ranks()
+    [sentence] = end_leftover_ranks()
     for part in ("process 12345", "of the_run", "cannot be ended"):
         assert part in sentence
 
@@ -149,7 +149,7 @@ def test_a_rank_that_lives_keeps_its_device(tmp_path: Path, monkeypatch: pytest.
             raise PermissionError
 
     with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
-        device_files.DeviceLocks([file]).keep([os.getpid()])
+        device_files.DeviceLocks([file]).hold_for([os.getpid()])
     monkeypatch.setattr(os, "kill", kill)
     reason = "which the killed platform of another user left" if is_others else "which SIGKILL did not end"
     holder = f"in use by process {os.getpid()}, {reason} .* belongs to run the_run"
@@ -161,8 +161,8 @@ def test_a_rank_that_lives_keeps_its_device(tmp_path: Path, monkeypatch: pytest.
 def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
     with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
         locks = device_files.DeviceLocks([file])
-        locks.keep([os.getpid()])
-        locks.keep([])
+        locks.hold_for([os.getpid()])
+        locks.hold_for([])
     content = (tmp_path / "locks/fake-0.lock").read_text()
     assert content.startswith("run the_run ") and device_files.HELD not in content
 

@@ -24,7 +24,7 @@ from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutErro
 from levelfield.plan import resolution
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.plan.resolution import code_digest, folder_digest, shared_folders
-from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited
+from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited_variables
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
@@ -519,7 +519,7 @@ def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_
 
 def test_variables_that_lead_a_python_astray_are_not_inherited() -> None:
     variables = {"HOME": "/h", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}
-    assert inherited(variables) == {"HOME": "/h"}
+    assert inherited_variables(variables) == {"HOME": "/h"}
 
 
 # -- a run whose steps are recorded: how its ranks start, and which frameworks have it

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from levelfield.contracts.command import ask, completed
+from levelfield.contracts.command import ask, run_bounded
 from levelfield.node import bounded_command as command
 from levelfield.plan.environment import _unfit_reason
 from levelfield.run import provenance
@@ -26,7 +26,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing ends a command, as one that its driver or a file server holds in the kernel."""
     left: list[int] = []
     monkeypatch.setattr(command, "_kill", lambda process: left.append(process.pid))
-    monkeypatch.setattr(command, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(command, "KILL_WAIT_SECONDS", 0.2)
     yield
     assert left
     for process in set(left):
@@ -34,16 +34,16 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_command_gives_its_output_and_exit_code() -> None:
-    done = completed([sys.executable, "-c", "import sys; print('out'); sys.exit('err')"], 60)
+    done = run_bounded([sys.executable, "-c", "import sys; print('out'); sys.exit('err')"], 60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "out\n", "err\n")
 
 
-@pytest.mark.parametrize("wait", [completed, ask], ids=["completed", "ask"])
+@pytest.mark.parametrize("wait", [run_bounded, ask], ids=["run_bounded", "ask"])
 def test_a_command_that_cannot_be_ended_is_left(unkillable: None, wait: Callable[..., object]) -> None:
     before = time.monotonic()
-    if wait is completed:
+    if wait is run_bounded:
         with pytest.raises(subprocess.TimeoutExpired):
-            completed(HANGS, 0.3)
+            run_bounded(HANGS, 0.3)
     else:
         assert "0.3 s" in ask(HANGS, 0.3).reason
     assert time.monotonic() - before < 10

@@ -134,14 +134,14 @@ def test_a_device_stays_locked_while_a_process_lives_that_could_not_be_ended() -
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         with devices_locked(first) as locks:
-            locks.keep([process.pid])
+            locks.hold_for([process.pid])
         says = f"device fake-0 is in use by process {process.pid}, which SIGKILL did not end .* run {first.run_id}"
         for _ in range(2):  # a refused run does not free it
             with pytest.raises(DeviceInUse, match=says), devices_locked(second):
                 pytest.fail("it got a device that a process may still use")
         process.kill()
     with devices_locked(second) as locks:
-        locks.keep([])
+        locks.hold_for([])
     with devices_locked(second):
         pass
 
@@ -173,7 +173,7 @@ def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(device_files, "FileIO", FullFile)
     with _locked("fake-0", "first") as file:
-        DeviceLocks([file]).keep([os.getpid()])
+        DeviceLocks([file]).hold_for([os.getpid()])
         with pytest.raises(DeviceInUse, match=r"fake-0.*another run"), _locked("fake-0", "second"):
             pytest.fail("both hold it")
 
@@ -191,7 +191,7 @@ def test_a_disk_that_became_read_only_ends_no_run(folder: Path, monkeypatch: pyt
         truncate = refuse
 
     with devices_locked(plan), ReadOnly(str(folder / "fake-0.lock"), "r+") as file:
-        DeviceLocks([file]).keep([os.getpid()])
+        DeviceLocks([file]).hold_for([os.getpid()])
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "pipe", "folder"])

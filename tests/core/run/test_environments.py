@@ -74,7 +74,7 @@ def test_an_old_pip_installs_into_its_own_environment_only(
     version: str, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    create, install = installer.making("/usr/bin/python3", Path("/e"))
+    create, install = installer.environment_commands("/usr/bin/python3", Path("/e"))
     assert ("--without-pip" in create, install[0]) == (serves, sys.executable if serves else "/e/bin/python")
     assert create[0] == "/usr/bin/python3" and create[-1] == "/e" and "install" in install
 

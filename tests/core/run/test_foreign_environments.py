@@ -37,7 +37,7 @@ def test_a_mark_or_the_stamp_of_an_earlier_version_is_enough(tmp_path: Path, nam
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / name).touch()
     (tmp_path / "e" / "lib").mkdir()
-    environment_folder.cleared(tmp_path / "e")
+    environment_folder.make_empty(tmp_path / "e")
     assert [path.name for path in (tmp_path / "e").iterdir()] == [environment_folder.MARK]
 
 
@@ -119,7 +119,7 @@ def test_a_signal_that_ends_the_maker_ends_its_installer(tmp_path: Path, number:
         process.send_signal(number)
         assert b"KeyboardInterrupt" in process.communicate(timeout=30)[1]
     left = installer._marked(folder)
-    installer.end_left(folder)
+    installer.end_leftover_installer(folder)
     assert left == []
 
 

@@ -17,7 +17,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
-from levelfield.run.runtimes.wheels import fetch_into, wheels_of
+from levelfield.run.runtimes.wheels import fetch_wheels, image_wheels
 from levelfield.specs.requirements import Stages
 from starts.planted_wheels import wheel
 
@@ -49,7 +49,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
         process.kill()
     assert len(installer._marked(folder)) >= 2
     yield folder
-    installer.end_left(folder)
+    installer.end_leftover_installer(folder)
 
 
 def until(condition: object) -> None:
@@ -83,12 +83,12 @@ def test_an_installer_that_cannot_be_ended_is_named(killed: Path, monkeypatch: p
         patch.setattr(os, "kill", lambda process, number: None)
         patch.setattr(installer, "END_SECONDS", 0.2)
         with pytest.raises(RunFailed, match=r"fake-cpu:.*: process \d+"):
-            installer.end_left(killed)
+            installer.end_leftover_installer(killed)
 
 
 def test_an_installer_of_another_folder_goes_on(killed: Path) -> None:
-    installer.end_left(killed.with_name("fake"))
-    installer.end_left(killed / "lib")
+    installer.end_leftover_installer(killed.with_name("fake"))
+    installer.end_leftover_installer(killed / "lib")
     assert len(installer._marked(killed)) >= 2
 
 
@@ -192,7 +192,7 @@ def test_the_wheels_of_an_image_come_from_the_folder_too(tmp_path: Path, monkeyp
     monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
     wheel(tmp_path)
-    assert list(wheels_of(image, offline=True, say=print).files) == ["acme-1.0-py3-none-any.whl"]
+    assert list(image_wheels(image, offline=True, say=print).files) == ["acme-1.0-py3-none-any.whl"]
 
 
 def test_wheels_are_fetched_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_wheels_are_fetched_into_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
     wheel(tmp_path / "source")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "source").as_uri())
-    fetch_into(tmp_path / "new/wheels", sys.executable, ["acme==1.0"], lambda line: None)
+    fetch_wheels(tmp_path / "new/wheels", sys.executable, ["acme==1.0"], lambda line: None)
     assert [path.name for path in (tmp_path / "new/wheels").glob("*.whl")] == ["acme-1.0-py3-none-any.whl"]
 
 
@@ -213,7 +213,7 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
         folder.mkdir(exist_ok=True)
         fetched.append(arguments)
 
-    monkeypatch.setattr("levelfield.run.runtimes.wheels.fetch_into", fetch)
+    monkeypatch.setattr("levelfield.run.runtimes.wheels.fetch_wheels", fetch)
     assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
     locks, torch_locks, torch, paddle = fetched
     assert [Path(word).name for word in locks[1:]] == ["requirements.lock", "requirements-dev.lock"]

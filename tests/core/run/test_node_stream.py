@@ -191,7 +191,7 @@ FLOOD = "read asked; {} exec timeout 20 yes '{{\"beat\":1}}'"
 def test_a_node_that_prints_without_end_does_not_hold_a_fetch(
     stream: NodeStream, monkeypatch: pytest.MonkeyPatch, prefix: str, is_whole: bool
 ) -> None:
-    monkeypatch.setattr(ssh_launcher, "SILENCE_SECONDS", 60 if is_whole else 0.5)
+    monkeypatch.setattr(ssh_launcher, "FETCH_SILENCE_SECONDS", 60 if is_whole else 0.5)
     connection = Connection("host1", ["sh", "-c", FLOOD.format(prefix)])
     ssh_launcher.fetch(connection, "{}\n", stream)
     assert stream.is_complete() == is_whole and connection.code == -signal.SIGKILL
@@ -246,11 +246,11 @@ LAST = {"event": "ended", "cause": "rank-failed", "evidence": "rank 2 ended with
 
 
 def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
-    cause, end = node_run(root, {"event": "started"}, LAST).finding()
+    cause, end = node_run(root, {"event": "started"}, LAST).cause_and_end()
     assert (cause, end.node_rank, end.name, end.word) == ("rank-failed", 1, "host1", "failed")
     assert str(end.detail).startswith("host1: ") and "rank 2" in str(end.detail) and "SIGKILL" in str(end.detail)
     full = {**LAST, "disk_free_bytes": 0}
-    _, end = node_run(root, full).finding()
+    _, end = node_run(root, full).cause_and_end()
     assert DISK_IS_FULL in str(end.detail) and "(0 bytes" in str(end.detail)
 
 
@@ -264,7 +264,7 @@ def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
 )  # fmt: skip
 def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object) -> None:
     node = node_run(root, line)
-    cause, end = node.finding()
+    cause, end = node.cause_and_end()
     assert (cause, end.word) == ("node-lost", "lost")
     assert all(isinstance(end.rank, int) for end in node.ends())
     assert line != {"event": "started"} or (node.ends()[0].exit_code, node.ends()[0].signal) == (None, None)
@@ -287,7 +287,7 @@ def test_a_node_that_the_platform_ended_is_stopped_and_explains_no_failure(
 ) -> None:
     node = node_run(root, *lines)
     node.is_stopped = is_stopped
-    cause, end = node.finding()
+    cause, end = node.cause_and_end()
     assert (cause, end.word) == meaning
 
 

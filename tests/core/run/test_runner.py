@@ -26,7 +26,7 @@ from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
 from levelfield.node.control_groups import MemoryKills
 from levelfield.node.device_files import DeviceLocks
-from levelfield.node.process_identity import own_ranks
+from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
@@ -203,11 +203,11 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
     names: list[list[int]] = []
 
     def look() -> list[int]:
-        looks.append(own_ranks())
+        looks.append(live_ranks_of_this_process())
         return looks[-1] if len(looks) > 1 else []
 
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
-    monkeypatch.setattr("levelfield.run.runner.own_ranks", look)
+    monkeypatch.setattr("levelfield.run.runner.live_ranks_of_this_process", look)
     monkeypatch.setattr(DeviceLocks, "keep", lambda self, processes: names.append(list(processes)))
     train()
     assert names[0] == [] and len(names[1]) == 2
@@ -216,7 +216,9 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
 def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "stop")
     monkeypatch.setenv("FAKE_SECONDS", "3")
-    monkeypatch.setattr("levelfield.run.run_devices.host_counters", lambda are_children: None)  # no load explains it
+    monkeypatch.setattr(
+        "levelfield.run.run_devices.host_counters", lambda ranks_are_children: None
+    )  # no load explains it
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
     slowest, (reason,) = result["disturbance"]["slowest"], result["status"]["reasons"]

@@ -150,7 +150,7 @@ def test_each_host_is_tried_and_named(
     hosts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(site_findings, "ENVIRONMENT_BYTES", 1)
-    monkeypatch.setattr(site_findings, "LEAST_BYTES", 1)
+    monkeypatch.setattr(site_findings, "MIN_FREE_BYTES", 1)
     findings = checked(capsys, *hosts, code=4)
     words, message = of(findings, "good")
     assert words == "ok,ok,ok,ok" and "reached, Python" in message and "on-the-node can" in message

@@ -126,8 +126,8 @@ def test_an_engine_of_a_node_without_a_usable_answer_is_named(
     script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_by(script, tmp_path)
-    monkeypatch.setattr(ssh_runtime, "image_of", lambda plan: "levelfield:x")
-    monkeypatch.setattr(ssh_runtime, "QUESTION_SECONDS", 2.0)
+    monkeypatch.setattr(ssh_runtime, "node_image_name", lambda plan: "levelfield:x")
+    monkeypatch.setattr(ssh_runtime, "INSPECT_SECONDS", 2.0)
     with pytest.raises(NodesNotReady, match="h1") as error:
         ssh_runtime.NodeEngine(plan, 0).image_id()
     assert words in str(error.value) and error.value.nodes[0].node_rank == 0
@@ -398,8 +398,8 @@ def test_an_ended_connection_says_nothing_more_however_often_it_is_ended() -> No
 def test_a_node_that_is_given_up_is_a_lost_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, words: str
 ) -> None:
-    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.LEAST_SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.MIN_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.FETCH_SILENCE_SECONDS", 0.5)
     argv = ("sh", "-c", f"echo {printed}; exec sleep 600" if printed else "exec sleep 600")
     sent = Submission("h1", argv, stdin=json.dumps({"root": "/nowhere"}) + "\n")
     rank = ProcessWork(0, ("train",), {}, "log")

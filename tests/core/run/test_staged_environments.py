@@ -12,7 +12,7 @@ from environment_plans import plan, use
 from levelfield import installer
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
-from levelfield.run.runtimes.wheels import fetch_into
+from levelfield.run.runtimes.wheels import fetch_wheels
 from levelfield.specs.requirements import BuildStep
 from starts.planted_wheels import built_against, wheel, write
 
@@ -67,7 +67,7 @@ def test_in_one_stage_it_cannot_be_built(tmp_path: Path, source: Path) -> None:
 
 def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Path) -> None:
     folder = tmp_path / "wheels"
-    fetch_into(folder, sys.executable, ["acme==1.0"], lambda text: None, (STEP,))
+    fetch_wheels(folder, sys.executable, ["acme==1.0"], lambda text: None, (STEP,))
     assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == [
         "acme-1.0-py3-none-any.whl",
         "engine-1.0-py3-none-any.whl",
@@ -99,13 +99,13 @@ def test_a_named_index_stands_beside_pips_own(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("LEVELFIELD_WHEELS", raising=False)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
-    assert installer.sources(None) == installer.sources("LEVELFIELD_ACME_INDEX") == {}
+    assert installer.source_variables(None) == installer.source_variables("LEVELFIELD_ACME_INDEX") == {}
     monkeypatch.setenv("LEVELFIELD_ACME_INDEX", "file:///acme")
-    assert installer.sources("LEVELFIELD_ACME_INDEX") == {"PIP_EXTRA_INDEX_URL": "file:///acme"}
+    assert installer.source_variables("LEVELFIELD_ACME_INDEX") == {"PIP_EXTRA_INDEX_URL": "file:///acme"}
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///own")
-    assert installer.sources("LEVELFIELD_ACME_INDEX") == {"PIP_EXTRA_INDEX_URL": "file:///own file:///acme"}
+    assert installer.source_variables("LEVELFIELD_ACME_INDEX") == {"PIP_EXTRA_INDEX_URL": "file:///own file:///acme"}
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(tmp_path))
-    assert "PIP_NO_INDEX" in installer.sources("LEVELFIELD_ACME_INDEX")
+    assert "PIP_NO_INDEX" in installer.source_variables("LEVELFIELD_ACME_INDEX")
 
 
 def test_pip_installs_from_the_named_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_the_hosts_counters_are_in_every_line_and_tell_own_processes_apart(paths
 
 def test_a_containers_processes_are_no_children_and_their_time_is_not_known(paths: RunPaths) -> None:
     tool = Tool(lambda: [Sample(0, power_watts=50.0)])
-    with watching(tool, DEVICES, paths.telemetry, are_children=False):  # type: ignore[arg-type]
+    with watching(tool, DEVICES, paths.telemetry, ranks_are_children=False):  # type: ignore[arg-type]
         for _ in range(2):
             assert tool.read.acquire(timeout=30)
     before, after = (
@@ -120,8 +120,8 @@ def test_values_that_cannot_be_right_are_null_with_what_was_found(paths: RunPath
 def test_a_tool_that_still_runs_at_the_end_is_ended_with_what_it_started(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.2)
-    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "END_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "FIRST_READ_SECONDS", 0.2)
 
     def sample() -> Sequence[Sample]:
         ask(["/bin/sh", "-c", f"sleep 60 & echo $! > {tmp_path}/child; wait"], 60)
@@ -158,8 +158,8 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.05)
-    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "END_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "FIRST_READ_SECONDS", 0.05)
     free, requests, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:

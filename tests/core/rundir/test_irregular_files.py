@@ -108,7 +108,7 @@ def test_no_reader_of_a_run_waits(
         capsys.readouterr()
     put(run.root / file, kind)
     with limited("a new run"):
-        directory.settle(run.root.parent)
+        directory.correct_stale_statuses(run.root.parent)
 
 
 @pytest.mark.parametrize("kind", KINDS)

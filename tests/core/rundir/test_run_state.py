@@ -131,7 +131,7 @@ def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: R
     run_state.refuse_running(run)
     words = run_state.state_words(run)
     assert words.startswith("running: ") and "was killed;" in words and "`evidence collect`" in words
-    directory.settle(run.root.parent)
+    directory.correct_stale_statuses(run.root.parent)
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["state"]) == ("ended", "failed") and "platform ended" in status["reason"]
     run_state.refuse_running(run)
@@ -140,7 +140,7 @@ def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: R
 def test_the_status_of_a_run_that_goes_on_is_left(run: RunPaths) -> None:
     by(run, own())
     before = run.status.read_bytes()
-    directory.settle(run.root.parent)
+    directory.correct_stale_statuses(run.root.parent)
     assert run.status.read_bytes() == before
 
 
@@ -148,7 +148,7 @@ def test_the_status_of_a_run_that_goes_on_is_left(run: RunPaths) -> None:
 def test_a_damaged_status_and_one_of_an_earlier_version_are_of_a_run_that_is_over(run: RunPaths, damage: str) -> None:
     run.status.write_text(damage, encoding="latin-1")
     run_state.refuse_running(run)
-    directory.settle(run.root.parent)
+    directory.correct_stale_statuses(run.root.parent)
     assert run.status.read_text(encoding="latin-1") == damage
 
 
@@ -175,7 +175,7 @@ def test_a_run_of_another_machine_is_known_by_its_files(
                 run_state.refuse_running(run)
         else:
             run_state.refuse_running(run)
-        directory.settle(run.root.parent)
+        directory.correct_stale_statuses(run.root.parent)
         phase = "running" if goes_on or "host" in place else "ended"
         assert json.loads(run.status.read_text())["phase"] == phase
     finally:
@@ -186,6 +186,6 @@ def test_a_run_of_another_machine_is_known_by_its_files(
 
 def test_an_error_of_the_platform_leaves_no_running_status(run: RunPaths) -> None:
     directory.write_status(run, "running", "running")
-    with pytest.raises(ZeroDivisionError), directory.ending(run):
+    with pytest.raises(ZeroDivisionError), directory.status_ended_on_error(run):
         raise ZeroDivisionError
     assert json.loads(run.status.read_text())["phase"] == "ended"

@@ -292,7 +292,7 @@ def test_an_interrupt_while_the_files_are_sealed_keeps_the_outcome(
     monkeypatch.setattr(runner, "sealed", interrupted)
     run.outcome.unlink()
     with pytest.raises(KeyboardInterrupt):
-        runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
+        runner._store_and_finish(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert collect(run).status.word == "valid"
 
 
@@ -302,9 +302,13 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
     def full(*_: object) -> Result:
         raise OSError(28, "No space left on device", str(run.result))
 
-    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="a result"), directory.ending(run):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RunFailed, match="a result"),
+        directory.status_ended_on_error(run),
+    ):
         patch.setattr(runner, "finish", full)
-        runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
+        runner._store_and_finish(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert main(["evidence", "collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
 
 

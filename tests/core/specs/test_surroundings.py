@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.specs.variables import RULE, counting, for_readers, recorded
+from levelfield.specs.variables import RECORDED_BY_EXCLUSION, counting, for_readers, recorded
 
 # Of libraries that a training may load; each was once recorded by no prefix.
 CHANGING = (
@@ -17,7 +17,7 @@ CHANGING = (
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_may_change_a_training_is_recorded_and_counts(name: str) -> None:
-    assert counting(recorded({name: "1", "TERM": "xterm"}), RULE) == {name: "1"}
+    assert counting(recorded({name: "1", "TERM": "xterm"}), RECORDED_BY_EXCLUSION) == {name: "1"}
 
 
 def test_what_cannot_is_left_out() -> None:
@@ -38,7 +38,7 @@ def test_what_cannot_is_left_out() -> None:
     assert set(recorded(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1"))) != set()
     of_place = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "LEVELFIELD_RUNS")
     variables = recorded(dict.fromkeys(of_place, "1"))
-    assert set(variables) == {*of_place} and counting(variables, RULE) == {}
+    assert set(variables) == {*of_place} and counting(variables, RECORDED_BY_EXCLUSION) == {}
 
 
 def test_a_secret_is_a_digest_that_shows_a_change() -> None:

@@ -56,7 +56,7 @@ LAUNCHERS = {
 }
 
 
-def means(plan: Plan) -> tuple[Runtime, Launcher]:
+def runtime_and_launcher(plan: Plan) -> tuple[Runtime, Launcher]:
     """Return the runtime of the plan, and the launcher for it. Raises UsageError for a launcher that is not here."""
     if plan.launch:
         launcher = _remote(plan.launch.launcher, plan.launch.code)
@@ -76,7 +76,7 @@ def means(plan: Plan) -> tuple[Runtime, Launcher]:
     return InsideRuntime() if plan.runtime == "inside" else ProcessRuntime(), LocalLauncher()
 
 
-def speaking(launcher: Launcher, say: Say) -> Launcher:
+def reporting_to(launcher: Launcher, say: Say) -> Launcher:
     """Return the launcher with a place for its sentences, such as those about a queue; not all have any."""
     saying: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
     return saying(say) if saying else launcher

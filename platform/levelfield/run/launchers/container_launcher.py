@@ -28,10 +28,10 @@ from levelfield.run.launchers.launched_ranks import (
     evidence_of,
     first_failure,
     free_port,
-    is_known,
-    request_of,
+    is_exit_known,
+    launch_request,
+    rank_ends_on_disk,
     with_port,
-    written_ends,
 )
 from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.runtimes.engine import (
@@ -63,7 +63,7 @@ class ContainerLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """A container for each node. Pure."""
-        return request_of(plan, paths, self.name, runtime, plan.hardware.nodes)
+        return launch_request(plan, paths, self.name, runtime, plan.hardware.nodes)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
@@ -156,7 +156,7 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
     ends = _ends(request, running)
     for node in request.nodes:
         container = running[node.node_rank]
-        written = () if container.attrs["State"]["Running"] else written_ends(node)
+        written = () if container.attrs["State"]["Running"] else rank_ends_on_disk(node)
         if any(end.stopped_by_us for end in written) and not first_failure(written):  # and nothing here requested it
             evidence = f"{container.name} was stopped from outside, as by `docker stop`: its first process got a signal"
             return _stopped(request, running, "cancelled", evidence)
@@ -166,7 +166,7 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
 
 def _alive(request: Request) -> list[int]:
     """Return the ranks that have not ended. An ended rank has no heartbeat."""
-    return [end.rank for node in request.nodes for end in written_ends(node) if not is_known(end)]
+    return [end.rank for node in request.nodes for end in rank_ends_on_disk(node) if not is_exit_known(end)]
 
 
 def _is_running(container: Container) -> bool:
@@ -189,8 +189,8 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
         is_stopped, code = node.node_rank in (stopped or ()), state.get("ExitCode")
-        for end in written_ends(node):
-            if is_known(end):
+        for end in rank_ends_on_disk(node):
+            if is_exit_known(end):
                 ends.append(end)
             elif state.get("Running") and is_stopped:  # it could not be stopped; this is its first process on the host
                 process = int(state["Pid"])
@@ -212,10 +212,10 @@ def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) 
     first = _ended_processes(boxes)
     ends, running = {end.rank: end for end in outcome.ends}, []
     for node in (node for node in request.nodes if node.node_rank in boxes):
-        ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
+        ends.update({end.rank: end for end in rank_ends_on_disk(node) if is_exit_known(end) or end.rank not in ends})
         process = first.get(node.node_rank)
         still_runs = process is not None and state_of(process) not in "ZX?"
-        unknown = [ends[work.rank] for work in node.processes if not is_known(ends[work.rank])]
+        unknown = [ends[work.rank] for work in node.processes if not is_exit_known(ends[work.rank])]
         if still_runs or (unknown and process is None):
             running.append(boxes[node.node_rank].name)
         if process is not None:

@@ -1,4 +1,4 @@
-"""What every launcher makes of its ranks: a request and a port before their start, and evidence after their end."""
+"""What all launchers share: the request and the port before the ranks start, and the evidence after they end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 10_000  # below it live services that start on demand
-_TRIES = 50
+_PORT_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 10_000  # below it are services that start on demand
+_PORT_TRIES = 50
 
 
-def request_of(
+def launch_request(
     plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource, nodes: int, removed: tuple[str, ...] = ()
 ) -> Request:
-    """Return a request for so many nodes, with the case's limits. removed: user's variables that no rank gets."""
+    """Return a request with the case's limits. nodes: their number. removed: the user's variables that no rank gets."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,
@@ -43,17 +43,17 @@ def with_port(process: ProcessWork, port: int) -> dict[str, str]:
     return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
 
 
-def ends_of(content: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
+def process_ends(content: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
     return tuple(ProcessEnd(**end) for end in content)
 
 
-def node_ranks_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended. One without an end, such as a lost rank, has no values.
+def rank_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of a node ended. An end that is not known, as of a lost rank, has no values.
 
     content: what the node's part wrote, maybe on another machine. Anything but a list of ends counts as none.
     """
     try:
-        ends = ends_of(content)
+        ends = process_ends(content)
     except (TypeError, ValueError):
         ends = ()
     values = [value for end in ends for value in (end.exit_code, end.signal, end.process) if value is not None]
@@ -62,16 +62,16 @@ def node_ranks_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
     return tuple(by_rank.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
 
 
-def written_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:
+def rank_ends_on_disk(node: NodeWork) -> tuple[ProcessEnd, ...]:
     """Return how each rank of a node ended, as the first process of its container wrote it during the run."""
     try:
-        return node_ranks_ends(node, json.loads(read_regular(Path(str(node.ends)))))
+        return rank_ends(node, json.loads(read_regular(Path(str(node.ends)))))
     except (OSError, ValueError):
-        return node_ranks_ends(node, ())
+        return rank_ends(node, ())
 
 
-def is_known(end: ProcessEnd) -> bool:
-    """Return whether the rank has ended, and how is known."""
+def is_exit_known(end: ProcessEnd) -> bool:
+    """Return whether it is known how the rank ended."""
     return (end.exit_code, end.signal) != (None, None)
 
 
@@ -91,19 +91,20 @@ def evidence_of(failed: ProcessEnd) -> str:
     return f"rank {failed.rank} was ended by {name}"
 
 
-def free_port(file: Path = _RANGE) -> int:
+def free_port(file: Path = _PORT_RANGE_FILE) -> int:
     """Return a free port that the kernel gives to no outgoing connection.
 
     A rank listens on it only seconds later. A port that the kernel chooses may then belong to a connection of another
-    process, and the rank cannot listen. `file` has the first and the last port that the kernel gives.
+    process, and the rank cannot listen. file: has the first and the last port that the kernel gives to them.
     """
     try:
-        end = int(file.read_text(encoding="ascii").split()[0])
+        first_of_kernel = int(file.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
-        end = _LOWEST
-    choose = random.SystemRandom().randrange  # of its own: processes with one seed would choose one port
+        first_of_kernel = _LOWEST_PORT
+    choose = random.SystemRandom().randrange  # without a seed: processes with one seed would choose the same port
+    tries = _PORT_TRIES if first_of_kernel > _LOWEST_PORT else 0
     with socket.socket() as probe:
-        for port in (choose(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
+        for port in (choose(_LOWEST_PORT, first_of_kernel) for _ in range(tries)):
             with suppress(OSError):
                 probe.bind(("", port))
                 break

@@ -36,7 +36,7 @@ class Liveness:
 
     def hang(self, alive: list[int]) -> str | None:
         """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
-        watched = self._clock.look()
+        watched = self._clock.watched_seconds()
         if evidence := self._heartbeats.silent(alive, watched):
             return evidence
         sizes = event_file_sizes(self._events)
@@ -79,7 +79,7 @@ class NodePulse:
 
     def silent(self, nodes: list[NodeWork]) -> dict[int, float]:
         """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
-        watched, silent = self._clock.look(), {}
+        watched, silent = self._clock.watched_seconds(), {}
         for node in nodes:
             rank, first = node.node_rank, node.processes[0].rank
             names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")

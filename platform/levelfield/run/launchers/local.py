@@ -10,9 +10,9 @@ from levelfield.node import rank_processes
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
-from levelfield.run.launchers.launched_ranks import ends_of, evidence_of, free_port, request_of, with_port
+from levelfield.run.launchers.launched_ranks import evidence_of, free_port, launch_request, process_ends, with_port
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
+from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited_variables
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -24,7 +24,7 @@ class LocalLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One node with every rank. Pure."""
-        return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
+        return launch_request(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
@@ -32,7 +32,7 @@ class LocalLauncher:
         try:
             try:
                 for process in request.nodes[0].processes:
-                    environment = {**inherited(), **with_port(process, port)}
+                    environment = {**inherited_variables(), **with_port(process, port)}
                     ranks.start(process.rank, list(process.argv), environment, process.log)
             except OSError as error:
                 outcome = _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
@@ -60,7 +60,7 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
     if failed is not None:
         ranks.wait(rank_processes.SETTLE_SECONDS)  # the others may end by themselves and write their errors
     watch()
-    ends = ends_of(ranks.ends())
+    ends = process_ends(ranks.ends())
     if failed is None:
         return Outcome("exited", ends)
     return _stopped(ranks, "rank-failed", evidence_of(next(end for end in ends if end.rank == failed)))
@@ -68,4 +68,4 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
 
 def _stopped(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
     ranks.stop()
-    return Outcome(cause, ends_of(ranks.ends()), evidence)
+    return Outcome(cause, process_ends(ranks.ends()), evidence)

@@ -16,7 +16,7 @@ from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, sources
 from levelfield.plan.environment import STAMP
-from levelfield.run.launchers.launched_ranks import request_of, with_port
+from levelfield.run.launchers.launched_ranks import launch_request, with_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -30,7 +30,7 @@ FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of its own
 
 def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource) -> Request:
     """Return the request of all nodes. Its port is a function of the run id. paths: of the run as the nodes see it."""
-    request = request_of(plan, paths, launcher, runtime, plan.hardware.nodes, REMOVED_VARIABLES)
+    request = launch_request(plan, paths, launcher, runtime, plan.hardware.nodes, REMOVED_VARIABLES)
     port = rendezvous_port(plan.run_id, launch_of(plan).site.ports)
     nodes = []
     for node in request.nodes:

@@ -9,16 +9,17 @@ from typing import Any
 
 from levelfield.contracts.execution import DISK_IS_FULL, NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
+from levelfield.run.launchers.launched_ranks import first_failure, rank_ends
 from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import event_or_none
 from levelfield.rundir.raw_files import clipped
 
 _RECORD = "nodes/node{}.record.jsonl"  # by the node's rank
-FULL_BYTES = 2**20  # a disk with less left is full
-MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
-MOST_RESENT, FEWEST_RESENT = 0.01, 20  # of TCP's segments; a sound network of a cluster is below a thousandth
-_WORDS: dict[str, NodeWord] = {
+FULL_DISK_BYTES = 2**20  # a disk with less free space is full
+MAX_RECORD_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
+MAX_RESENT_SHARE = 0.01  # of TCP's segments; a sound network of a cluster is below a thousandth
+MIN_RESENT = 20  # segments; fewer give no remark
+_STATUSES: dict[str, NodeWord] = {  # by cause; all others: failed
     "exited": "ended", "stopped": "stopped", "node-differs": "differs", "device-taken": "device-taken",
 }  # fmt: skip
 
@@ -31,14 +32,14 @@ class LastRecord:
     name: str  # the host's own, where the node wrote it
     cause: str | None  # None where the record is missing
     evidence: str | None
-    ends: tuple[ProcessEnd, ...]  # of all its ranks; what is unknown has no values
-    missing: tuple[str, ...]  # which evidence of the node is not there
+    ends: tuple[ProcessEnd, ...]  # of all its ranks; an unknown end has no values
+    missing: tuple[str, ...]  # names of the node's evidence that is not there
     disk: str = ""  # a remark where the node's disk was full
 
     @property
     def end(self) -> NodeEnd:
         """The end of the node's part, by its own record alone."""
-        word = "lost" if self.cause is None else _WORDS.get(self.cause, "failed")
+        word = "lost" if self.cause is None else _STATUSES.get(self.cause, "failed")
         detail = self.evidence or ("it wrote no last record" if self.cause is None else None)
         return NodeEnd(self.node_rank, self.name, word, detail, self.missing)
 
@@ -58,7 +59,7 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
             cause=str(last["cause"]) if last else None,
             evidence=f"{last['evidence']}{disk_remark(last)}" if last.get("evidence") else None,
             disk=disk_remark(last),
-            ends=node_ranks_ends(node, last.get("ends", ())),
+            ends=rank_ends(node, last.get("ends", ())),
             missing=(*([] if last else ["last record"]), *absent),
         )
         records.append(record)
@@ -66,14 +67,14 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
 
 
 class OpenNodes:
-    """The nodes that have not written their last record. A record that did not change is not read again."""
+    """The nodes without a last record. A record file that did not change is not read again."""
 
     def __init__(self, request: Request) -> None:
         self._root, self._nodes = Path(request.events_dir).parent, list(request.nodes)
         self._states: dict[int, tuple[int, int]] = {}
 
-    def left(self) -> list[NodeWork]:
-        """Return them by the records as they are now."""
+    def read(self) -> list[NodeWork]:
+        """Read the records that have changed, and return the nodes that still have no last one."""
         for node in list(self._nodes):
             state = file_state(self._root / _RECORD.format(node.node_rank))
             if self._states.get(node.node_rank) != state:
@@ -84,9 +85,9 @@ class OpenNodes:
 
 
 def by_engine(record: LastRecord, *signals: int) -> LastRecord:
-    """Return the record of a node that the engine ended: an unknown end of a rank, or one by these, is its doing.
+    """Return the record of a node that the engine ended. It ended the ranks without a known end, or with these signals.
 
-    An engine sends its signals to every process of a node, so that a rank may end before the node's own part does.
+    An engine signals every process of a node, so that a rank may end before the node's own part does.
     """
     ends = tuple(
         replace(end, stopped_by_us=True) if end.exit_code is None and end.signal in (None, *signals) else end
@@ -99,11 +100,11 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
 
 def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
-    """Return what the result has to say about its nodes, as sentences: each follows from what a node wrote."""
+    """Return the warnings of the result about its nodes, which follow from what the nodes wrote."""
     facts = {f"node{node}": event_or_none(_text(root / f"nodes/node{node}.facts.json")) or {} for node in range(nodes)}
     machines: dict[str, list[str]] = {}
     for name, fields in facts.items():
-        if boot := fields.get("boot_id"):  # one start of a kernel has one
+        if boot := fields.get("boot_id"):  # it identifies one start of one kernel
             machines.setdefault(str(boot), []).append(name)
     remarks = [
         f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {nodes} machines"
@@ -125,9 +126,9 @@ def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
         links = sorted(key for key in grown if key.startswith("link "))
         remarks += [f"{name}: its {clipped(link)} was lost {grown[link]} times during the run" for link in links]
         resent, sent = grown.get("resent", 0), grown.get("sent", 0)
-        if resent >= FEWEST_RESENT and not resent <= MOST_RESENT * sent:
+        if resent >= MIN_RESENT and not resent <= MAX_RESENT_SHARE * sent:
             remarks.append(
-                f"{name}: {resent} of {sent} TCP segments were sent again (limit: {MOST_RESENT:.0%}): the network "
+                f"{name}: {resent} of {sent} TCP segments were sent again (limit: {MAX_RESENT_SHARE:.0%}): the network "
                 "loses packets"
             )
     return remarks
@@ -136,7 +137,7 @@ def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
 def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     """Return all that the last line `ended` of a node's record says; None where there is none, or it is damaged.
 
-    root: of the run. Another machine wrote the record.
+    root: the run directory. The record is of another machine, so its content is not trusted.
     """
     for line in reversed(_text(root / _RECORD.format(node_rank)).splitlines()):
         event = event_or_none(line) or {}
@@ -148,12 +149,12 @@ def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
 def disk_remark(last: Mapping[str, Any]) -> str:
     """Return a remark where the node's disk was full at its end."""
     free = last.get("disk_free_bytes")
-    return f"; {DISK_IS_FULL} ({free} bytes free)" if isinstance(free, int) and free < FULL_BYTES else ""
+    return f"; {DISK_IS_FULL} ({free} bytes free)" if isinstance(free, int) and free < FULL_DISK_BYTES else ""
 
 
 def _text(path: Path) -> str:
     """Return a file's text, or an empty one. It is opened each time: a client of a file server then asks for news."""
     try:
-        return read_regular(path, MOST_BYTES).decode(errors="replace")
+        return read_regular(path, MAX_RECORD_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from levelfield.node.node_setup import not_own
+from levelfield.node.node_setup import foreign_folder_reason
 from levelfield.rundir.event_lines import event_or_none
 
-LEAST_BYTES = 2**30  # for code, events and logs
-ENVIRONMENT_BYTES = 10 * 2**30  # that an environment with torch for GPUs needs
+MIN_FREE_BYTES = 2**30  # for code, events and logs
+ENVIRONMENT_BYTES = 10 * 2**30  # what an environment with torch for GPUs needs
 # Runs on the host, with any Python 3. It leaves nothing behind.
 PROBE = r"""
 import json, os, shutil, subprocess, sys, tempfile, time
@@ -59,11 +59,11 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class SiteFinding:
-    """One thing that a check tried."""
+    """The result of one check."""
 
     subject: str  # a host, or an object of the engine
-    word: Literal["ok", "missing", "unknown"]  # missing: a run would fail; unknown: such as what this user may not see
-    says: str
+    word: Literal["ok", "missing", "unknown"]  # missing: a run would fail; unknown: this user may not see it
+    says: str  # the sentence that is printed
     do: str = ""  # what to do about it
 
 
@@ -100,18 +100,18 @@ def interface_findings(subject: str, name: str | None, answer: Mapping[str, Any]
 
 
 def folder_finding(subject: str, folder: str, key: str, answer: Mapping[str, Any]) -> SiteFinding:
-    """Return whether a run can store its files in a node's folder. key: of the site's file, which names the folder."""
+    """Return whether a run can store its files in a node's folder. key: the key of the site's file that names it."""
     status = answer.get("own") if isinstance(answer.get("own"), list) else []
     numbers = [number for number in status or () if isinstance(number, int) and 0 <= number < 2**32]
-    if len(numbers) == 3 and (foreign := not_own(*numbers)):
+    if len(numbers) == 3 and (reason := foreign_folder_reason(*numbers)):  # mode, owner, user
         do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as {key}"
-        return missing(subject, f"{folder}: {foreign}", do)
+        return missing(subject, f"{folder}: {reason}", do)
     if answer.get("writable") is not True:
         return missing(subject, f"{folder} cannot be written: {answer.get('why')}", f"correct {key} or its rights")
     free = answer.get("free")
     if not isinstance(free, int):
         return unknown(subject, f"{folder} can be written; its free space is not known")
-    if not free >= LEAST_BYTES:
+    if not free >= MIN_FREE_BYTES:
         do = f"free some, or name another folder as {key}"
         return missing(subject, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
     if not free >= ENVIRONMENT_BYTES:

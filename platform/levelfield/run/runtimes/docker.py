@@ -39,7 +39,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.variables import is_secret
 from levelfield.user_folders import own_cache
 
-LISTING_SECONDS = 120.0
+LIST_PACKAGES_SECONDS = 120.0
 
 
 class DockerRuntime:
@@ -136,7 +136,7 @@ class ReadyDocker(DockerRuntime):
             versions = dict(json.loads(read_regular(file)))
         except (OSError, ValueError):
             try:
-                versions = packages(self, plan, LISTING_SECONDS)
+                versions = packages(self, plan, LIST_PACKAGES_SECONDS)
                 write_atomically(file, json.dumps(versions, indent=2) + "\n")
             except OSError:
                 versions = None
@@ -145,9 +145,9 @@ class ReadyDocker(DockerRuntime):
         engine = {key: version.get(key) for key in ("Version", "ApiVersion", "Os", "Arch")}
         return {"environment_packages": versions, "image": self._built.to_dict(), "engine": engine}
 
-    def keep(self, plan: Plan, paths: RunPaths) -> None:
+    def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
-        self._built.keep(container_of(plan).image, paths.image)
+        self._built.write_recipe(container_of(plan).image, paths.image)
 
 
 def address_of(plan: Plan, node_rank: int) -> str:

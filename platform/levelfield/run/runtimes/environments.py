@@ -91,7 +91,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
             f"--offline, and {folder} is not made. Set {installer.WHEELS} to a folder of wheels (`environment wheels "
             "fetch DIR` makes one on a machine with network), or start once without --offline"
         )
-    installer.end_left(folder, say)
+    installer.end_leftover_installer(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)
     reason = "the requirements changed" if (folder / STAMP).exists() else "first use"
     names = []
@@ -99,11 +99,11 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
         plain, _, condition = requirement.partition(";")
         names.append(re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain)
     say(f"making {folder.parent.name}/{folder.name} ({reason}): {', '.join(dict.fromkeys(names))}")
-    environment_folder.cleared(folder)
+    environment_folder.make_empty(folder)
     started = time.monotonic()
-    create, install = installer.making(plan.made_with or sys.executable, folder)
+    create, install = installer.environment_commands(plan.made_with or sys.executable, folder)
     _run(create, folder, say)
-    source = installer.sources(plan.index)
+    source = installer.source_variables(plan.index)
     _run([*install, *plan.requirements], folder, say, source)
     if not plan.name.endswith("-cpu"):
         installer.refuse_processor_builds(folder)

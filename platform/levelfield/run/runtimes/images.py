@@ -23,7 +23,7 @@ from levelfield import environment_folder
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, first_line
-from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
+from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
 from levelfield.rundir.directory import replacing, write_atomically
 from levelfield.specs.plan import ContainerPlan, ImagePlan
 from levelfield.user_folders import own_cache
@@ -45,7 +45,7 @@ class Built:
     def to_dict(self) -> dict[str, str]:
         return {"tag": self.tag, "id": self.id, "base_id": self.base_id}
 
-    def keep(self, recipe: ImagePlan, folder: Path) -> None:
+    def write_recipe(self, recipe: ImagePlan, folder: Path) -> None:
         """Write the recipe to a folder, and the log of the build if it was for this run. Raises OSError."""
         folder.mkdir(exist_ok=True)
         write_atomically(folder / "Dockerfile", recipe.dockerfile)
@@ -75,7 +75,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
                 "engine, or name another with --base-image"
             ) from None
         base_id = str(client.images.get(reference).id)
-    wheels = wheels_of(image, container.offline, say)
+    wheels = image_wheels(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     try:

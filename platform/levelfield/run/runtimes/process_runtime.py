@@ -1,4 +1,4 @@
-"""A rank as a process: its argv and its variables, on this machine and on nodes that a launcher reaches.
+"""A rank as a process: its argv and its environment variables, on this machine and on a launcher's nodes.
 
 Runtime `inside` is for a machine that is already a container: the vendor's image has the framework, and no environment
 is created.
@@ -16,26 +16,26 @@ from typing import Any
 
 from levelfield.catalog.machine import usable_cores
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import LaunchPlan
 
-LISTING_SECONDS = 60.0
+LIST_PACKAGES_SECONDS = 60.0
 REMOVED_VARIABLES = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "LEVELFIELD_BOOTSTRAPPED", "GROUP_RANK",
-    "TORCHELASTIC_RUN_ID", "ROCR_VISIBLE_DEVICES",  # an outer_devices_variable: the devices of a plan are chosen by it
+    "TORCHELASTIC_RUN_ID", "ROCR_VISIBLE_DEVICES",  # an outer_devices_variable, by which the plan chose its devices
 )  # fmt: skip
 # Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
-_LISTING = (
+_LIST_PACKAGES = (
     "-I",
     "-c",
     "from importlib.metadata import distributions as d; "
     "print(*sorted({'%s==%s' % (m['Name'], m['Version']) for m in (x.metadata for x in d())}))",  # each is parsed once
 )
-# Of the collective libraries: the network that connects the nodes.
+# By these, collective libraries take the network interface that connects the nodes.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -57,12 +57,12 @@ class ProcessRuntime:
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         return command_output(argv, environment, seconds)
 
-    def keep(self, plan: Plan, paths: RunPaths) -> None:
-        """Write nothing: a process has no further files."""
+    def write_files(self, plan: Plan, paths: RunPaths) -> None:
+        """Write nothing: a process has no files of its own."""
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         try:
-            return {"environment_packages": packages(self, plan, LISTING_SECONDS)}
+            return {"environment_packages": packages(self, plan, LIST_PACKAGES_SECONDS)}
         except (OSError, subprocess.SubprocessError, ValueError):
             return {"environment_packages": None}
 
@@ -78,12 +78,12 @@ class InsideRuntime(ProcessRuntime):
 
 def command_output(argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
     """Return the output of a command of this machine. Raises OSError or subprocess.SubprocessError."""
-    done = completed(argv, seconds, {**inherited(), **worker_pythonpath(checkout()), **environment})
+    done = run_bounded(argv, seconds, {**inherited_variables(), **worker_pythonpath(checkout()), **environment})
     done.check_returncode()
     return done.stdout
 
 
-def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
+def inherited_variables(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
     variables = dict(os.environ) if environment is None else environment
     return {key: value for key, value in variables.items() if key not in REMOVED_VARIABLES}
@@ -104,15 +104,21 @@ class NodeFolders:
 
 
 def rank_work(
-    plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str], folders: NodeFolders | None = None
+    plan: Plan,
+    paths: RunPaths,
+    rank: int,
+    first_node_address: str,
+    visible: dict[str, str],
+    folders: NodeFolders | None = None,
 ) -> ProcessWork:
-    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0.
+    """Return the work of one rank: its complete argv and all its variables.
 
-    paths: of the run on the rank's node. folders: of that node; by default this machine's.
+    visible: the variables that show the rank its devices. paths: of the run on the rank's node. folders: of that node;
+    by default this machine's.
     """
     folders = folders or NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
     per_node, threads = plan.hardware.devices_per_node, plan.tuning.threads
-    if threads is None and plan.launch is None:  # a node of a launcher shares out its own cores
+    if threads is None and plan.launch is None:  # a launcher's node divides its own cores among its ranks
         threads = max(1, usable_cores() // plan.world_size)
     node_rank, local_rank = divmod(rank, per_node)
     values = {
@@ -129,7 +135,7 @@ def rank_work(
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(per_node),
         "NODE_RANK": str(node_rank),
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": first_node_address,
         "MASTER_PORT": PORT_CHOSEN_AT_START,
         "PYTHONUNBUFFERED": "1",
         **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
@@ -152,20 +158,20 @@ def rank_work(
 
 
 def imports_file(paths: RunPaths, rank: int) -> Path:
-    """Return where a rank writes what it imported from elsewhere."""
+    """Return where a rank writes which modules it imported from outside the environment and the checkout."""
     return paths.logs / f"rank{rank}.imported.json"
 
 
 def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
     """Return the versions of the environment's packages by name. Raises as the runtime's `output`, and ValueError."""
-    printed = runtime.output(plan, [plan.environment.python, *_LISTING], {}, seconds)
+    printed = runtime.output(plan, [plan.environment.python, *_LIST_PACKAGES], {}, seconds)
     return dict(item.split("==", 1) for item in printed.split())
 
 
 class NodeRuntime(ProcessRuntime):
     """The ranks of nodes that share this machine's folders: its checkout, environments and runs.
 
-    first_node_address: of node 0 for the ranks; a launcher that only knows it at the start gives FIRST_NODE.
+    first_node_address: where ranks reach node 0; FIRST_NODE where a launcher only knows it at the start.
     """
 
     def __init__(self, first_node_address: str, folders: NodeFolders | None = None) -> None:
@@ -173,15 +179,15 @@ class NodeRuntime(ProcessRuntime):
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node. paths: of the run as the node sees it."""
-        launch, first = launch_of(plan), self._first_node_address
+        launch, first_node = launch_of(plan), self._first_node_address
         host = launch.hosts[node_rank] if launch.hosts else None
         visible = {**plan.hardware.visible, **launch.site.environment}
         if interface := (host and host.interface) or launch.site.interface:
             visible |= dict.fromkeys(_INTERFACE_VARIABLES, interface)
-        work = (rank_work(plan, paths, rank, first, visible, self._folders) for rank in plan.ranks_of(node_rank))
+        work = (rank_work(plan, paths, rank, first_node, visible, self._folders) for rank in plan.ranks_of(node_rank))
         return NodeWork(
             node_rank=node_rank,
-            address=host.reached_at if host else first if node_rank == 0 else f"node{node_rank}",
+            address=host.reached_at if host else first_node if node_rank == 0 else f"node{node_rank}",
             processes=tuple(work),
             name=host.name if host else f"node{node_rank}",
         )

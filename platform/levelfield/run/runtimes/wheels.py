@@ -27,7 +27,7 @@ from levelfield.rundir.directory import write_atomically
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import BuildStep
 
-BUILD = ".build"  # in a folder of wheels: the environment in which some of them are built
+BUILD_ENVIRONMENT = ".build"  # within a folder of wheels
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,17 @@ class Wheels:
     files: dict[str, str]  # the sha256 by file name
 
 
-def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
-    """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded, and UsageError
-    when this machine has no interpreter of the image's version to choose them."""
+def image_wheels(image: ImagePlan, offline: bool, say: Say) -> Wheels:
+    """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded.
+
+    Raises UsageError when this machine has no Python of the image's version, for which pip chooses the wheels.
+    """
     if not image.requirements:
         return Wheels(Path(), {})
     steps = (step.fingerprint() for step in image.builds)
     inputs = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
     folder = user_folders.own_cache() / "wheels" / hashlib.sha256(inputs.encode()).hexdigest()[:16]
-    files = _stored(folder)
+    files = _stored_digests(folder)
     if files is None:
         if offline and not installer.wheels_folder():
             raise RunFailed(
@@ -55,14 +57,14 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
         with _locked(folder):  # another run may have downloaded them meanwhile
-            files = _stored(folder)
+            files = _stored_digests(folder)
             if not files:
                 version = image.base.python_version
                 say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
                 python = find_interpreter(f"=={version}.*").python
-                source, quiet = installer.sources(image.index), lambda line: None
-                _run(folder, python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
-                _build(folder, python, image.requirements, image.builds, quiet, source)
+                source, quiet = installer.source_variables(image.index), lambda line: None
+                _run_pip_wheel(folder, python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
+                _run_build_steps(folder, python, image.requirements, image.builds, quiet, source)
                 files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
                 write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
     return Wheels(folder, files)
@@ -92,7 +94,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
 
-def fetch_into(
+def fetch_wheels(
     folder: Path,
     python: str,
     arguments: Sequence[str],
@@ -100,49 +102,51 @@ def fetch_into(
     builds: Sequence[BuildStep] = (),
     index: str | None = None,
 ) -> None:
-    """Download wheels for this Python into a folder, from pip's index and a named one, and build the others.
+    """Download wheels for an interpreter into a folder, and build those that `builds` names. Raises RunFailed.
 
-    arguments: requirements as pip takes them. Raises RunFailed.
+    arguments: requirements as pip takes them. index: the variable that names an index beside pip's own.
     """
     with _locked(folder):
         source = installer.index_variables(index)
-        _run(folder, python, arguments, say, source)
-        _build(folder, python, arguments, builds, say, source)
+        _run_pip_wheel(folder, python, arguments, say, source)
+        _run_build_steps(folder, python, arguments, builds, say, source)
 
 
-def _run(folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None) -> None:
+def _run_pip_wheel(
+    folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None
+) -> None:
     """Run `pip wheel`, which also builds the wheels of requirements that are published only as sources."""
     argv = [sys.executable, "-m", "pip", "--python", python, "wheel", "--disable-pip-version-check"]
-    installer.end_left(folder, say)
+    installer.end_leftover_installer(folder, say)
     try:
         installer.run([*argv, "--progress-bar", "off", "--wheel-dir", str(folder), *arguments], folder, say, source)
     except RunFailed as error:
         raise RunFailed(f"pip could not fetch the wheels: {error}") from None
 
 
-def _build(
+def _run_build_steps(
     folder: Path, python: str, arguments: Sequence[str], builds: Sequence[BuildStep], say: Say, source: dict[str, str]
 ) -> None:
-    """Build the wheels of packages that are built against others, in an environment that has those, and remove it."""
+    """Build wheels in an environment that has the packages they need for it, and remove that environment."""
     if not builds:
         return
-    place = folder / BUILD
-    environment_folder.cleared(place)
-    from_folder = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
-    create, install = installer.making(python, place)
+    environment = folder / BUILD_ENVIRONMENT
+    environment_folder.make_empty(environment)
+    only_folder = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
+    create, install = installer.environment_commands(python, environment)
     try:
         installer.run(create, folder, say, source)
-        installer.run([*install, *arguments], folder, say, from_folder)
-        inside = str(place / "bin" / "python")
+        installer.run([*install, *arguments], folder, say, only_folder)
+        python_of_environment = str(environment / "bin" / "python")
         for step in builds:
-            variables = {**source, **installer.build_variables(place, step.home, step.headers)}
+            variables = {**source, **installer.build_variables(environment, step.home, step.headers)}
             options = ("--no-build-isolation", "--find-links", str(folder))
-            _run(folder, inside, (*options, *arguments, *step.packages), say, variables)
+            _run_pip_wheel(folder, python_of_environment, (*options, *arguments, *step.packages), say, variables)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(environment, ignore_errors=True)
 
 
-def _stored(folder: Path) -> dict[str, str] | None:
+def _stored_digests(folder: Path) -> dict[str, str] | None:
     try:
         return dict(json.loads(read_regular(folder / "wheels.json")))
     except (OSError, ValueError, TypeError):

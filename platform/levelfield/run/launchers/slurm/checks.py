@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.run.launchers.site_findings import (
     PROBE,
     SiteFinding,
@@ -92,7 +92,7 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
     """Return whether Slurm would take a job: partition, account, qos, constraint, time and resources at once."""
     argv = ["sbatch", "--test-only", *_options(slurm), "--wrap=true"]
     try:
-        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
     except (OSError, subprocess.SubprocessError) as error:
         return unknown("job", f"sbatch: {error}")
     answer = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
@@ -133,7 +133,7 @@ def _job(site: Site) -> Iterator[SiteFinding]:
             script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
         argv = ["srun", *_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         try:
-            done = completed([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, environment_of({}))
+            done = run_bounded([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, environment_of({}))
         except (OSError, subprocess.SubprocessError):
             yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
             return
@@ -174,7 +174,7 @@ def _node(site: Site, lines: list[str], python: str, shared: Path, local: str) -
 def _output(*argv: str) -> str | None:
     """Return what a command of Slurm prints; None where it fails."""
     try:
-        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
     except (OSError, subprocess.SubprocessError):
         return None
     return None if done.returncode else done.stdout

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 
 ANSWER_SECONDS = 30.0  # a controller that is down makes its clients wait
 SUBMIT_SECONDS = 120.0
@@ -74,7 +74,7 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
     if shutil.which(argv[0]) is None:
         raise SubmissionError(f"{argv[0]} is not in PATH: start this on a machine that can submit jobs to Slurm")
     try:
-        done = completed(argv, SUBMIT_SECONDS, environment_of(secrets))
+        done = run_bounded(argv, SUBMIT_SECONDS, environment_of(secrets))
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
     match = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
@@ -184,7 +184,7 @@ def find(name: str) -> SlurmJob | None:
 def _answer(*argv: str) -> str | None:
     """Return what a command printed. None: nobody answered. Where there is nothing to say, the text is empty."""
     try:
-        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
     except (OSError, subprocess.SubprocessError):
         return None
     if done.returncode:

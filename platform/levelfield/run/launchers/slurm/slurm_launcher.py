@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import (
     FIRST_NODE,
     NodesNotReady,
@@ -167,7 +167,7 @@ class SlurmRuntime(NodeRuntime):
             *("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
             *("--chdir=/", "--input=none", "--cpu-bind=none", *_resources(plan)),
         )
-        done = completed(("srun", *options, "bash", "-c", script), seconds, environment_of({}))
+        done = run_bounded(("srun", *options, "bash", "-c", script), seconds, environment_of({}))
         done.check_returncode()
         return done.stdout
 

@@ -180,7 +180,7 @@ class JobWatch:
         self._state = UNKNOWN
         self._answered = self._began
         self._liveness: Liveness | None = None
-        self._pulse, self._open = NodePulse(request), OpenNodes(request)
+        self._pulse, self._open_nodes = NodePulse(request), OpenNodes(request)
         self._last_sentence = ""
         self._was_running = False
         self._lost_nodes: dict[str, str] = {}
@@ -194,7 +194,7 @@ class JobWatch:
                 self._watch()
                 self._look()
                 # the training is over by the nodes' records, and Slurm has not answered for long
-                is_given_up = time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
+                is_given_up = time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open_nodes.read()
                 if self._state.is_ended or is_given_up:
                     break
                 if (intent := self._intent()) is None:
@@ -244,7 +244,7 @@ class JobWatch:
         if self._state.word != "RUNNING":
             return None
         self._liveness = self._liveness or Liveness(self._request)
-        nodes = self._open.left()
+        nodes = self._open_nodes.read()
         if not nodes:
             return None
         silent = self._pulse.silent(nodes)
@@ -271,7 +271,7 @@ class JobWatch:
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
-        wait_for(lambda: not self._open.left(), RECORD_SECONDS, STEP_SECONDS)
+        wait_for(lambda: not self._open_nodes.read(), RECORD_SECONDS, STEP_SECONDS)
         self._watch()
         state = self._state
         if state.word == "CANCELLED" and (account := accounted(self._job)).word == "CANCELLED":

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from levelfield import installer
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.errors import UsageError
 from levelfield.run.launchers.node_content import wheel_files
 from levelfield.run.launchers.site_findings import (
@@ -120,7 +120,7 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     argv = ssh_argv(launch, host, [host.python, "-c", PROBE, folder, site.python or ""])
     begin = time.time()
     try:
-        done = completed(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
+        done = run_bounded(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:
         return [missing(host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded")]
     except OSError as error:
@@ -215,7 +215,7 @@ def _call(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -> 
     target = "itself" if host == first else first.name
     unclear = f"whether it reaches {target} at {first.reached_at} is not known"
     try:
-        done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+        done = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return unknown(host.name, f"{unclear}: no answer")
     answer = probe_answer(done.stdout.strip().rpartition("\n")[2], "why", str)

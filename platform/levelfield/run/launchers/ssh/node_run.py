@@ -13,14 +13,14 @@ from typing import Any
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Watch
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
-from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, node_ranks_ends
+from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, rank_ends
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_records import disk_remark, last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 
-# What the node's last word means for the run, and for the node.
-_MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
+# By the cause in a node's last record: the cause for the run, and the node's status.
+_CAUSES_AND_STATUSES: Mapping[str, tuple[Cause, NodeWord]] = {
     "exited": ("exited", "ended"),
     "rank-failed": ("rank-failed", "failed"),
     "hang": ("hang", "failed"),
@@ -34,11 +34,11 @@ _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
 }
 
 POLL_SECONDS = 0.1
-PARTS_AT_ONCE = 16
-COMPLETE_SECONDS = 5.0  # that a connection may stay open after its node sent everything
-PACE_SECONDS = 1e-4  # for each node: of a thousand, one sends at any time, and a turn looks at all of them
-LINE_SECONDS = 1.0  # between the lines that show a node that the platform is there
-# A node that is stopped ends its ranks, writes its last word and sends the rest.
+MAX_PARTS_PER_TURN = 16  # that are read from one node before the others' turn
+CLOSE_SECONDS = 5.0  # that a connection may stay open after its node sent everything
+PAUSE_SECONDS_PER_NODE = 1e-4  # between two polls, as each poll visits all nodes
+EMPTY_LINE_SECONDS = 1.0  # between the empty lines by which a node sees that the platform still runs
+# A node that is stopped ends its ranks, writes its last record and sends the rest.
 STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + KILL_SECONDS + 10.0
 
 
@@ -51,15 +51,15 @@ class NodeRun:
         self.stream = NodeStream(root, work.node_rank, [process.rank for process in work.processes])
         self.is_open, self.is_stopped = True, False
         self.fault: str | None = None
-        self._frames, self._last_frame = 0, clock.look()
+        self._frames, self._last_frame = 0, clock.watched_seconds()
 
     def receive(self) -> None:
-        """Take what came. A broken stream, and the end of the stream, close this node."""
+        """Read what the node has sent. A broken stream, and the end of the stream, close this node."""
         try:
-            for _ in range(PARTS_AT_ONCE):  # then the other nodes' turn comes, however much this one sends
+            for _ in range(MAX_PARTS_PER_TURN):
                 if not (part := self.connection.read()):
                     break
-                if not self.stream.is_complete():  # what comes after the last frame, or never, changes nothing
+                if not self.stream.is_complete():  # anything after the last frame is ignored
                     self.stream.receive(part)
         except BrokenStream as error:
             self.fault = f"{self.name} sent no proper frame: {error}"
@@ -69,7 +69,7 @@ class NodeRun:
 
     def silence(self) -> float:
         """Return for how many watched seconds no frame came."""
-        now = self._clock.look()
+        now = self._clock.watched_seconds()
         if self.stream.frames != self._frames:
             self._frames, self._last_frame = self.stream.frames, now
         return now - self._last_frame
@@ -79,24 +79,24 @@ class NodeRun:
         self.fault, self.is_open = None if self.stream.is_complete() else reason, False
         self.connection.end()
 
-    def last_word(self) -> Mapping[str, Any]:
-        """Return the last line of the node's record where it wrote one; an empty one before."""
+    def last_record(self) -> Mapping[str, Any]:
+        """Return the node's last record; an empty one before it is written."""
         return last_fields(self._root, self.work.node_rank) or {}
 
     def ends(self) -> tuple[ProcessEnd, ...]:
-        """Return how each rank ended. One of a lost node has no values."""
-        return node_ranks_ends(self.work, self.last_word().get("ends", ()))
+        """Return how each rank ended, without values for the ranks of a lost node."""
+        return rank_ends(self.work, self.last_record().get("ends", ()))
 
     def memory_kills(self) -> tuple[int, str | None]:
-        last = self.last_word()
+        last = self.last_record()
         number = last.get("oom_kills")
         if not isinstance(number, int) or isinstance(number, bool) or not number > 0:
             return 0, None
         return number, f"{self.name}: {printable_text(str(last.get('oom_evidence')), 500)}"
 
-    def finding(self) -> tuple[Cause, NodeEnd]:
-        """Return what the end of a closed node means for the run, and its end."""
-        last = self.last_word()
+    def cause_and_end(self) -> tuple[Cause, NodeEnd]:
+        """Return the cause that a closed node's end gives the run, and how the node ended."""
+        last = self.last_record()
         cause: Cause
         word: NodeWord
         detail = self.fault
@@ -110,7 +110,7 @@ class NodeRun:
             elif self.is_stopped:
                 cause, word = "exited", "stopped"
         else:
-            cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
+            cause, word = _CAUSES_AND_STATUSES.get(str(last.get("cause")), ("node-lost", "lost"))
             if cause == "cancelled" and self.is_stopped:
                 cause, word = "exited", "stopped"
             elif last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
@@ -125,47 +125,47 @@ class Supervision:
 
     def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, silence_seconds: float, watch: Watch) -> None:
         self._nodes, self._liveness, self._watch = nodes, liveness, watch
-        self._silence_seconds, self._next_line = silence_seconds, 0.0
+        self._silence_seconds, self._next_empty_line = silence_seconds, 0.0
         self._ended: set[int] = set()
-        self.cause: Cause = "exited"  # the first one that is worse decides how the run ended
+        self.cause: Cause = "exited"  # how the run ended: the first cause of a node that is not `exited`
         self.evidence: str | None = None
 
-    def _open(self) -> list[NodeRun]:
+    def _open_nodes(self) -> list[NodeRun]:
         return [node for node in self._nodes if node.is_open]
 
     def run(self) -> None:
         """Watch until all nodes have ended, or one ends badly, or the run hangs. Raises KeyboardInterrupt."""
-        while self._open() and self.cause == "exited":
-            self._turn()
+        while self._open_nodes() and self.cause == "exited":
+            self._poll()
             # each node watches its ranks' heartbeats itself: here they would stop with the connection
             if evidence := self._liveness.hang([]):
-                self._decide("hang", evidence)
+                self._set_first_cause("hang", evidence)
         if self.cause == "rank-failed":
-            self._until_closed(SETTLE_SECONDS)
+            self._poll_until_closed(SETTLE_SECONDS)
         self.stop()
 
     def stop(self) -> None:
         """End all nodes that are left: first by closing their input, then their connections."""
-        for node in self._open():
+        for node in self._open_nodes():
             node.is_stopped = True
-            node.connection.close_input()  # which ends its ranks; it is still read to its end
-        self._until_closed(STOP_SECONDS)
-        for node in self._open():
+            node.connection.close_input()  # the node then ends its ranks; its output is still read to the end
+        self._poll_until_closed(STOP_SECONDS)
+        for node in self._open_nodes():
             node.lose(f"{node.name}: it did not end within {STOP_SECONDS:g} s after the platform ended it")
         self._watch()
 
-    def _until_closed(self, seconds: float) -> None:
+    def _poll_until_closed(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._open() and time.monotonic() < deadline:
-            self._turn()
+        while self._open_nodes() and time.monotonic() < deadline:
+            self._poll()
 
-    def _turn(self) -> None:
-        """Take what came from every node, and keep the first cause."""
-        wait_for_output([node.connection for node in self._open()], POLL_SECONDS)
-        time.sleep(len(self._nodes) * PACE_SECONDS)
-        if is_due := time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_SECONDS
-        for node in self._open():
+    def _poll(self) -> None:
+        """Read what every node has sent, and store the first cause."""
+        wait_for_output([node.connection for node in self._open_nodes()], POLL_SECONDS)
+        time.sleep(len(self._nodes) * PAUSE_SECONDS_PER_NODE)
+        if is_due := time.monotonic() >= self._next_empty_line:
+            self._next_empty_line = time.monotonic() + EMPTY_LINE_SECONDS
+        for node in self._open_nodes():
             if is_due and not node.connection.unsent:
                 node.connection.send(b"\n")
             node.connection.flush()
@@ -173,16 +173,16 @@ class Supervision:
             if node.is_open:
                 node.receive()
                 silence = node.silence()
-                limit = COMPLETE_SECONDS if node.stream.is_complete() else self._silence_seconds
+                limit = CLOSE_SECONDS if node.stream.is_complete() else self._silence_seconds
                 if node.is_open and silence > limit:
                     node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
             if not node.is_open and node.work.node_rank not in self._ended:
                 self._ended.add(node.work.node_rank)
-                cause, end = node.finding()
+                cause, end = node.cause_and_end()
                 if cause != "exited":
-                    self._decide(cause, end.detail)
+                    self._set_first_cause(cause, end.detail)
         self._watch()
 
-    def _decide(self, cause: Cause, evidence: str | None) -> None:
+    def _set_first_cause(self, cause: Cause, evidence: str | None) -> None:
         if self.cause == "exited":
             self.cause, self.evidence = cause, evidence

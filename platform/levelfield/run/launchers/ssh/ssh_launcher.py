@@ -1,7 +1,7 @@
 """Launcher `ssh`: one node's part for each host, over plain OpenSSH.
 
-Each connection carries one node: its work on standard input, its files back on standard output. The end of standard
-input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends.
+Each node has one connection: its work goes in by standard input, and its files come back by standard output. A node
+ends its ranks when standard input ends. So no process stays on a node when the platform ends, however it ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from levelfield.run.launchers.node_content import node_content, request_for_node
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
-from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import places_of, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
-_PROGRAM = "node_agent.py run - --stream"
-FILES_OF_A_NODE = 4  # three pipes, and one that is being written
-LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
-SILENCE_SECONDS = 20.0  # that a connection fetches nothing
-# What a node must have left for a whole result.
-_EXPECTED = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
+_STREAM_COMMAND = "node_agent.py run - --stream"
+FILES_PER_NODE = 4  # three pipes, and one that is being written
+MIN_SILENCE_SECONDS = 30.0  # ssh itself gives up a host after 15 s
+FETCH_SILENCE_SECONDS = 20.0  # the longest time in which a fetch receives nothing
+# The files of a node without which its evidence is not complete.
+_EXPECTED_FILES = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
 
 class SshLauncher:
@@ -49,24 +49,26 @@ class SshLauncher:
     name = "ssh"
 
     def runtime(self, plan: Plan) -> SshRuntime:
-        """Return the nodes' surroundings."""
+        """Return the runtime on the nodes."""
         return SshRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """One command of ssh for each host, with the node's work for its standard input. Pure."""
+        """Return one ssh command for each host, with the node's work for its standard input. No side effect."""
         request, submissions = request_for_nodes(plan, paths, self.name, runtime), []
         for node in request.nodes:
             places = places_of(plan, node.node_rank)
             node_request = replace(request, events_dir=str(places.run.events))
-            content = node_content(moved(plan, places), places.run, node_request, node, plan.implementation.rests_on)
+            content = node_content(
+                plan_on_node(plan, places), places.run, node_request, node, plan.implementation.rests_on
+            )
             content["recorded_steps"] = plan.explain_steps
             content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
             agent = str(places.code / "platform/levelfield/node/node_agent.py")
-            words = [agent, "run", "-", "--stream"]  # the node's part, on the node or in a container of it
+            agent_words = [agent, "run", "-", "--stream"]  # run on the node, or in a container there
             if plan.runtime == "docker":
-                command = list(container_command(plan, places, [places.python, *words]))
+                command = list(container_command(plan, places, [places.python, *agent_words]))
             else:
-                command = [places.host.python, *words]
+                command = [places.host.python, *agent_words]
             argv = ssh_argv(launch_of(plan), places.host, command)
             submissions.append(Submission(places.host.name, argv, stdin=json.dumps(content) + "\n"))
         return replace(request, submissions=tuple(submissions))
@@ -77,33 +79,34 @@ class SshLauncher:
         nodes: list[NodeRun] = []
         try:
             (root / "nodes").mkdir(exist_ok=True)
-            for work, sent in zip(request.nodes, request.submissions, strict=True):  # their work, without secrets
-                content = json.loads(sent.stdin or "{}")
+            for work, submission in zip(request.nodes, request.submissions, strict=True):
+                # the node's work, without secrets
+                content = json.loads(submission.stdin or "{}")
                 write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            more = soft + FILES_OF_A_NODE * len(request.nodes)
-            limit = more if hard == resource.RLIM_INFINITY else min(more, hard)
+            needed = soft + FILES_PER_NODE * len(request.nodes)
+            limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             if soft != resource.RLIM_INFINITY and limit > soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             clock, secrets = WatchedTime(time.monotonic), secret_values(request)
-            for work, sent in zip(request.nodes, request.submissions, strict=True):
-                text = sent.stdin or "{}"
-                connection = Connection(sent.name, sent.argv)
+            for work, submission in zip(request.nodes, request.submissions, strict=True):
+                text = submission.stdin or "{}"
+                connection = Connection(submission.name, submission.argv)
                 text = json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text
                 connection.send(text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
             return _outcome(root, request, nodes, watch)
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
-            return Outcome("launch-error", _ends(nodes), evidence)
+            return Outcome("launch-error", _process_ends(nodes), evidence)
         finally:
             for node in nodes:
                 node.connection.end()
 
 
 def _outcome(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
-    """Watch the nodes until they have ended. Return the outcome, after what is missing was fetched."""
-    silence = max(request.heartbeat_seconds, LEAST_SILENCE_SECONDS)
+    """Watch the nodes until they have ended, fetch their missing files, and return the outcome."""
+    silence = max(request.heartbeat_seconds, MIN_SILENCE_SECONDS)
     supervision = Supervision(nodes, Liveness(request), silence, watch)
     try:
         supervision.run()
@@ -114,13 +117,13 @@ def _outcome(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watc
     cause, evidence = supervision.cause, supervision.evidence
     ends: list[NodeEnd] = []
     try:
-        for node, sent in zip(nodes, request.submissions, strict=True):
-            ends.append(_node_end(root, node, sent))
+        for node, submission in zip(nodes, request.submissions, strict=True):
+            ends.append(_node_end(root, node, submission))
     except KeyboardInterrupt:
         cause, evidence = "interrupted", "interrupted by the user while files were fetched"
     return Outcome(
         cause,
-        _ends(nodes),
+        _process_ends(nodes),
         evidence,
         oom_kills=sum(number for number, _ in kills),
         oom_evidence="; ".join(text for _, text in kills if text) or None,
@@ -128,42 +131,42 @@ def _outcome(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watc
     )
 
 
-def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
+def _process_ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
     return tuple(end for node in nodes for end in node.ends())
 
 
-def _node_end(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
-    """Return how a node ended. What its stream did not bring is fetched, and what stays away is named."""
-    _, end = node.finding()
-    content = json.loads(sent.stdin or "{}")
+def _node_end(root: Path, node: NodeRun, submission: Submission) -> NodeEnd:
+    """Return how a node ended. Fetch the files that its stream lacks, and name those that are still missing."""
+    _, end = node.cause_and_end()
+    content = json.loads(submission.stdin or "{}")
     last_step = content.get("recorded_steps")
-    steps = () if last_step is None else range(last_step + 1)  # 0: the one that does not count
+    steps = () if last_step is None else range(last_step + 1)  # step 0 is recorded too, and does not count
     # what the ranks recorded of each step (worker/step_profile.py)
-    records = [f"profile/rank{rank}.step{number}.json.gz" for rank in node.stream.ranks for number in steps]
-    if end.word == "unreachable" or (node.stream.is_complete() and not records):
+    step_files = [f"profile/rank{rank}.step{step}.json.gz" for rank in node.stream.ranks for step in steps]
+    if end.word == "unreachable" or (node.stream.is_complete() and not step_files):
         return replace(end, missing=node.stream.cut())
     rank, received = node.work.node_rank, node.stream.received
-    again = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(records, 0)})
-    question = {"root": content["root"], "node_rank": rank, "ranks": again.ranks, "offsets": again.received}
-    argv = (*sent.argv[:-1], sent.argv[-1].replace(_PROGRAM, "node_agent.py fetch"))
-    fetch(Connection(sent.name, argv), json.dumps(question) + "\n", again)
-    if again.is_complete():
-        return replace(end, missing=again.cut())
+    fetched = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
+    fetch_request = {"root": content["root"], "node_rank": rank, "ranks": fetched.ranks, "offsets": fetched.received}
+    argv = (*submission.argv[:-1], submission.argv[-1].replace(_STREAM_COMMAND, "node_agent.py fetch"))
+    fetch(Connection(submission.name, argv), json.dumps(fetch_request) + "\n", fetched)
+    if fetched.is_complete():
+        return replace(end, missing=fetched.cut())
     if node.stream.is_complete():
         return replace(end, missing=("profile", *node.stream.cut()))
-    received.update(again.received)
-    expected = (name.format(node=rank) for name in _EXPECTED)
+    received.update(fetched.received)
+    expected = (name.format(node=rank) for name in _EXPECTED_FILES)
     absent = [name for name in expected if not received[name]]
-    short = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
-    return replace(end, missing=(*absent, *short))
+    cut = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
+    return replace(end, missing=(*absent, *cut))
 
 
-def fetch(connection: Connection, question: str, stream: NodeStream) -> None:
-    """Receive files by a connection of its own, as far as they come. Frames without content are no sign of life."""
-    connection.send(question.encode())
+def fetch(connection: Connection, fetch_request: str, stream: NodeStream) -> None:
+    """Receive files by a separate connection until they are complete, or bring nothing new for too long."""
+    connection.send(fetch_request.encode())
     received, last = dict(stream.received), time.monotonic()
     try:
-        while not stream.is_complete() and time.monotonic() - last < SILENCE_SECONDS:
+        while not stream.is_complete() and time.monotonic() - last < FETCH_SILENCE_SECONDS:
             wait_for_output([connection], 0.1)
             connection.flush()
             if (part := connection.read()) is None:
@@ -171,7 +174,7 @@ def fetch(connection: Connection, question: str, stream: NodeStream) -> None:
             stream.receive(part)
             if stream.received != received:
                 received, last = dict(stream.received), time.monotonic()
-    except (BrokenStream, OSError):  # OSError: no room here; what was measured counts without what is fetched
+    except (BrokenStream, OSError):  # OSError: the disk here is full; the result counts without the fetched files
         pass
     finally:
         connection.end()

@@ -66,7 +66,7 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     )
 
 
-def moved(plan: Plan, places: NodePlaces) -> Plan:
+def plan_on_node(plan: Plan, places: NodePlaces) -> Plan:
     """Return the plan with the folders and the interpreter as the node has them."""
     implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
     environment = {"folder": str(places.environment or ""), "python": places.python}

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import LOCKS
-from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import NodePlaces, places_of, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import HOME, RUN_LABEL, container_of, engine_ready, reap
@@ -27,17 +27,17 @@ from levelfield.specs.plan import Plan
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# The engine would make a missing folder of locks for root alone.
-# Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
+# Runs a container as the node's user, whose numbers only the node knows. The arguments that follow it are the options,
+# the image and the command. It makes the folder of locks, which the engine would make for root alone.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
-PROGRESS_BYTES = 256 * 2**20
-QUESTION_SECONDS = 60.0
+PROGRESS_BYTES = 256 * 2**20  # after each of which the progress is reported
+INSPECT_SECONDS = 60.0  # the longest wait for a node's container engine
 
 
 class SshRuntime(NodeRuntime):
     """The ranks of nodes with folders of their own, in containers of the nodes' engines with `--runtime docker`.
 
-    Short commands run on the first node.
+    `output` runs its commands on the first node.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -52,9 +52,9 @@ class SshRuntime(NodeRuntime):
             with engine_ready() as client:
                 reap(client, say)
                 self._image = images.ready(client, container_of(plan), say)
-                client.images.get(self._image.id).tag(image_of(plan))
+                client.images.get(self._image.id).tag(node_image_name(plan))
                 for node_rank in range(plan.hardware.nodes):
-                    NodeEngine(plan, node_rank).bring(client, self._image.id, say)
+                    NodeEngine(plan, node_rank).load_image(client, self._image.id, say)
         yield self
 
     def identity(self, plan: Plan) -> dict[str, Any]:
@@ -62,34 +62,34 @@ class SshRuntime(NodeRuntime):
         image = {"image": self._image.to_dict()} if self._image else {}
         return {**super().identity(plan), **image}
 
-    def keep(self, plan: Plan, paths: RunPaths) -> None:
+    def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the image's recipe in the run directory."""
         if self._image:
-            self._image.keep(container_of(plan).image, paths.image)
+            self._image.write_recipe(container_of(plan).image, paths.image)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
         places = places_of(plan, node_rank)
-        self._folders = NodeFolders(places.code, moved(plan, places).implementation.folder, places.python)
+        self._folders = NodeFolders(places.code, plan_on_node(plan, places).implementation.folder, places.python)
         return super().node(plan, places.run, node_rank)
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         places = places_of(plan, 0)
         assigned = [f"{name}={value}" for name, value in (worker_pythonpath(places.code) | environment).items()]
-        command, on_node = ["env", *assigned], moved(plan, places)
+        command, on_node = ["env", *assigned], plan_on_node(plan, places)
         folders = {plan.environment.python: on_node.environment.python}
         folders[plan.implementation.folder] = on_node.implementation.folder
         for word in argv:  # each path of this machine becomes the node's
-            here = next((folder for folder in folders if f"{word}/".startswith(f"{folder}/")), "")
-            command.append(folders.get(here, "") + word[len(here) :])
+            local_folder = next((folder for folder in folders if f"{word}/".startswith(f"{folder}/")), "")
+            command.append(folders.get(local_folder, "") + word[len(local_folder) :])
         if plan.runtime == "docker":
             command = list(container_command(plan, places, command))
-        done = completed(ssh_argv(launch_of(plan), places.host, command), seconds)
+        done = run_bounded(ssh_argv(launch_of(plan), places.host, command), seconds)
         done.check_returncode()
         return done.stdout
 
 
-def image_of(plan: Plan) -> str:
+def node_image_name(plan: Plan) -> str:
     """Return the image's name on the nodes: that of the recipe, with the digest of the environment."""
     return f"{container_of(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
@@ -97,8 +97,8 @@ def image_of(plan: Plan) -> str:
 def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> Iterator[str]:
     """Yield the words that run a command in a container on a node. Its standard input is the container's.
 
-    The options are what `run/runtimes/engine.py` gives to the engine's interface. The network is the node's own: the
-    ranks of other nodes must reach it.
+    The options are those that `run/runtimes/engine.py` sets for containers of this machine. The network is the node's
+    own: the ranks of other nodes must reach it.
     """
     yield from ("sh", "-c", _AS_THE_USER.format(client=launch_of(plan).site.ssh.container), "levelfield")
     container = container_of(plan)
@@ -124,50 +124,50 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
         yield f"--shm-size={options.shm_bytes}"
     if container.memory_bytes:
         yield from (f"--memory={container.memory_bytes}", f"--memory-swap={container.memory_bytes}")
-    yield from (image_of(plan), *command)
+    yield from (node_image_name(plan), *command)
 
 
 class NodeEngine:
     """The container engine of one node. Each failure of it raises NodesNotReady."""
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
-        self._launch, self._image, self._rank = launch_of(plan), image_of(plan), node_rank
+        self._launch, self._image, self._rank = launch_of(plan), node_image_name(plan), node_rank
         self._host, self._client = places_of(plan, node_rank).host, self._launch.site.ssh.container
 
-    def bring(self, client: DockerClient, image_id: str, say: Say) -> None:
-        """Send the image from this machine's engine, where the node lacks it."""
+    def load_image(self, client: DockerClient, image_id: str, say: Say) -> None:
+        """Send the image from this machine's engine to a node that lacks it."""
         if self.image_id() == image_id:
             return
         name, image = self._host.name, client.images.get(self._image)
         say(f"{name}: bringing the image {self._image} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
         argv = ssh_argv(self._launch, self._host, [self._client, "load", "--quiet"])
-        parts, sent, pipe = image.save(named=self._image), 0, subprocess.PIPE
+        parts, sent_bytes, pipe = image.save(named=self._image), 0, subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
             assert process.stdin is not None and process.stderr is not None
             try:
                 for part in parts:
                     process.stdin.write(part)
-                    if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
-                        say(f"{name}: sent {(sent + len(part)) >> 20:,} MiB")
-                    sent += len(part)
+                    before, sent_bytes = sent_bytes, sent_bytes + len(part)
+                    if sent_bytes // PROGRESS_BYTES > before // PROGRESS_BYTES:
+                        say(f"{name}: sent {sent_bytes >> 20:,} MiB")
                 process.stdin.close()
             except BrokenPipeError:
                 pass
             except BaseException:
                 process.kill()
                 raise
-            complaint = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
-        complaint = f": {complaint or f'exit code {process.returncode}'}" if process.returncode else ""
-        if (brought := self.image_id()) != image_id:
-            raise self._failed(f"found image {brought}, expected {image_id} after it was brought{complaint}")
+            error_output = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
+        error_output = f": {error_output or f'exit code {process.returncode}'}" if process.returncode else ""
+        if (loaded := self.image_id()) != image_id:
+            raise self._failed(f"found image {loaded}, expected {image_id} after it was brought{error_output}")
 
     def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
         words = [self._client, "image", "inspect", "--format", "{{json .Id}}", self._image]
         try:
-            done = completed(ssh_argv(self._launch, self._host, words), QUESTION_SECONDS)
+            done = run_bounded(ssh_argv(self._launch, self._host, words), INSPECT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise self._failed(f"its container engine gave no answer in {QUESTION_SECONDS:g} s") from None
+            raise self._failed(f"its container engine gave no answer in {INSPECT_SECONDS:g} s") from None
         except subprocess.SubprocessError as error:
             raise self._failed(f"its container engine printed {error}") from None
         if done.returncode == 0:
@@ -179,10 +179,10 @@ class NodeEngine:
                 ) from None
         if "o such image" in done.stderr or "o such object" in done.stderr:
             return None
-        complaint = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
-        answer = f"its container engine does not answer `{self._client}`: {complaint}"
+        error_output = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
+        answer = f"its container engine does not answer `{self._client}`: {error_output}"
         raise self._failed(f"{answer}; name its command as ssh.container")
 
-    def _failed(self, what: str) -> NodesNotReady:
-        reason = f"{self._host.name}: {what}"
+    def _failed(self, problem: str) -> NodesNotReady:
+        reason = f"{self._host.name}: {problem}"
         return NodesNotReady("environment", reason, (NodeEnd(self._rank, self._host.name, "failed", reason),))

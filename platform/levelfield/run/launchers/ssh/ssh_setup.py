@@ -123,7 +123,7 @@ class NodeSetup:
         self.ready: Mapping[str, Any] | None = None  # its answer when it is prepared
         self._answered, self._answers = False, 0
         self._clock = WatchedTime(time.monotonic)
-        self._last = self._clock.look()
+        self._last = self._clock.watched_seconds()
 
     def turn(self, say: Say) -> None:
         """Take what the node answered. Raises NodesNotReady."""
@@ -137,7 +137,7 @@ class NodeSetup:
             if self._answered or self.connection.code != FAILURE_OF_SSH:
                 raise self.failed("environment", "failed", reason)
             raise self.failed("unreachable", "unreachable", reason)
-        now = self._clock.look()
+        now = self._clock.watched_seconds()
         if part or is_taking:
             self._last = now
         if now - self._last > SILENCE_SECONDS:
