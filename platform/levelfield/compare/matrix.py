@@ -45,6 +45,8 @@ from levelfield.specs.record import RunRecord
 Dimension = Literal["vendor", "framework"]
 
 SCHEMA = "levelfield.matrix/1"
+DERIVED = "+"  # in the name of a case: a named one with changes
+_SCALES = ("full", "smoke")
 _COLUMNS = 3  # of one table; more columns make further tables
 
 
@@ -97,6 +99,34 @@ class ColumnRatio:
     trainings: int
     disturbed_left_out: int = 0  # trainings in which a side is disturbed
     is_disturbed: bool = False  # all of them are, so none is left out
+    scale: str = ""  # of these trainings
+    apart: tuple[tuple[str, str], ...] = ()  # trainings that both have and that are not in the mean, with the reason
+
+
+@dataclass(frozen=True)
+class TrainingPair:
+    """Two sides of one training: of a column, and of the base."""
+
+    training: str  # its label
+    sides: tuple[ComparedSide, ComparedSide]
+    values: Pair
+    number: int = 0  # of the training, where several have one label
+
+    @property
+    def scale(self) -> str:
+        return self.sides[0].first.series.scale
+
+    @property
+    def is_disturbed(self) -> bool:
+        return any(side.is_disturbed for side in self.sides)
+
+    @property
+    def reason(self) -> str:
+        """Why it is in no mean beside other trainings; empty for a named one that is aligned on both sides."""
+        if DERIVED in self.sides[0].first.series.case:
+            return "a derived case"
+        verdicts = dict.fromkeys(run.verdict for side in self.sides for run in side.counted)
+        return ", ".join(verdict for verdict in verdicts if verdict != "aligned")
 
 
 @dataclass(frozen=True)
@@ -141,11 +171,12 @@ def matrix(
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
     ratios = []
     for column in columns[1:]:  # over the rows in which both columns have a comparable figure
-        cells_of_both = [(cells[row, column], cells[row, columns[0]]) for row in rows]
-        both = [(cell, other) for cell, other in cells_of_both if cell.ratio and cell.ratio.value is not None]
-        pairs = [(cell.values, other.values) for cell, other in both if cell.values and other.values]
-        disturbed = [cell.is_disturbed or other.is_disturbed for cell, other in both]
-        ratios.append(column_ratio(column, columns[0], pairs, disturbed))
+        pairs = []
+        for row in rows:
+            cell, first = cells[row, column], cells[row, columns[0]]
+            if cell.ratio and cell.ratio.value and cell.side and cell.values and first.side and first.values:
+                pairs.append(TrainingPair(row.label, (cell.side, first.side), (cell.values, first.values)))
+        ratios.append(column_ratio(column, columns[0], pairs))
     absent = tuple(case for case in cases if case not in {row.case for row in rows})
     return ResultMatrix(dimension, columns, rows, cells, tuple(ratios), absent)
 
@@ -224,12 +255,33 @@ def difference(base: ComparedSide, side: ComparedSide) -> str:
     return "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
 
 
-def column_ratio(column: str, base: str, pairs: Sequence[Pair], disturbed: Sequence[bool]) -> ColumnRatio:
-    """Return the geometric mean over pairs of one training each. disturbed: of each pair, whether a side of it is."""
-    quiet = [pair for pair, is_disturbed in zip(pairs, disturbed, strict=True) if not is_disturbed]
-    left_out, all_disturbed = (len(pairs) - len(quiet), False) if quiet else (0, bool(pairs))
-    used = quiet or pairs
-    return ColumnRatio(column, base, mean_ratio(used), len(used), left_out, all_disturbed)
+def column_ratio(column: str, base: str, pairs: Sequence[TrainingPair]) -> ColumnRatio:
+    """Return the geometric mean over the pairs of one scale, of named trainings that are aligned on both sides.
+
+    Full scale comes first, unless only smoke scale has an interval. Others are in it where there is nothing else, and
+    those with a disturbed side where all have one.
+    """
+    tiers = [[pair for pair in pairs if pair.scale == scale and not pair.reason] for scale in _SCALES]
+    tiers = [tier for tier in tiers if tier] or [[pair for pair in pairs if pair.scale == scale] for scale in _SCALES]
+    means = [(tier, *_quiet_mean(tier)) for tier in tiers if tier] or [([], [], mean_ratio([]))]
+    tier, used, ratio = next((mean for mean in means if mean[2].low is not None), means[0])
+    count, whole = (len({(pair.training, pair.number) for pair in entries}) for entries in (used, tier))
+    apart = dict.fromkeys((p.training, p.reason or f"{p.scale} scale") for p in pairs if p not in tier)
+    return ColumnRatio(
+        column,
+        base,
+        ratio,
+        count,
+        whole - count,
+        is_disturbed=bool(used) and all(pair.is_disturbed for pair in used),
+        scale=used[0].scale if used else "",
+        apart=tuple(apart),
+    )
+
+
+def _quiet_mean(pairs: Sequence[TrainingPair]) -> tuple[Sequence[TrainingPair], Ratio]:
+    used = [pair for pair in pairs if not pair.is_disturbed] or pairs
+    return used, mean_ratio([pair.values for pair in used])
 
 
 def sheets(results: ResultMatrix) -> Iterator[Sheet]:
@@ -279,6 +331,8 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
                     "rows": pair.trainings,
                 },
                 **{"disturbed_left_out": pair.disturbed_left_out, "disturbed": pair.is_disturbed},
+                "scale": pair.scale,
+                "apart": [{"row": row, "reason": reason} for row, reason in pair.apart],
             }
             | {name: getattr(pair.ratio, name) for name in ("low", "high", "standing", "reason", "pairs")}
             for pair in results.ratios
@@ -315,6 +369,9 @@ def _ratios(results: ResultMatrix) -> Sheet:
         "the interval is of the noise of the runs; ~: a difference that is within noise",
         *dict.fromkeys(f"inconclusive: {r.reason}" for r in all_ratios if r.standing == "inconclusive"),
         *dict.fromkeys(disturbed),
+        *dict.fromkeys(
+            f"{pair.column}: not in its mean: {row}: {reason}" for pair in results.ratios for row, reason in pair.apart
+        ),
         f"in brackets above: the ratio to {results.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)

@@ -12,7 +12,14 @@ from typing import Literal, get_args
 
 from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
 from levelfield.compare.comparison import Duels, Histories, side_figure, side_ratio, side_values
-from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, difference, most_results_first
+from levelfield.compare.matrix import (
+    ColumnRatio,
+    MatrixCell,
+    TrainingPair,
+    column_ratio,
+    difference,
+    most_results_first,
+)
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
@@ -139,17 +146,26 @@ class Overall:
 
     rows: tuple[ColumnRatio, ...]  # the first is against itself
     is_by_chip: bool  # whether the columns are chips; else they are the frameworks of one chip
-    trainings: int  # of which any column has a bar
+    trainings: int  # of the answer's scale, of which any column has a bar
     left_out: tuple[str, ...] = ()  # columns that share no training with the first
+    scale: str = "smoke"  # of the answer
+
+
+_Table = dict[str, dict[str, RankedBar]]  # the best bar of each column by what must be equal beside the training
 
 
 def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
-    """Return the comparison of chips, each by its best framework; of the frameworks where all ran on one chip."""
+    """Return the comparison of chips, each by the frameworks that both have; of the frameworks where all ran on one
+    chip."""
     is_by_chip = len({bar.contender.chip for ranking in rankings for bar in ranking.bars}) > 1
-    tables = [  # the best bar of each column
-        {bar.contender.chip if is_by_chip else bar.contender.framework: bar for bar in reversed(ranking.bars)}
-        for ranking in rankings
-    ]
+    tables: list[_Table] = []
+    for ranked in rankings:
+        table: _Table = {}
+        for bar in ranked.bars:
+            names = bar.contender.chip, bar.contender.framework
+            column, other = names if is_by_chip else (names[1], "")
+            table.setdefault(column, {}).setdefault(other, bar)
+        tables.append(table)
     columns = most_results_first(Counter(column for table in tables for column in table))
     if not columns:
         return Overall((), is_by_chip, 0)
@@ -159,13 +175,21 @@ def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
     rows = [_mean(tables, mean.column, shared[0].column) for mean in shared]
     left_out = dict.fromkeys(mean.column for mean in [*means, *rows] if mean.ratio.value is None)
     compared = tuple(row for row in rows if row.ratio.value is not None)
-    return Overall(compared, is_by_chip, sum(map(bool, tables)), tuple(left_out))
+    scale = compared[min(1, len(compared) - 1)].scale
+    scales: list[str] = [bar.contender.side.first.series.scale for r in rankings for bar in r.bars[:1]]
+    return Overall(compared, is_by_chip, scales.count(scale), tuple(left_out), scale)
 
 
-def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> ColumnRatio:
-    pairs = [(table[column], table[base]) for table in tables if column in table and base in table]
-    disturbed = [any(bar.contender.side.is_disturbed for bar in pair) for pair in pairs]
-    return column_ratio(column, base, [(bar.values, other.values) for bar, other in pairs], disturbed)
+def _mean(tables: Sequence[_Table], column: str, base: str) -> ColumnRatio:
+    pairs = []
+    for number, table in enumerate(tables):
+        bars, others = table.get(column, {}), table.get(base, {})
+        for name in (name for name in bars if name in others):
+            bar, other = bars[name], others[name]
+            series, sides = bar.contender.side.first.series, (bar.contender.side, other.contender.side)
+            place = f"{series.case} ({series.scale}) {series.precision} {series.nodes}x{series.devices // series.nodes}"
+            pairs.append(TrainingPair(place, sides, (bar.values, other.values), number))
+    return column_ratio(column, base, pairs)
 
 
 @dataclass(frozen=True)

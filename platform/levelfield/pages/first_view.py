@@ -12,7 +12,7 @@ from typing import ClassVar
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
-from levelfield.compare.comparison import Duels, Histories
+from levelfield.compare.comparison import Duels, Histories, side_ratio
 from levelfield.compare.matrix import ColumnRatio, column_cell
 from levelfield.compare.ranking import (
     PARTS,
@@ -90,6 +90,7 @@ class DrawnBar:
     cautions: tuple[tuple[str, str], ...] = ()  # with their values
     differs: tuple[str, ...] = ()  # other fields
     steady: tuple[int, int] = (0, 0)  # of its runs, as `steady_runs` counts them
+    is_apart: bool = False  # whether it is of another framework than the bars that are compared
 
     @property
     def achieved(self) -> tuple[float, float] | None:
@@ -109,6 +110,7 @@ class DrawnTraining:
     best: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
     bars: tuple[DrawnBar, ...]  # all bars, where they are listed
     is_told: bool  # whether the first is better than the second by more than noise
+    others: tuple[str, ...] = ()  # chips that ran it by other frameworks than that of the bars, which are named
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class FirstView:
     is_host_share: bool  # whether any training is on shares of a host
     others: tuple[str, ...] = ()  # where nothing stands beside the best, who else has a bar
     by_devices: bool = False  # whether these did the same training on another number of devices
+    by_frameworks: bool = False  # whether these did the same training by another framework
     bar_columns: ClassVar = BAR_COLUMNS
     mean_columns: ClassVar = MEAN_COLUMNS
     of_one_side: ClassVar = OF_ONE_SIDE
@@ -251,15 +254,13 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
 def first_view(
     trainings: Sequence[RankedTraining], metric: Metric, histories: Histories, duels: Duels = ()
 ) -> FirstView:
-    """Return the page by one metric. The answer is over full scale where anything ran at it, else over smoke."""
+    """Return the page by one metric. The answer is over trainings of one scale."""
     rankings = [(training, ranking(training.contenders, metric, histories, duels)) for training in trainings]
     bars = [bar for _, ranked in rankings for bar in ranked.bars]
-    scales = [training.first.series.scale for training, ranked in rankings if ranked.bars]
-    scale = "full" if "full" in scales else "smoke"
-    answer = overall([ranked for training, ranked in rankings if training.first.series.scale == scale], metric)
+    answer = overall([ranked for _, ranked in rankings], metric)
     chips = {bar.contender.chip for bar in bars}
     drawn, left_out = _first_page([_drawn(*pair, metric, len(chips) > 1) for pair in rankings])
-    answers = [training for training in drawn if training.training.first.series.scale == scale]
+    answers = [training for training in drawn if training.training.first.series.scale == answer.scale]
     sides = [bar for training in answers for bar in training.best]
     holding = Counter(part.name for bar in sides for part in bar.bar.contender.trust if part.holds)
     warned = Counter(name for bar in sides for name, _ in bar.cautions)
@@ -274,7 +275,7 @@ def first_view(
         is_told=lead is not None and lead.standing == ("lower" if metric.is_less_better else "higher"),
         means=means,
         has_means=len(means) > 1 and answer.trainings > 1,
-        scale=scale,
+        scale=answer.scale,
         sides=len(sides),
         trust={name: holding[name] for name in PARTS},
         clear={name: (checked[name] - count, checked[name]) for name, count in warned.items()},
@@ -286,6 +287,7 @@ def first_view(
         is_host_share=any(training.training.is_host_share for training in drawn),
         others=tuple(others),
         by_devices=any(others.values()),
+        by_frameworks=any(training.others for training in drawn),
     )
 
 
@@ -315,10 +317,21 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
     varied = [len(set(column)) > 1 for column in zip(*words, strict=True)]
     best: dict[str, DrawnBar] = {}
     every = []
+    base = ranked.bars[0] if ranked.bars else None
+    if is_by_chip:  # by the framework that most chips have, of equal ones by the fastest
+        chips_of = Counter(framework for _, framework in dict.fromkeys((chip, name) for chip, name, _ in words))
+        shared = max(chips_of, key=chips_of.__getitem__, default="")
+        base = next((bar for bar in ranked.bars if bar.contender.framework == shared), None)
     for bar, (chip, framework, tuning) in zip(ranked.bars, words, strict=True):
         parts = list(zip((chip, framework, tuning), varied, strict=True))
-        ratio, first = bar.ratio, bar.contender.side.first
-        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else (1.0, None, None, "")
+        first = bar.contender.side.first
+        is_alike = base is not None and (not is_by_chip or framework == base.contender.framework)
+        ratio = None
+        if base and is_alike and bar is not base:
+            ratio = side_ratio(metric.quantity, bar.values, base.values)
+        bar = replace(bar, ratio=ratio)
+        alone = (1.0 if is_alike else None, None, None, "")
+        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else alone
         length, low, high = (_percent(value, axis) for value in (bar.value, bar.low, bar.high))
         drawn = DrawnBar(
             bar=bar,
@@ -332,11 +345,12 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
             is_clipped=(bar.high or 0.0) > axis,
             trusted=sum(part.holds for part in bar.contender.trust),
             row=(chip, framework, tuning, bar.value, bar.low, bar.high, *ratios),
+            is_apart=not is_alike,
         )
         every.append(drawn)
         column, rest = (chip, framework) if is_by_chip else (framework, chip)
-        if column not in best:
-            cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender, metric)
+        if column not in best and base and is_alike:
+            cautions, differs = caution_fields(base.contender, bar.contender, metric)
             best[column] = replace(
                 drawn,
                 name=column,
@@ -348,7 +362,8 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
     bars = tuple(every) if len(best) < len(every) else ()
     ratios_of_second = [drawn.bar.ratio for drawn in [*best.values()][1:2] if drawn.bar.ratio]
     is_told = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
-    return DrawnTraining(training, ranked, tuple(best.values()), bars, is_told)
+    others = dict.fromkeys(f"{chip} ({framework})" for chip, framework, _ in words if is_by_chip and chip not in best)
+    return DrawnTraining(training, ranked, tuple(best.values()), bars, is_told, tuple(others))
 
 
 def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:

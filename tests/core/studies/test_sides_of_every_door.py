@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from compared_records import repeats, with_result
@@ -10,6 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.matrix import matrix
+from levelfield.compare.matrix import sheets as matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import read_content
@@ -138,3 +140,74 @@ def test_the_shipped_bundles_compare_one_case_on_two_chips() -> None:
     outcome = compare(sides)
     assert outcome.comparability.holds and outcome.figures[0].ratios[0].value
     assert [{*map(tuning_of, side.counted)} for side in sides] == [{"base"}] * 2
+
+
+JAX = at(repeats(90, 91, 92, first=20, framework="jax"), 22)
+WORK = "sha256:" + "7" * 64
+
+
+def trial(**changes: Any) -> list[RunRecord]:
+    """A run of each framework, of which jax is the faster."""
+    torch, jax = changes.pop("torch", {}), changes.pop("jax", {})
+    return [
+        *at(tuned(repeats(60, first=40, **changes, **torch), "base"), 23),
+        *at(repeats(61, first=44, framework="jax", **changes, **jax), 23),
+    ]
+
+
+TRIALS = {
+    "a derived case": trial(case="gpt+steps14", work=WORK),
+    "full scale once": trial(scale="full", work=WORK),
+    "another case that is not aligned": trial(case="llama", work=WORK, jax={"verdict": "not checked"}),
+}
+
+
+@pytest.mark.parametrize("kind", TRIALS)
+def test_a_trial_is_in_no_headline_and_no_mean_and_is_listed_apart(kind: str) -> None:
+    duel, whole = (
+        [*tuned(TORCH, "base"), *tuned(JAX, "base")],
+        [*TORCH, *tuned(JAX, "base"), *tuned(TRIALS[kind], "base")],
+    )
+    before, after = page(duel), page(whole)
+    assert before.lead and after.lead and before.is_told and after.is_told
+    assert (after.lead.value, after.lead.low, after.scale) == (before.lead.value, before.lead.low, "smoke")
+    (ratio,) = matrix(whole, "framework").ratios
+    assert ratio.ratio.standing in ("higher", "lower") and ratio.trainings == 1
+    value = ratio.ratio.value
+    assert any(value == pytest.approx(lead.value) for lead in (before.lead, before.lead.inverse))
+    assert len(ratio.apart) == len(after.overall.rows[1].apart) == 1
+    assert ratio.apart[0][0] in as_text(matrix_sheets(matrix(whole, "framework")))
+
+
+def test_a_trial_is_the_answer_where_there_is_nothing_else() -> None:
+    derived = trial(case="gpt+steps14")
+    assert page(derived).lead and matrix(tuned(derived, "base"), "framework").ratios[0].trainings == 1
+
+
+H100: dict[str, Any] = {"vendor": "nvidia", "chip": "H100"}
+H200: dict[str, Any] = {"vendor": "nvidia", "chip": "H200"}
+OTHERS = [
+    *at(repeats(35, 35.1, 35.2, framework="deepspeed", **H100), 22),
+    *at(repeats(379, 380, 381, first=20, framework="jax", **H200), 23),
+]
+SAME = [*at(repeats(50, 50.1, 50.2, first=30, **H100), 22), *at(repeats(60, 60.1, 60.2, first=40, **H200), 22)]
+
+
+def test_chips_are_compared_by_the_same_framework() -> None:
+    outcome = page([*OTHERS, *SAME])
+    (ratio,) = matrix([*OTHERS, *SAME], "vendor").ratios
+    assert outcome.lead and outcome.lead.value == pytest.approx(1.1996, rel=1e-3)
+    value = ratio.ratio.value
+    assert any(value == pytest.approx(lead.value) for lead in (outcome.lead, outcome.lead.inverse))
+    (training,) = outcome.trainings
+    assert [bar.bar.contender.framework for bar in training.best] == ["torch", "torch"]
+    frameworks = {bar.bar.contender.framework for bar in training.bars if bar.bar.ratio}
+    assert frameworks == {"torch"}
+
+
+def test_chips_that_ran_by_other_frameworks_alone_have_no_ratio() -> None:
+    outcome = page(OTHERS)
+    (training,) = outcome.trainings
+    assert outcome.lead is None and outcome.by_frameworks
+    assert len(training.best) == 1 and training.others == ("nvidia H100 (deepspeed)",)
+    assert [ratio.ratio.value for ratio in matrix(OTHERS, "vendor").ratios] == [None]
