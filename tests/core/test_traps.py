@@ -157,7 +157,7 @@ OWN_FILES = {
     "run/launchers/node_content.py", "run/launchers/kubernetes/kubernetes_launcher.py",
     "run/launchers/container_launcher.py", "run/launchers/launched_ranks.py", "run/launchers/ssh/ssh_setup.py",
     "run/provenance.py", "pages/page_rendering.py",
-    "pages/page_building.py", "store/address.py",
+    "pages/page_building.py", "store/address.py", "store/backup.py",
 }  # fmt: skip
 READS = re.compile(r"\.read_text\(|\.read_bytes\(|\bopen\(\"r|\.open\(\)")
 

@@ -78,7 +78,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
 
     def progress_of(figure: str, say: Any, fewest: int, most: int, words: Any) -> Any:
         progress.append((fewest, most))
-        return SimpleNamespace(keeping=lambda keep: keep)
+        return SimpleNamespace(reporting=lambda keep: keep)
 
     replaced: dict[str, Any] = {
         "weekly_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,

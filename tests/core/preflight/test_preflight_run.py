@@ -343,7 +343,7 @@ def test_an_environment_that_cannot_be_made_is_a_report(
         def in_use(self, plan: Plan, say: Callable[[str], None]) -> Any:
             raise RunFailed("no index")
 
-    monkeypatch.setattr(runner, "means", lambda plan: (Broken(), LocalLauncher()))
+    monkeypatch.setattr(runner, "runtime_and_launcher", lambda plan: (Broken(), LocalLauncher()))
     report = runner.preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
     assert (report.word, report.evidence) == ("failed", "no index")
 

@@ -151,7 +151,7 @@ def test_rates_have_the_time_and_the_load_at_which_they_were_measured(
     counters = {"time_ns": 0, "busy_seconds": 0.0, "own_seconds": 0.0, "cores": 2}
     after = {"time_ns": 10**10, "busy_seconds": 19.0, "own_seconds": 5.0, "cores": 2}
     readings = iter((counters, after))
-    monkeypatch.setattr(measurement, "host_counters", lambda are_children: next(readings))
+    monkeypatch.setattr(measurement, "host_counters", lambda ranks_are_children: next(readings))
     rates = measurement.measure_host_rates(registry, print)
     assert rates.other_cores == pytest.approx(1.4)
     assert rates.measured_at is not None and (datetime.now(timezone.utc) - rates.measured_at).total_seconds() < 60

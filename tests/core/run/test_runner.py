@@ -208,7 +208,7 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
 
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
     monkeypatch.setattr("levelfield.run.runner.live_ranks_of_this_process", look)
-    monkeypatch.setattr(DeviceLocks, "keep", lambda self, processes: names.append(list(processes)))
+    monkeypatch.setattr(DeviceLocks, "hold_for", lambda self, processes: names.append(list(processes)))
     train()
     assert names[0] == [] and len(names[1]) == 2
 
