@@ -329,10 +329,10 @@ class Registry:
         if not hasattr(module, "Adapter"):
             raise DocumentError(f"{adapter}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
         try:
-            own = checked_adapter(cast(Vendor, module.Adapter(spec)), adapter)
+            vendor = checked_adapter(cast(Vendor, module.Adapter(spec)), adapter)
         except (Exception, SystemExit) as error:
             raise DocumentError(f"{adapter}: Adapter(spec) raised {type(error).__name__}: {error}") from None
-        return self._vendors.setdefault(name, own)
+        return self._vendors.setdefault(name, vendor)
 
     def document(self, cls: type[D], kind: str, name: str, paths: dict[str, Path], key: str = "name") -> D:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""

@@ -237,14 +237,14 @@ class _Spending:
             self.rulings[name] = NoPairs(pairs) if pairs else None
             return self.rulings[name]
         figure, direction, level = examination.figure, examination.direction, examination.expected_level_a
-        judged = judged_pairs(pairs, figure, direction, level, examination.named_excess)
-        if examination.named_excess is not None and not (judged.is_held or judged.is_decided):
+        pair_ruling = judged_pairs(pairs, figure, direction, level, examination.named_excess)
+        if examination.named_excess is not None and not (pair_ruling.is_held or pair_ruling.is_decided):
             earlier = self.inputs.pairs_since_held(context.series, figure, examination)
             together = pairs_so_far([*earlier, *pairs], figure, direction, level, is_last=True)
-            judged = together if earlier and together.is_decided else judged
+            pair_ruling = together if earlier and together.is_decided else pair_ruling
         stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
         more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
-        ruling = checked_by_nulls(judged, stored, more, examination.figure, is_open)
+        ruling = checked_by_nulls(pair_ruling, stored, more, examination.figure, is_open)
         self.rulings[name] = ruling
         self.say(judge_figure(examination, context, ruling))
         return ruling
@@ -404,11 +404,14 @@ class Confirmation:
         if suspect is None:
             return None
         direction, expected = suspect.examination.direction, suspect.examination.expected_level_a
-        named = suspect.examination.named_excess
+        named_excess = suspect.examination.named_excess
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
-            if is_held(values, figure, named) or pairs_so_far(values, figure, direction, expected).word != "more pairs":
+            if (
+                is_held(values, figure, named_excess)
+                or pairs_so_far(values, figure, direction, expected).word != "more pairs"
+            ):
                 break
         return values or self.runs.ended.get(series, "they gave no figures")
 

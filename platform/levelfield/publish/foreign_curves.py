@@ -103,8 +103,8 @@ def _value_points(content: Any, tag: str | None) -> Points:
 
 def _row_point(row: Mapping[Any, Any], tag: str | None) -> Points:
     """Yield the point of a row, if it has a step. Names are compared without case; cells beyond the names have none."""
-    named = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
-    fields = {name: value for name, value in named.items() if not _is_empty(value)}
+    cells = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
+    fields = {name: value for name, value in cells.items() if not _is_empty(value)}
     step = next((fields[name] for name in STEP_NAMES if name in fields), None)
     losses = (tag.lower(),) if tag else LOSS_NAMES
     loss = next((float(fields[name]) for name in losses if name in fields), None)

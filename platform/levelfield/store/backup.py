@@ -64,8 +64,8 @@ def restore(store: Store, path: Path) -> None:
     """
     if store.address.path is None:
         _refuse_postgresql(store.address, f"pg_restore {shlex.quote(str(path))} --dbname")
-    if held := {name: count for name, count in counts(store).items() if count}:
-        rows = ", ".join(f"{count:,} {name}" for name, count in held.items())
+    if row_counts := {name: count for name, count in counts(store).items() if count}:
+        rows = ", ".join(f"{count:,} {name}" for name, count in row_counts.items())
         raise UsageError(f"store {store.address.text}: holds {rows}, expected none; name a new one with --store FILE")
     if not path.is_file():
         raise UsageError(f"{path}: no such file, expected one of `store backup`")

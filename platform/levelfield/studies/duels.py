@@ -87,14 +87,14 @@ class DuelOutcome:
             return None
         a, b = (run.series for run in self.pairs[0])
         pairs = tuple((first.run_id, second.run_id) for first, second in self.pairs)
-        shown = DuelConclusion(
+        duel_conclusion = DuelConclusion(
             other=b.fingerprint(), pairs=pairs, ratio=self.ratio.value, low=self.ratio.low, high=self.ratio.high,
             word=self.word, least=math.expm1(self.looks.least_change), reason=self.ratio.reason,
         )  # fmt: skip
         return StoreEvent(
             id=f"duel-{pairs[0][0]}", kind="duel", series=a.fingerprint(), at=at, who="compare duel",
             why=conclusion(replace(self, cases=(a.label, b.label))),
-            runs=tuple(run for pair in pairs for run in pair), data=shown.model_dump(mode="json"),
+            runs=tuple(run for pair in pairs for run in pair), data=duel_conclusion.model_dump(mode="json"),
         )  # fmt: skip
 
 

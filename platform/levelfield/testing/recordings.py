@@ -86,8 +86,8 @@ def wrong(values: Outcome, right: Outcome) -> str | None:
     """Return a sentence about a wrong value, or None when all are right or null."""
     for (index, field), value in values.items():
         if value != right.get((index, field)):
-            shown = (value, right.get((index, field), "none"))
-            actual, expected = (f"{item:.12g}" if isinstance(item, float) else str(item) for item in shown)
+            pair = (value, right.get((index, field), "none"))
+            actual, expected = (f"{item:.12g}" if isinstance(item, float) else str(item) for item in pair)
             return f"device {index}: {field} is {actual}, expected null or {expected}"
     return None
 
