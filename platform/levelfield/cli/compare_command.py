@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import as_usage_error, format_options, registry_of, runs_of
+from levelfield.cli.options import format_options, raising_usage_error, registry_of, runs_of
 from levelfield.cli.store_options import prices_of, prices_option, store_option
 from levelfield.cli.terminal import print_compared
 from levelfield.errors import GateFailed, UsageError
@@ -114,7 +114,7 @@ def execute(options: argparse.Namespace) -> int:
             sheets, values, is_good = _compared(sides, requirements, options.across == "precision", prices, places)
     if options.html:
         text = comparison_page(title, sheets, datetime.now(timezone.utc))
-        with as_usage_error(options.html, "--html "):
+        with raising_usage_error(options.html, "--html "):
             write_atomically(options.html, text, through_link=True)
     print_compared(options.format, sheets, values)
     return 0 if is_good else GateFailed.exit_code

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_HELP, as_usage_error, json_option, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, json_option, raising_usage_error, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular
@@ -152,7 +152,7 @@ def _bundle(options: argparse.Namespace) -> int:
                 f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
                 f"recomputed {wrong.recomputed}"
             )
-    with as_usage_error(path):
+    with raising_usage_error(path):
         write_new(path, content)
     print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0

@@ -107,7 +107,7 @@ def runs_of(options: argparse.Namespace) -> Path:
 
 
 @contextmanager
-def as_usage_error(path: Path, option: str = "--output ") -> Iterator[None]:
+def raising_usage_error(path: Path, option: str = "--output ") -> Iterator[None]:
     """Raise an error of writing `path` as UsageError with the option that names it."""
     try:
         yield

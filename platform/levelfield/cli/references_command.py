@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_HELP, as_usage_error, chips_option, json_option, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, chips_option, json_option, raising_usage_error, registry_of, runs_of
 from levelfield.cli.store_options import intake, recording_options
 from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import GateFailed, RunFailed, UsageError
@@ -91,12 +91,12 @@ def _list(options: argparse.Namespace) -> int:
 
 def _promote(options: argparse.Namespace) -> int:
     from levelfield.catalog.lookup import reference_of
-    from levelfield.judge.promotion import promoted_reference, with_bf16_gradients
+    from levelfield.judge.promotion import add_bf16_gradients, promoted_reference
 
     registry, paths = registry_of(options), finished_run(runs_of(options), options.run)
     plan = read_plan(paths)
     reference = promoted_reference(paths, options.why, reference_of(registry, plan), options.replace)
-    reference = with_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
+    reference = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
         print(wrapped(remark, 2))
@@ -153,7 +153,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
         beside = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
         folder = next(iter([*beside, *plugins]), checkout())
         path = folder / "configs" / "references" / f"{reference.name}.json"
-    with as_usage_error(path, ""):
+    with raising_usage_error(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference), through_link=True)
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_HELP, as_usage_error, format_options, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, format_options, raising_usage_error, registry_of, runs_of
 from levelfield.cli.store_options import opened_store, prices_of, prices_option, results_for_pages, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
@@ -121,7 +121,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.output is None:
         print(printable(text), end="")
     else:
-        with as_usage_error(options.output):
+        with raising_usage_error(options.output):
             write_atomically(options.output, printable(text), through_link=True)
     selected.raise_error()
     return 0

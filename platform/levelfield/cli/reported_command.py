@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import as_usage_error, chips_option, json_option, registry_of
+from levelfield.cli.options import chips_option, json_option, raising_usage_error, registry_of
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_new
@@ -81,7 +81,7 @@ def _read(options: argparse.Namespace) -> int:
     source = {"name": name, "where": options.source, "date": options.date}
     reported = _reported(registry, options.log, stated, work, source)
     if options.output:
-        with as_usage_error(options.output):
+        with raising_usage_error(options.output):
             write_new(options.output, dump(reported).encode())
     print(dump(reported) if options.json else "\n".join(_lines(reported, options.output, work)))
     return 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import as_usage_error, json_option, runs_of
+from levelfield.cli.options import json_option, raising_usage_error, runs_of
 from levelfield.cli.store_options import opened_store, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
@@ -289,7 +289,7 @@ def _export(options: argparse.Namespace) -> int:
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
-            with as_usage_error(options.output), replacing(options.output, through_link=True) as file:
+            with raising_usage_error(options.output), replacing(options.output, through_link=True) as file:
                 _write(options.format, file, records, store)
     return 0
 

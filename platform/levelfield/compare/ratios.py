@@ -118,7 +118,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
-    by_pairs = [_by_pairs(side, base) for side, base in pairs]
+    by_pairs = [_paired_ratio(side, base) for side, base in pairs]
     if len(pairs) == 1 and by_pairs[0]:
         return by_pairs[0]
     difference = statistics.fmean(
@@ -155,7 +155,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     return Ratio(_exp(difference), low, high, standing_of(low, high), method)
 
 
-def _by_pairs(side: SideValues, base: SideValues) -> Ratio | None:
+def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
     """Return what the newest duel of both sides showed, side over base; None without one that fits their runs."""
     for arm in reversed(side.duels):
         duel = arm.duel

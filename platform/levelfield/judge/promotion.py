@@ -79,7 +79,7 @@ def promoted_reference(paths: RunPaths, reason: str, current: Reference | None, 
     return reference.model_copy(update={"noise": noise})
 
 
-def with_bf16_gradients(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
+def add_bf16_gradients(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
     """Return a reference in fp8 with the gradients of the same training in bf16.
 
     It stays as it is in another precision, without gradients, or where `others` have no such training.

@@ -119,7 +119,7 @@ def compared(
     for member, _ in _ranked(members):
         if _name(member) not in grouped:
             spending.ruling(member)
-    members, of_causes = _with_causes(members, spending)
+    members, of_causes = _judge_condition_changes(members, spending)
     for context, examination in members:
         ruling = spending.rulings.get((context.series, examination.figure))
         has_own = not context.is_covered_by_group or context.is_build_worse or isinstance(ruling, PairRuling)
@@ -129,14 +129,16 @@ def compared(
     done |= {series for series, _ in grouped} | {
         context.series for context, _ in members if context.is_covered_by_group
     }
-    findings = [*_with_open(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
+    findings = [*_retain_open_regressions(inputs, members, findings), *of_causes, *spending.findings_about_arms()]
     findings += [*findings_about_machines(inputs), *findings_about_runs(inputs), *missing_findings(inputs)]
     ordered = tuple(f.model_copy(update={"night": inputs.night}) for f in worst_first(findings))
     count = len(expected_series(inputs) | done)
     return GateReport(inputs.night, ordered, len(done), count, inputs.trials, order_of_night(inputs))
 
 
-def _with_open(inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]) -> Iterator[Finding]:
+def _retain_open_regressions(
+    inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]
+) -> Iterator[Finding]:
     """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
     examined = {_name(member): member[1] for member in members}
     opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
@@ -307,7 +309,9 @@ def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:
     )  # fmt: skip
 
 
-def _with_causes(members: Sequence[ExaminedFigure], spending: _Spending) -> tuple[list[ExaminedFigure], list[Finding]]:
+def _judge_condition_changes(
+    members: Sequence[ExaminedFigure], spending: _Spending
+) -> tuple[list[ExaminedFigure], list[Finding]]:
     """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
     steps = [
         (

@@ -48,7 +48,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
     read_whole = ({series.digest for series in stored} - accepted) | changed
     all_points = _recent(store, stored, night, read_whole)
-    points = {series: without_trials(series_points, nights) for series, series_points in all_points.items()}
+    points = {series: drop_trials(series_points, nights) for series, series_points in all_points.items()}
     points = {series: series_points for series, series_points in points.items() if series_points}
     counted = {point.run_id for series_points in points.values() for point in series_points}
     trials = (p for series_points in all_points.values() for p in series_points if p.run_id not in counted)
@@ -74,7 +74,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     )
 
 
-def without_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:
+def drop_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:
     """Return the runs without those by hand on a day that has a nightly run, which are no part of it. named: stay."""
     days = {night[:10] for night in nights}
     return [p for p in points if p.night or p.purpose != "manual" or p.began[:10] not in days or p.run_id in named]
@@ -93,7 +93,7 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the gate's input for the histories of some series; no night is set."""
     series = {stored.digest: stored.series for stored in chosen}
     nights = store.nights()
-    points = {digest: without_trials(points, nights) for digest, points in store.points(list(series)).items()}
+    points = {digest: drop_trials(points, nights) for digest, points in store.points(list(series)).items()}
     return GateInput("", points, series, store.events(), {}, (), conditions_of(store))
 
 
@@ -156,7 +156,7 @@ def level_evidence(store: Store, series: Sequence[str], at: str, runs: Sequence[
     return [
         LevelEvidence(
             digest,
-            tuple(without_trials(points[digest], nights, runs)),
+            tuple(drop_trials(points[digest], nights, runs)),
             tuple(finding for finding in past if finding.series in ("", digest)),
             tuple(runs),
             baseline=standing_baseline([event for event in events if event.series == digest], at),

@@ -12,7 +12,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed
 from levelfield.judge.admission import check_admissible
-from levelfield.judge.promotion import with_bf16_gradients
+from levelfield.judge.promotion import add_bf16_gradients
 from levelfield.judge.verdict import training_of_reference, unshown_precision
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.weights import WHOLE_GRADIENT
@@ -76,7 +76,7 @@ def test_a_run_in_fp8_differs_from_bf16_as_its_reference_does(registry: Registry
     reference = stored("llama3_8b_fp8_smoke_fp8", in_bf16={})
     fp8 = reference.gradients[1]
     assert "in bf16" in str(unshown_precision(plan, RUN, reference))
-    with_twin = with_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
+    with_twin = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
     bf16 = with_twin.in_bf16
     assert set(bf16) == set(fp8) and bf16 != fp8
 
@@ -96,12 +96,12 @@ def test_a_run_in_fp8_differs_from_bf16_as_its_reference_does(registry: Registry
 def test_only_a_reference_in_fp8_takes_the_gradients_of_another(registry: Registry) -> None:
     plan = planned(registry, "llama3_8b_bf16")
     reference = registry.reference("llama3_8b_bf16_smoke_bf16")
-    assert with_bf16_gradients(reference, plan, [reference]) is reference
+    assert add_bf16_gradients(reference, plan, [reference]) is reference
     fp8, plan = registry.reference("llama3_8b_fp8_smoke_fp8"), planned(registry, "llama3_8b_fp8")
     others = [registry.reference("gpt3_6.7B_bf16_smoke_bf16"), registry.reference("llama3_8b_smoke_fp32")]
-    assert with_bf16_gradients(fp8, plan, others) is fp8
+    assert add_bf16_gradients(fp8, plan, others) is fp8
     without = fp8.model_copy(update={"gradients": {}})
-    assert with_bf16_gradients(without, plan, map(registry.reference, sorted(registry.references))) is without
+    assert add_bf16_gradients(without, plan, map(registry.reference, sorted(registry.references))) is without
 
 
 def test_a_mixture_would_record_its_routing_too_and_records_no_window(registry: Registry) -> None:
