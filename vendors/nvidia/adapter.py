@@ -24,8 +24,8 @@ from levelfield.contracts.readings import (
     hides_all,
     number,
     sample_of,
-    shown,
     take,
+    visible_devices,
     without,
 )
 from levelfield.contracts.vendor import Device, DeviceList, NodeCommands, Sample, Vendor
@@ -112,7 +112,7 @@ class Adapter(DeclaredVendor):
         is_unordered = differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
         if (has_lost or is_unordered) and chosen and re.search(r"(^|,)\s*\d+\s*(,|$)", chosen):
             return DeviceList(problem=_unclear(every, chosen, problem))
-        left = shown(every, "CUDA_VISIBLE_DEVICES", chosen)
+        left = visible_devices(every, "CUDA_VISIBLE_DEVICES", chosen)
         problem = problem or left.problem
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
         whole = [device for device in left if device.index not in partitioned]

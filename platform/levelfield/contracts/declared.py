@@ -21,8 +21,8 @@ from levelfield.contracts.readings import (
     named_by_user,
     numbered,
     sample_of,
-    shown,
     take,
+    visible_devices,
     without,
 )
 from levelfield.contracts.tool_records import Parsed, Record, matches, parse
@@ -66,9 +66,9 @@ class DeclaredVendor:
         devices = self._all_devices()
         if any(device.unnumbered for device in devices) and (outer or inner):
             return named_by_user(self.spec, devices, outer, inner)
-        left = shown(devices, str(names[0]), outer)
+        left = visible_devices(devices, str(names[0]), outer)
         counted = left if outer is None else [replace(d, visible_as=str(place)) for place, d in enumerate(left)]
-        chosen = shown(counted, str(names[1]), inner)
+        chosen = visible_devices(counted, str(names[1]), inner)
         problem = devices.problem or left.problem or chosen.problem
         return DeviceList([left[counted.index(device)] for device in chosen], problem)
 

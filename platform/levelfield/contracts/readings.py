@@ -89,7 +89,7 @@ def hides_all(variable: str | None) -> bool:
     return variable is not None and variable.strip() in ("", "-1")
 
 
-def shown(devices: Sequence[Device], name: str, variable: str | None) -> DeviceList:
+def visible_devices(devices: Sequence[Device], name: str, variable: str | None) -> DeviceList:
     """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
 
     An entry is a device's value in the variable or the beginning of an identity. Entries after the first unknown one
