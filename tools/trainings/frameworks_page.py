@@ -52,7 +52,7 @@ def page(registry: Registry) -> str:
                 *("", *_kinds(registry)),
                 *("", *(f"- `{WORDS[state]}`: {STATES[state]}" for state in WORST_FIRST), "", *MEANING.splitlines()),
                 *("", *DIFFERENCES.splitlines(), "", *_worst(recorded)),
-                *("", *REFUSED.splitlines(), "", *_refused(registry)),
+                *("", *REFUSED.splitlines()),
                 *("", *DEFAULTS.splitlines(), "", *_default_plans()),
                 *("", *PROCESSORS.splitlines()),
             ]
@@ -164,18 +164,6 @@ def counting(faults: list[str | None]) -> str:
     return {len(faults): "all", 0: "none"}.get(good, f"{good} of {len(faults)}")
 
 
-def _refused(registry: Registry) -> Iterator[str]:
-    """What each manifest refuses by name, and what it takes on a condition."""
-    for framework in registry.frameworks:
-        file = registry.implementation(framework)[0]
-        refused: list[str] = list(file.refuses.get("any", {}))
-        for kind in (kind for kind in file.refuses if kind != "any"):
-            refused += [f"on {kind} {name}" for name in file.refuses[kind]]
-        for kind, conditions in file.conditions.items():
-            refused += [f"{precision} on a {kind} without its instructions" for precision in conditions]
-        yield f"- **{framework}**: {'; '.join(refused)}."
-
-
 def _default_plans() -> Iterator[str]:
     """The counts of tools/data/default_plans.json."""
     counts = json.loads(DEFAULT_PLANS.read_text())
@@ -201,64 +189,47 @@ def _yes(is_so: bool) -> str:
 
 INTRODUCTION = """# Frameworks: what works where
 
-Made by `make matrix`; do not edit. It trains four small models (GPT, Llama, Qwen and a mixture of experts) for 40 steps
-by every framework that has their parts, in every layout that the framework offers. It compares each run with torch in
-one process. This prints each family and precision:
+Made by `make matrix`; do not edit. It trains four small models (GPT, Llama, Qwen, MoE) for 40 steps in every framework
+and layout on a CPU, and compares each run with torch in one process.
 
     python run_benchmarks.py show frameworks
-
-And this prints every run with its differences as CSV, from `models/<framework>/tested.json`:
-
     .venvs/dev/bin/python tools/matrix.py --rows
+
+The first prints each family and precision, the second every run with its differences as CSV.
 
 ## What runs
 
-A cell covers every family and precision that the framework has on a processor. A name with a version is a further
-one, such as a build for CUDA 12.
+A cell covers every family and precision. A name with a version is a further one, such as a build for CUDA 12.
 """
 
-MEANING = """Z1 to Z3: ZeRO stages. SP: tensor with sequence parallel. CP: context. EP: experts, in the mixture only.
+MEANING = """Z1 to Z3: ZeRO stages. SP: tensor with sequence parallel. CP: context. EP: experts, in the MoE only.
 DxT, DxP, TxP: data, tensor and pipeline, two at a time."""
 
 DIFFERENCES = """## How far the runs differ
 
-The largest relative differences from torch's run in fp32 in one process: of the loss at step 1 and at any step, of the
-global gradient norm, and of each parameter's (steps 1, 2 and 10). Initial weights and all tokens have the same
-checksums in every run that passes.
+The largest relative differences from torch's fp32 run in one process: of the loss at step 1 and at any step, of the
+global gradient norm, and of each parameter's (steps 1, 2 and 10). Initial weights and tokens are the same.
 
-A run passes in fp32 within 1e-6, 1e-5, 1e-4 and 1e-4. A shape that is noisier than that has limits of 4 times its own
-noise, up to 100 times the fixed ones. Its noise is that of torch's honest runs (another micro-batch, two processes).
-16 bits are compared with the same fp32 curve, within 1e-3, 5e-3 and 0.1. That shows the layout, not the last digit:
-rounding sends some tokens of a mixture to other experts, in every layout and in one process.
+| precision | limits: step 1, all steps, gradient norm, by parameter |
+|---|---|
+| fp32 | 1e-6, 1e-5, 1e-4, 1e-4, or 4 times the noise of torch's own runs, at most 100 times the first |
+| 16 bits | 1e-3, 5e-3, 0.1; against the fp32 curve, so that they show the layout and not the last digit |
 
-*count*: of how many runs the code has not changed since ([how this is decided](decisions/recorded-runs.md)).
-`make matrix` repeats the others."""
+*count*: runs whose code has not changed since ([how this is decided](decisions/recorded-runs.md))."""
 
 REFUSED = """## What is refused
 
-A kind of layout with `-` above, and what each framework refuses by name. The message of a plan has the reason, and so
-has the manifest (`refuses` in `models/<framework>/implementation.yaml`)."""
+A kind of layout with `-` above, and the choices in `refuses` of `models/<framework>/implementation.yaml`. A plan's
+message has the reason."""
 
-DEFAULTS = """## The first command on a box
+DEFAULTS = """## Runs without options
 
-Every shipped case by every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8
-devices, without any option. `full` plans the full case. `smoke` says in numbers why not, and from how many
-devices on. A refusal names its reason. No combination may end in an error that the defaults
-caused. `tools/default_plans.py` plans all of them and writes the counts; the tests plan a part."""
+Every shipped case in every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8 devices.
+`full` plans the full case; `smoke` says why not, and from how many devices on (`tools/default_plans.py`)."""
 
-PROCESSORS = """## Processors
+PROCESSORS = """## CPUs
 
-Libraries choose kernels by the processor's instructions. So a test may hold on one processor only. Every run of the
-tests names its processor and its instructions. They have run on:
-
-- AMD EPYC with avx512_bf16, without avx512_fp16 and amx: all tests.
-- The same processor with oneDNN and torch held to AVX2, by `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`: the
-  tests of tests/models. In that run the compiled Llama of torch gave a loss of nan; two repeats with the same
-  variables trained what torch trains, and the cause is not known. The tests have since kept compiled kernels in a
-  folder of their own. MKL and OpenBLAS choose by the processor's maker; no variable holds them here.
-- The same processor with oneDNN held to AVX-512 without bf16, by `ONEDNN_MAX_CPU_ISA=AVX512_CORE`: the tests in 16
-  bits.
-
-No run was on a processor with avx512_fp16 or amx. What differs there by choice is planted: DeepSpeed is told that the
-processor computes in fp16, and trains in fp16 by the kernels that this processor has, and ZeRO 3 trains in fp32 and
-bf16 under the same answer. On each processor one more test expects of DeepSpeed's fp16 what oneDNN reports there."""
+Libraries choose kernels by the CPU's instructions. All tests ran on an AMD EPYC with avx512_bf16, without avx512_fp16
+and amx; those of tests/models also with oneDNN and torch limited to AVX2, and those in 16 bits with oneDNN limited to
+AVX-512 without bf16. With AVX2 the compiled Llama of torch once gave a loss of nan; two repeats did not, and the cause
+is not known. No run was on a CPU with avx512_fp16 or amx."""
