@@ -1,8 +1,8 @@
 """Whether a night is worth a confirmation: a cheap rule that may be wrong, because pairs judge what it finds.
 
-Three rules: tonight is beyond 2.5 scales of the level; the sum of the nights' distances from the accepted level (CUSUM;
-Page, 1954) is beyond its limit; or the last nights have drifted from the accepted level. A level that follows the
-nights would hide that.
+Three rules: tonight is beyond 2.5 scales of the level, 1.5 in a young series; the sum of the nights' distances from the
+accepted level (CUSUM; Page, 1954) is beyond its limit; or the last nights have drifted from the accepted level. A level
+that follows the nights would hide that.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from levelfield.series.level import FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level
 from levelfield.series.segments import Observation
 
 SUSPICION_Z = 2.5
+# A series without this many nights has an uncertain scale, and its median soon follows what it does not see. So more of
+# its nights are worth pairs.
+SETTLED_NIGHTS, YOUNG_SUSPICION_Z = 15, 1.5
 Z_OF_TWO_NIGHTS = 3.0  # where no pairs can be run, two nights running have to be beyond this
 CUSUM_SLACK, CUSUM_LIMIT, CUSUM_LARGEST = 0.5, 3.5, 3.0  # in scales; one night adds at most LARGEST - SLACK
 DRIFT_NIGHTS = 5
@@ -57,8 +60,9 @@ def find_suspicion(
     gradual = _gradual_suspicion(level, accepted, earlier, tonight, last_cleared) if accepted else None
     if gradual is not None and gradual.is_clear:
         return gradual
-    for direction in (1, -1):
-        if is_beyond(level, tonight, direction, SUSPICION_Z):
+    worse_z = SUSPICION_Z if len(earlier) >= SETTLED_NIGHTS else YOUNG_SUSPICION_Z
+    for direction, z in ((1, worse_z), (-1, SUSPICION_Z)):
+        if is_beyond(level, tonight, direction, z):
             excess = tonight.cost - level.cost
             spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
             p = tail_probability(direction * excess / spread, level.freedom)

@@ -193,3 +193,15 @@ def test_what_a_series_shows_is_what_the_trigger_sees_in_nine_of_ten_nights() ->
     shift, generator = detectable(level), noise(4000, 1.0, 7)
     seen = sum(is_beyond(level, tonight(level.cost + shift + level.scale * z), 1, 2.5) for z in generator)
     assert seen / 4000 == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize(("nights", "is_suspect"), [(7, True), (14, True), (15, False), (30, False)])
+def test_a_young_series_is_suspicious_earlier_and_only_of_what_is_worse(nights: int, is_suspect: bool) -> None:
+    history = costs(noise(nights))
+    level = level_of(history, "n1")
+    assert level is not None
+    off = (level.threshold(1.5) + level.threshold(2.5)) / 2
+    assert level.threshold(1.5) > FLOOR
+    worse = find_suspicion(level, None, history, tonight(level.cost + off))
+    assert (worse is not None) == is_suspect
+    assert find_suspicion(level, None, history, tonight(level.cost - off)) is None
