@@ -187,7 +187,7 @@ def planned(record: dict[str, Any], machine: Machine) -> dict[str, Any] | None:
     options |= {"micro-batch": record["micro_batch"], "virtual-pipeline": record["virtual_pipeline"]}
     argv = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     plugins = [part for folder in machine.plugins for part in ("--plugins", folder)]
-    answer = benchmark(machine, ["plan", case, "--json", "--beyond", "1", *argv, *plugins])
+    answer = benchmark(machine, ["plan", case, "--json", "--show-oom", "1", *argv, *plugins])
     content = json.loads(answer.out) if answer.code == 0 else {}
     return next(iter([*content.get("rows", ()), *content.get("beyond", ())]), None)
 

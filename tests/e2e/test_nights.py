@@ -154,7 +154,7 @@ def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
     assert (again, same, len(runs_of(project))) == (code, finding, before)
     nights = [record["run_id"] for record in runs_of(project) if record["night"] in QUIET]
     options = [word for run_id in nights for word in ("--run", run_id)]  # a noisy one may have changed the level
-    code, out, err = project.run("nightly", "accept", "tiny", "--why", "as it was before", *options)
+    code, out, err = project.run("nightly", "accept", "tiny", "--reason", "as it was before", *options)
     assert code == 0 and "for pairs" in out, err
 
 

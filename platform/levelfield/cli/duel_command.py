@@ -53,7 +53,7 @@ in two settings.
 examples:
   run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax
   run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax --repeat 5
-  run_benchmarks.py compare duel llama3_8b:torch llama3_8b:megatron --least 3
+  run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax --min-effect 3
   run_benchmarks.py compare duel llama3_8b:torch llama3_8b:torch \\
       --a='--layout TP2' --b='--layout TP1PP2 --micro-batch 4'
 """
@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         )
     option("--repeat", type=int, metavar="N", help="N runs of each (default: 3 to 7, as many as it takes)")
     option(
-        "--least",
+        "--min-effect",
         type=float,
         default=1.0,
         metavar="PERCENT",
@@ -92,7 +92,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.plan.request import UserRequest
     from levelfield.studies import duels
 
-    registry, looks = registry_of(options), duels.looks_of(options.repeat, options.least)
+    registry, looks = registry_of(options), duels.looks_of(options.repeat, options.min_effect)
     prices = prices_of(options.prices, registry)
     names = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
     request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)

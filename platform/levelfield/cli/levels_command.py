@@ -40,9 +40,9 @@ for one reason, and the others are listed with theirs. Series that the night
 found worse are left out, unless --worse is given.
 
 examples:
-  run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
-  run_benchmarks.py nightly accept --all --why "first levels" --dry-run
-  run_benchmarks.py nightly accept SERIES --why "known" --until 2026-12-31
+  run_benchmarks.py nightly accept SERIES --reason "flash kernels, merge 12"
+  run_benchmarks.py nightly accept --all --reason "first levels" --dry-run
+  run_benchmarks.py nightly accept SERIES --reason "known" --until 2026-12-31
 """
 STEP = """\
 Accept the newest change of conditions of a series, such as of a driver. Then
@@ -50,14 +50,14 @@ the series has a new level, from the nights after it. With --everywhere the same
 change is accepted in every series that has it.
 
 examples:
-  run_benchmarks.py nightly accept-step SERIES --why "driver 560 costs 6 %"
-  run_benchmarks.py nightly accept-step SERIES --why "driver" --everywhere
+  run_benchmarks.py nightly accept-step SERIES --reason "driver 560 costs 6 %"
+  run_benchmarks.py nightly accept-step SERIES --reason "driver" --everywhere
 """
 NOTE = """\
 Add a remark to a series, for readers of its history. It changes no level.
 
 example:
-  run_benchmarks.py nightly note SERIES --why "the rack was moved"
+  run_benchmarks.py nightly note SERIES --reason "the rack was moved"
 """
 LEVELS = """\
 List the events of all series, or of one: accepted levels, steps, remarks.
@@ -81,15 +81,15 @@ examples:
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def _why_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+def _reason_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     _series(parser, nargs)
-    parser.add_argument("--why", required=True, metavar="TEXT", help="the reason; the event stores it")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="the reason; the event stores it")
     parser.add_argument("--who", metavar="NAME", help="who states it (default: the user's name)")
     store_option(parser)
 
 
 def _until_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    _why_options(parser, nargs)
+    _reason_options(parser, nargs)
     parser.add_argument("--until", metavar="DATE", help="the acceptance ends after this day, such as 2026-12-31")
 
 
@@ -139,12 +139,12 @@ def _state(options: argparse.Namespace, kind: str) -> int:
         who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
         if kind == "level":
             (evidence,) = level_evidence(store, [series.digest], at, options.run)
-            event = baselines.accepted_baseline(evidence, who, options.why, at, until)
+            event = baselines.accepted_baseline(evidence, who, options.reason, at, until)
         elif kind == "step":
-            event = baselines.accepted_step(series.digest, points, who, options.why, at, until)
+            event = baselines.accepted_step(series.digest, points, who, options.reason, at, until)
             others = baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
         else:
-            event = baselines.note(series.digest, who, options.why, at)
+            event = baselines.note(series.digest, who, options.reason, at)
         for new in (event, *others):
             store.add_event(new)
         lines = [*_waits(points), _kept_build(store, event)] if event.kind == "baseline" else []
@@ -181,7 +181,9 @@ def _accept_all(options: argparse.Namespace) -> int:
         runs = {point.run_id: series for series in tonights for point in night.tonights[series]}
         failed = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
         worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
-        accepted = baselines.accepted_baselines(level_evidence(store, tonights, at), worse, who, options.why, at, until)
+        accepted = baselines.accepted_baselines(
+            level_evidence(store, tonights, at), worse, who, options.reason, at, until
+        )
         if not options.dry_run:
             for event in accepted.events:
                 store.add_event(event)
@@ -299,7 +301,7 @@ def _history(options: argparse.Namespace) -> int:
 COMMANDS = {
     "nightly accept": Command(ACCEPT, _accept_options, _accept),
     "nightly accept-step": Command(STEP, _step_options, partial(_state, kind="step")),
-    "nightly note": Command(NOTE, _why_options, partial(_state, kind="note")),
+    "nightly note": Command(NOTE, _reason_options, partial(_state, kind="note")),
     "nightly levels": Command(LEVELS, _levels_options, _list),
     "nightly history": Command(HISTORY, _history_options, _history),
 }

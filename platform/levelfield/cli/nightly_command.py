@@ -44,7 +44,7 @@ history CASE` prints them.
 examples:
   run_benchmarks.py nightly run --suite smoke
   run_benchmarks.py nightly gate
-  run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
+  run_benchmarks.py nightly accept SERIES --reason "flash kernels, merge 12"
 """
 RUN = """\
 Run a suite, store each result, compare each series with its accepted level,

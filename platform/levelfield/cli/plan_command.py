@@ -47,7 +47,7 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s
   run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP8 --micro-batch 1
-  run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
+  run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --show-oom 5
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
   run_benchmarks.py plan llama3_8b --chip B200 --precision nvfp4
   run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
@@ -98,7 +98,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option("--scale", choices=("full", "smoke"), default="full", help="default: full")
     option("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
     option(
-        "--beyond",
+        "--show-oom",
         type=int,
         default=0,
         metavar="N",
@@ -140,7 +140,7 @@ def _plan(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     chips = find_chips(registry, choices["chip"])
     if len(chips) > 1:
-        one_chip = {"explain": options.explain, "calibrate": options.calibrate, "beyond": options.beyond or None}
+        one_chip = {"explain": options.explain, "calibrate": options.calibrate, "show-oom": options.show_oom or None}
         for name in (name for name, value in one_chip.items() if value is not None):
             raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
     if options.top < 1:
@@ -196,9 +196,10 @@ def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None)
         layout=parse_layout(choices["layout"]).layout if choices["layout"] else None,
         **{name: choices[name] for name in ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")},
     )
-    same = ("case", "scale", "nodes", "devices", "network", "precision", "beyond", "program", "attention")
+    same = ("case", "scale", "nodes", "devices", "network", "precision", "program", "attention")
     return PlanRequest(
         **{name: choices[name] for name in (*same, "tensor_overlap", "calibrate")},
+        beyond=choices["show_oom"],
         framework=choices["framework"] or "torch",
         constraints=constraints,
         runs=runs,

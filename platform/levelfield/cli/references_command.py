@@ -33,7 +33,7 @@ files in configs/references/.
 
 examples:
   run_benchmarks.py align references list
-  run_benchmarks.py align references promote RUN --why "first run on this host"
+  run_benchmarks.py align references promote RUN --reason "first run here"
   run_benchmarks.py align references noise NAME RUN1 RUN2
 """
 LIST = """\
@@ -47,22 +47,22 @@ Make a valid run the reference of its case. Exit code 4 when the run fails
 against the present reference and --replace is not given.
 
 example:
-  run_benchmarks.py align references promote RUN --why "first run on this host"
+  run_benchmarks.py align references promote RUN --reason "first run here"
 """
 NOISE = """\
 Record in a reference how far runs with other arithmetic are from it. The limits
 of later comparisons come from these rows. Exit code 4 when a run is beyond the
-present limits: its noise would widen them until it holds. --replace --why "..."
-records it anyway, with the reason.
+present limits: its noise would widen them until it holds. It is recorded anyway
+with --replace --reason "...".
 
 examples:
   run_benchmarks.py align references noise NAME RUN1 RUN2
-  run_benchmarks.py align references noise NAME RUN --replace --why "kernels"
+  run_benchmarks.py align references noise NAME RUN --replace --reason "kernels"
 """
 CALIBRATE = """\
 Train a case with other arithmetic (layouts, threads, frameworks) and record the
 noise in its reference. A run beyond the present limits is not recorded (exit
-code 4), unless with --replace --why "...".
+code 4), unless with --replace --reason "...".
 
 example:
   run_benchmarks.py align calibrate gpt3_6.7B:torch
@@ -95,7 +95,7 @@ def _promote(options: argparse.Namespace) -> int:
 
     registry, paths = registry_of(options), finished_run(runs_of(options), options.run)
     plan = read_plan(paths)
-    reference = promoted_reference(paths, options.why, reference_of(registry, plan), options.replace)
+    reference = promoted_reference(paths, options.reason, reference_of(registry, plan), options.replace)
     reference = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
@@ -107,7 +107,7 @@ def _noise(options: argparse.Namespace) -> int:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
     from levelfield.judge.promotion import with_noise
 
-    reason, registry = _override(options.replace, options.why), registry_of(options)
+    reason, registry = _override(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
     runs = [finished_run(runs_of(options), run) for run in options.run]
     for paths in runs:
@@ -134,11 +134,11 @@ def jump_remark(reference: Reference) -> str | None:
 
 
 def _override(replaces: bool, reason: str | None) -> str | None:
-    """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --why is given."""
+    """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --reason is given."""
     if replaces and not (reason or "").strip():
-        raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --why "..."')
+        raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --reason "..."')
     if reason is not None and not replaces:
-        raise UsageError("--why gives the reason of --replace: give both, or neither")
+        raise UsageError("--reason gives the reason of --replace: give both, or neither")
     return reason if replaces else None
 
 
@@ -171,7 +171,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from levelfield.run import scheduler
     from levelfield.studies.variations import variations
 
-    reason, registry, runs = _override(options.replace, options.why), registry_of(options), runs_of(options)
+    reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_of(options)
     stored = partial(reference_of, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
     plan = scheduler.plan_with_known_peak(job)
@@ -179,7 +179,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if reference is None:
         raise UsageError(
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
-            "--why ...`"
+            "--reason ...`"
         )
     terminal = Terminal(quiet=options.json, recorded=intake(options.store, options.no_store))
     failed, refused = False, list[str]()
@@ -204,7 +204,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _promote_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--why", required=True, metavar="TEXT", help="the reason; the reference stores it")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="the reason; the reference stores it")
     parser.add_argument("--replace", action="store_true", help="even if the run fails against the present reference")
 
 
@@ -226,7 +226,7 @@ def _calibrate_options(parser: argparse.ArgumentParser) -> None:
 
 def _override_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="take noise also from runs beyond the limits")
-    parser.add_argument("--why", metavar="TEXT", help="the reason for --replace; the reference stores it")
+    parser.add_argument("--reason", metavar="TEXT", help="the reason for --replace; the reference stores it")
 
 
 COMMANDS = {

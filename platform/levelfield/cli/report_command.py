@@ -61,7 +61,7 @@ Write pages of this checkout's runs, of all runs of a store that you name, or of
 the named runs: static files. Open index.html, or publish the folder by any web
 server. docs/pages.md has more.
 
---beside writes the named runs and those of the store, into a folder that is
+--overlay writes the named runs and those of the store, into a folder that is
 private: git ignores it, and other users cannot read it. The store, and every
 other folder of pages, stay as they are.
 
@@ -69,7 +69,7 @@ examples:
   run_benchmarks.py report pages site
   run_benchmarks.py report pages site RUN1 RUN2
   run_benchmarks.py report pages site --prices prices.yaml
-  run_benchmarks.py report pages private RUN --beside --store public.sqlite
+  run_benchmarks.py report pages private RUN --overlay --store public.sqlite
 """
 FOREIGN = ("flagperf", "oneflow", "osdi")
 _NAMED = 5  # runs of a message
@@ -252,21 +252,21 @@ def _pages(options: argparse.Namespace) -> int:
     """Write the site and print what it has. Return 0. Raises the error of a named run that is not over, at the end."""
     from levelfield.pages.page_building import build_pages
 
-    if options.store and options.run and not options.beside:
+    if options.store and options.run and not options.overlay:
         raise UsageError(
-            "report pages: found --store and runs; runs are read from their own files: leave one out, or give --beside"
+            "report pages: found --store and runs; runs are read from their own files: leave one out, or give --overlay"
         )
-    if options.beside and not options.run:
+    if options.overlay and not options.run:
         raise UsageError(
-            "report pages: found --beside without a run, expected the runs to put beside those of the store"
+            "report pages: found --overlay without a run, expected the runs to put beside those of the store"
         )
     selected, registry = NamedRuns(runs_of(options), options.run), registry_of(options)
     prices = prices_of(options.prices, registry)
     with (
-        _results(selected, options.store, options.beside) as (results, findings),
+        _results(selected, options.store, options.overlay) as (results, findings),
         Terminal().bytes_progress("writing pages") as progress,
     ):
-        built = build_pages(results, options.folder, registry, findings, progress, options.beside, prices)
+        built = build_pages(results, options.folder, registry, findings, progress, options.overlay, prices)
     print("\n".join(_page_lines(built, options.folder)))
     selected.raise_error()
     return 0
@@ -334,7 +334,7 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: those of this checkout, or of --store"
     )
-    parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
+    parser.add_argument("--overlay", action="store_true", help="the named runs beside those of the store, in private")
     prices_option(parser)
     store_option(parser)
 

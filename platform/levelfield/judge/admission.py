@@ -72,7 +72,7 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
         )
 
 
-OVERRIDE_HINT = 'If the difference is right, give the reason: --replace --why "...", which the reference stores.'
+OVERRIDE_HINT = 'If the difference is right, give the reason: --replace --reason "...", which the reference stores.'
 
 
 def _limits(reference: Reference) -> AlignmentLimits:

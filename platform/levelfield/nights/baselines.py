@@ -220,7 +220,7 @@ def _event(
     level: Mapping[Gated, float], data: Mapping[str, object],
 ) -> StoreEvent:  # fmt: skip
     if not reason.strip():
-        raise UsageError("--why: found an empty text, expected the reason; the event stores it")
+        raise UsageError("--reason: found an empty text, expected the reason; the event stores it")
     runs = tuple(point.run_id for point in evidence)
     return StoreEvent.model_validate(
         {

@@ -62,7 +62,7 @@ class MovedSeries:
             f"moved {len(self.members)} of {self.family_size} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, "
             f"from {percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
             f"the most: {context.label}; `nightly accept-step {short_digest(context.series)} --everywhere "
-            "--why REASON` accepts it"
+            "--reason REASON` accepts it"
         )
         return Finding(
             series="", label=context.change, figure=self.figure, word=word, change=median(steps), detail=detail,

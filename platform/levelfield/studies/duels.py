@@ -104,7 +104,7 @@ def looks_of(repeats: int | None, least_percent: float) -> Looks:
     if repeats is not None and not LEAST_RUNS <= repeats <= MOST_REPEATS:
         raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MOST_REPEATS} in a duel")
     if not 0 < least_percent <= 50:
-        raise UsageError(f"--least: found {least_percent:g}, expected a percentage above 0 and up to 50")
+        raise UsageError(f"--min-effect: found {least_percent:g}, expected a percentage above 0 and up to 50")
     return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA_BY_PAIRS, math.log1p(least_percent / 100))
 
 

@@ -57,7 +57,7 @@ def test_rows_beyond_the_memory_need_least_first(capsys: pytest.CaptureFixture[s
     plan = plan_values(capsys, *CASE, "--framework", "megatron")
     sizes = [row["memory_bytes"] for row in plan["beyond"]]
     assert sizes == sorted(sizes) and min(sizes) > plan["capacity_bytes"]
-    text = plan_output(capsys, *CASE, "--framework", "megatron", "--beyond", "3")
+    text = plan_output(capsys, *CASE, "--framework", "megatron", "--show-oom", "3")
     over = [float(line.split()[-1]) for line in text.splitlines() if line.split() and line.split()[-1][0] == "+"]
     assert len(over) == 3 and over == sorted(over)
 
@@ -119,7 +119,7 @@ def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixtu
 
 
 def test_rows_that_a_framework_does_not_offer_are_beyond(capsys: pytest.CaptureFixture[str]) -> None:
-    question = (*CASE, "--nodes", "2", "--framework", "megatron", "--beyond", "2")
+    question = (*CASE, "--nodes", "2", "--framework", "megatron", "--show-oom", "2")
     text = plan_output(capsys, *question)
     rows = [line for line in text.splitlines() if line.split()[-1:] in (["context"], ["hybrid"], ["several"])]
     assert len(rows) == 2 and max(map(len, text.splitlines())) <= 80

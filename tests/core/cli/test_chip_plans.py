@@ -185,7 +185,7 @@ def test_a_training_on_each_chip_has_its_time_and_cost(capsys: pytest.CaptureFix
     assert "Ascend-910B1" not in table
 
 
-@pytest.mark.parametrize("option", [("--explain", "0"), ("--calibrate", "latest"), ("--beyond", "2")])
+@pytest.mark.parametrize("option", [("--explain", "0"), ("--calibrate", "latest"), ("--show-oom", "2")])
 def test_options_of_one_chip_are_refused_with_several(
     capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
 ) -> None:

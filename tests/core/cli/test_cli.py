@@ -346,7 +346,7 @@ def test_a_run_that_goes_on_is_left_alone_and_called_running(
 
 def test_a_reference_is_not_made_of_a_run_that_goes_on(command: Command, run: RunPaths) -> None:
     live(run)
-    done = command("align", "references", "promote", "latest", "--why", "a test")
+    done = command("align", "references", "promote", "latest", "--reason", "a test")
     assert done.code == 2 and "is running" in done.err
 
 

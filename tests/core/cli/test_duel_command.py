@@ -114,7 +114,7 @@ def test_a_side_that_fails_is_named(duel: Duel, capsys: pytest.CaptureFixture[st
         (["tiny:fake", "tiny:fake", "--b=--micro-batch x"], 2, "--b: argument --micro-batch: invalid int value: 'x'"),
         (["tiny:fake", "tiny:fake", "--b=--base --threads 2"], 2, "--base: found threads as well"),
         (["tiny:fake", "tiny:fake", "--b=--env 'X=1"], 2, "--b: No closing quotation"),
-        (["tiny:fake", "tiny:fake", "--least", "0"], 2, "expected a percentage"),
+        (["tiny:fake", "tiny:fake", "--min-effect", "0"], 2, "expected a percentage"),
         (["tiny:fake", "tiny:fake", "--prices", "none.yaml"], 2, "none.yaml: cannot be read"),
     ],
 )

@@ -38,7 +38,7 @@ def runs(run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 COMMANDS = (
-    "align references promote EMPTY --why x --plugins own", "align references noise tiny EMPTY",
+    "align references promote EMPTY --reason x --plugins own", "align references noise tiny EMPTY",
     "align EMPTY", "align latest EMPTY",
     "evidence bundle EMPTY --output x.zip", "evidence bundle latest --output EMPTY", "evidence bundle latest --output=",
     "evidence collect EMPTY", "evidence verify EMPTY",
@@ -46,8 +46,8 @@ COMMANDS = (
     "report pages site EMPTY", "report latest --output EMPTY",
     "compare EMPTY latest", "compare latest EMPTY", "compare latest, latest", "compare one.zip: latest",
     "compare one.zip, latest", "compare latest latest --html EMPTY", "diagnose EMPTY --against fake",
-    "nightly accept EMPTY --why x", "nightly accept --why x --run EMPTY SERIES", "nightly note EMPTY --why x",
-    "nightly history EMPTY", "nightly levels EMPTY", "nightly accept sha256: --why x", "nightly accept : --why x",
+    "nightly accept EMPTY --reason x", "nightly accept --reason x --run EMPTY SERIES", "nightly note EMPTY --reason x",
+    "nightly history EMPTY", "nightly levels EMPTY", "nightly accept sha256: --reason x", "nightly accept : --reason x",
     "store import EMPTY", "store prune --run EMPTY", "store prune --case EMPTY", "store info --store EMPTY",
     "store export --output EMPTY", "show EMPTY", "show runs --runs EMPTY", "--case EMPTY", "--suite EMPTY",
     "--case tiny:fake --runs EMPTY --dry-run", "--case tiny:fake --layout EMPTY --dry-run", "--attach EMPTY",
@@ -74,7 +74,7 @@ def test_an_empty_name_is_exit_code_2_and_changes_nothing(runs: Path, tmp_path: 
     ("words", "says"),
     [
         (
-            ["align", "references", "promote", "", "--why", "x", "--plugins", "own"],
+            ["align", "references", "promote", "", "--reason", "x", "--plugins", "own"],
             "found an empty value after `align references promote`, expected a name",
         ),
         (

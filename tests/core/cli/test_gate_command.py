@@ -214,11 +214,11 @@ def test_a_run_that_failed_has_its_reason(command: Command, url: str, stored_run
 
 def test_a_level_of_few_nights_says_from_when_on_it_counts(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run, 4))
-    alone = " ".join(command("nightly", "accept", "tiny", "--why", "first")[1].split())
+    alone = " ".join(command("nightly", "accept", "tiny", "--reason", "first")[1].split())
     assert "are 7," in alone and ": 4 so" in alone
-    assert "are 7 nights:" in command("nightly", "accept", "--all", "--why", "first", "--night", night(3))[1]
+    assert "are 7 nights:" in command("nightly", "accept", "--all", "--reason", "first", "--night", night(3))[1]
     fill(url, quiet(stored_run, 7))
-    assert "once there" not in command("nightly", "accept", "tiny", "--why", "more")[1]
+    assert "once there" not in command("nightly", "accept", "tiny", "--reason", "more")[1]
 
 
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
@@ -237,7 +237,7 @@ def test_accepting_a_level_ends_the_regression(command: Command, url: str, store
         code = command("nightly", "gate", "--night", night(NIGHTS + number))[0]
     assert code == 4
     cause = "a fix costs 10 %"
-    code, out, _ = command("nightly", "accept", series[7:17], "--why", cause, "--who", "ann")
+    code, out, _ = command("nightly", "accept", series[7:17], "--reason", cause, "--who", "ann")
     assert code == 0 and f"by ann: {cause}" in " ".join(out.split()) and "no pairs" in out
     assert command("nightly", "gate", "--night", night(NIGHTS + 3))[0] == 0
     assert cause in command("nightly", "levels")[1]
@@ -263,7 +263,9 @@ class TestAcceptAll:
             return {stored.series.case: stored.digest for stored in store.series()}
 
     def accepted(self, command: Command, *more: str) -> tuple[int, dict[str, str], dict[str, str]]:
-        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--who", "ann", "--json", *more)
+        code, out, _ = command(
+            "nightly", "accept", "--all", "--reason", "first levels", "--who", "ann", "--json", *more
+        )
         levels = json.loads(out)
         refused = {refusal["label"].split(":")[0]: refusal["why"] for refusal in levels["refused"]}
         return code, {event["series"]: event["why"] for event in levels["accepted"]}, refused
@@ -294,7 +296,7 @@ class TestAcceptAll:
         assert "1 valid" in self.accepted(command, "--worse")[2]["worse"]
 
     def test_it_is_readable_and_says_what_was_not_accepted(self, command: Command, filled: dict[str, str]) -> None:
-        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--night", night(9))
+        code, out, _ = command("nightly", "accept", "--all", "--reason", "first levels", "--night", night(9))
         assert code == 0 and max(map(len, out.splitlines())) <= 80 and out.count("not accepted:") == 2
         assert out.count("no pairs") == 1 and out.splitlines()[-1].split() == ["1", "accepted,", "2", "not"]
 
@@ -302,7 +304,7 @@ class TestAcceptAll:
         self, command: Command, url: str, stored_run: RunRecord
     ) -> None:
         fill(url, [nightly(stored_run, NIGHTS)])
-        code, out, _ = command("nightly", "accept", "--all", "--why", "x", "--night", night(NIGHTS))
+        code, out, _ = command("nightly", "accept", "--all", "--reason", "x", "--night", night(NIGHTS))
         assert code == 2 and out.splitlines()[-1].split() == ["0", "accepted,", "1", "not"]
 
     @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ class TestAcceptAll:
         ],
     )
     def test_options_that_do_not_go_together(self, command: Command, arguments: tuple[str, ...], says: str) -> None:
-        code, _, err = command("nightly", "accept", *arguments, "--why", "x")
+        code, _, err = command("nightly", "accept", *arguments, "--reason", "x")
         assert code == 2 and says in " ".join(err.split())
 
 
@@ -325,7 +327,7 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     fill(url, [*quiet(stored_run), *later])
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
     assert code == 4 and "environment step" in out and "-> 560" in out
-    assert command("nightly", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
+    assert command("nightly", "accept-step", "tiny", "--reason", "driver 560", "--everywhere")[0] == 0
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
     assert code == 0 and "2 of 7" in out
 
@@ -335,7 +337,7 @@ def test_history_shows_segments_level_events_and_what_it_sees(
 ) -> None:
     driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
     fill(url, [*quiet(stored_run), *(nightly(stored_run, NIGHTS + i, conditions=driver) for i in range(3))])
-    command("nightly", "note", "tiny", "--why", "the rack\x1b[31m was moved")
+    command("nightly", "note", "tiny", "--reason", "the rack\x1b[31m was moved")
     code, out, _ = command("nightly", "history", "tiny", "--chart")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
@@ -354,14 +356,17 @@ def test_history_shows_segments_level_events_and_what_it_sees(
         (("nightly", "gate", "--night", "2026-01-02"), "unknown night"),
         (("nightly", "gate", "--night", "x"), "unknown night 'x'"),
         (("nightly", "gate", "--format", "pdf"), "invalid choice: 'pdf'"),
-        (("nightly", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),
-        (("nightly", "accept", "tiny"), "the following arguments are required: --why"),
-        (("nightly", "accept", "tiny", "--why", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
-        (("nightly", "accept", "tiny", "--why", "x", "--until", "2026-02-30"), "--until: found '2026-02-30', expected"),
-        (("nightly", "accept", "tiny", "--why", "x", "--until", "2020-01-01"), "which is past, expected "),
+        (("nightly", "accept", "tiny", "--reason", "x"), "unknown series 'tiny'"),
+        (("nightly", "accept", "tiny"), "the following arguments are required: --reason"),
+        (("nightly", "accept", "tiny", "--reason", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
+        (
+            ("nightly", "accept", "tiny", "--reason", "x", "--until", "2026-02-30"),
+            "--until: found '2026-02-30', expected",
+        ),
+        (("nightly", "accept", "tiny", "--reason", "x", "--until", "2020-01-01"), "which is past, expected "),
         (("nightly", "run", "--suite", "smoke", "--night", "banana"), "found 'banana', expected a date, such as"),
         (("nightly", "run", "--suite", "smoke", "--night", "2026-13-45"), "found '2026-13-45', expected a date"),
-        (("nightly", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
+        (("nightly", "note", "tiny", "--reason", "x"), "unknown series 'tiny'"),
         ((*BISECT, "HEAD", "no-such"), "nightly bisect: found 'no-such', expected a commit of this checkout"),
         ((*BISECT, "HEAD", "HEAD"), "found no commits between them; expected a good commit before the bad one"),
     ],
@@ -376,7 +381,7 @@ def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple
 def test_a_name_of_several_series_lists_them(command: Command, url: str, stored_run: RunRecord) -> None:
     with Store.open(url) as store:
         store.add([nightly(stored_run, 0), nightly(stored_run, 1, series={"micro_batch": 1})])
-    code, _, err = command("nightly", "note", "tiny", "--why", "x")
+    code, _, err = command("nightly", "note", "tiny", "--reason", "x")
     assert code == 2 and "found 2," in " ".join(err.split())
     assert command("nightly", "history", "tiny")[1].count("tokens/s/device,") == 2
 
@@ -403,7 +408,7 @@ def test_gate_history_and_levels_are_the_same_on_postgresql(
             for number in range(NIGHTS - 1, NIGHTS + 4)
         ]
         history = command("nightly", "history", "tiny", "--json")[:2]
-        code, _, err = command("nightly", "accept", series, "--why", "slower on purpose", "--who", "ann")
+        code, _, err = command("nightly", "accept", series, "--reason", "slower on purpose", "--who", "ann")
         with Store.open(url) as store:
             (event,) = store.events()
         after = command("nightly", "gate", "--night", night(NIGHTS + 3), "--format", "json")[:2]

@@ -180,7 +180,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_private_run_lies_over_public_results_and_reaches_no_public_file(run: RunPaths, public: Path) -> None:
     before, mine = contents(public.parent), public.parent / "mine"
     arguments = ["--store", str(public), "--plugins", str(PLUGINS)]
-    assert main(["report", "pages", str(mine), str(run.root), "--beside", *arguments]) == 0
+    assert main(["report", "pages", str(mine), str(run.root), "--overlay", *arguments]) == 0
     made = contents(mine)
     after = {name: content for name, content in contents(public.parent).items() if not name.startswith("mine/")}
     assert after == before  # the store and the public pages, to the byte
@@ -199,7 +199,7 @@ def test_private_pages_and_public_ones_never_share_a_folder(
     run: RunPaths, public: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site, mine = public.parent / "site", public.parent / "mine"
-    beside = [str(run.root), "--beside", "--store", str(public), "--plugins", str(PLUGINS)]
+    beside = [str(run.root), "--overlay", "--store", str(public), "--plugins", str(PLUGINS)]
     before = contents(site)
     assert main(["report", "pages", str(site), *beside]) == 2 and contents(site) == before
     assert f"{site}: " in (message := capsys.readouterr().err) and "has public" in message
@@ -208,5 +208,5 @@ def test_private_pages_and_public_ones_never_share_a_folder(
     assert main(["report", "pages", str(mine), "--store", str(public)]) == 2 and contents(mine) == private
     assert f"{mine}: " in (message := capsys.readouterr().err) and "has private" in message
     assert main(["report", "pages", str(mine), *beside]) == 0  # again
-    assert main(["report", "pages", str(mine), "--beside", "--store", str(public)]) == 2
-    assert "--beside" in capsys.readouterr().err
+    assert main(["report", "pages", str(mine), "--overlay", "--store", str(public)]) == 2
+    assert "--overlay" in capsys.readouterr().err

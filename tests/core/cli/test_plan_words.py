@@ -15,7 +15,7 @@ llama3_8b --chip H100 --layout DP8 --micro-batch 1
 llama3_8b --chip H100 --layout PP5 --devices 5 --framework megatron
 llama3_8b --chip H100 --layout DP2PP4SH1 --micro-batch 1 --recompute full --recompute-layers 4 --explain 1
 llama3_8b --chip H100 --layout DP4CP2SH1 --micro-batch 1 --framework deepspeed
-llama3_8b --chip H100 --nodes 2 --framework megatron --beyond 2
+llama3_8b --chip H100 --nodes 2 --framework megatron --show-oom 2
 llama3_8b --chip H100 --devices 7 --framework megatron
 llama3_8b --chip H100 --nodes 1 --devices 37
 llama3_8b --chip H100 --tokens 300B --top 3 --prices prices.yaml

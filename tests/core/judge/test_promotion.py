@@ -188,7 +188,7 @@ def test_a_run_that_differs_does_not_make_itself_aligned(twin: RunPaths, five_ro
     for words in (
         "twin00 is diverged from tiny_smoke_fp32: curve 3.0e-03, limit ",
         "loss of step",
-        "--replace --why",
+        "--replace --reason",
         "align diagnose",
     ):
         assert words in str(refusal.value)
@@ -253,7 +253,7 @@ def test_a_ratchet_of_runs_stops_at_the_ceiling_and_goes_on_with_a_reason(
             reference = with_noise(reference, other)
         except GateFailed as error:
             assert "most 4 times" in str(error)
-            assert "--replace --why" in str(error)
+            assert "--replace --reason" in str(error)
             break
         admitted.append(other)
     assert len(admitted) < 5 and limit_of(reference, "curve") <= 4 * limit_of(five_rows, "curve")
@@ -337,10 +337,10 @@ def test_rows_of_older_references_are_read_as_maxima(run: RunPaths, reference: R
     ("arguments", "code", "words"),
     [
         (["--replace"], 2, "give the reason"),
-        (["--replace", "--why", " "], 2, "found an empty value after `--why`"),
-        (["--why", "x"], 2, "--why gives the reason of --replace"),
+        (["--replace", "--reason", " "], 2, "found an empty value after `--reason`"),
+        (["--reason", "x"], 2, "--reason gives the reason of --replace"),
         ([], 4, "is different from tiny_smoke_fp32"),
-        (["--replace", "--why", "new kernels"], 0, ""),
+        (["--replace", "--reason", "new kernels"], 0, ""),
     ],
 )
 def test_references_noise_refuses_and_keeps_the_file(
@@ -364,7 +364,7 @@ def test_references_noise_refuses_and_keeps_the_file(
         assert "new kernels" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "code", "rows"), [([], 4, 6), (["--replace", "--why", "new kernels"], 0, 7)])
+@pytest.mark.parametrize(("arguments", "code", "rows"), [([], 4, 6), (["--replace", "--reason", "new kernels"], 0, 7)])
 def test_calibrate_records_what_holds_and_refuses_the_rest(
     run: RunPaths,
     five_rows: Reference,
@@ -391,7 +391,7 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     assert bool(re.search(r"wrong0 is different from tiny_smoke_fp32: .* 3\.0e-03, limit", message)) == (code == 4)
 
 
-@pytest.mark.parametrize("option", [["--replace"], ["--why", "x"]])
+@pytest.mark.parametrize("option", [["--replace"], ["--reason", "x"]])
 def test_align_of_a_run_records_nothing(run: RunPaths, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["align", str(run.root), *option])
@@ -445,7 +445,7 @@ def test_the_runs_folder_may_be_named_before_the_action_and_after_it(
     behind: bool, run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = ["--runs", str(tmp_path / "nowhere")]
-    promote = ["promote", run.root.name, "--why", "x"]
+    promote = ["promote", run.root.name, "--reason", "x"]
     assert main(["align", "references", *promote, *runs] if behind else ["align", "references", *runs, *promote]) == 2
     assert str(tmp_path / "nowhere") in " ".join(capsys.readouterr().err.split())
 
@@ -456,7 +456,7 @@ def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(
     with pytest.raises(SystemExit) as ended:
         main(["align", "calibrate"])
     assert ended.value.code == 2 and "required: CASE" in capsys.readouterr().err
-    assert main(["align", "references", "promote", "no-such-run", "--why", "x"]) == 2
+    assert main(["align", "references", "promote", "no-such-run", "--reason", "x"]) == 2
 
 
 # ---- where a reference is written
@@ -472,13 +472,13 @@ def test_a_new_reference_is_written_beside_its_case_in_a_folder_of_plugins(
     shutil.copy(PLUGINS / "configs/cases/tiny.yaml", second / "configs/cases")
     before = set((ROOT / "configs/references").iterdir())
     place = ["--plugins", str(first), "--plugins", str(second)]
-    assert main(["align", "references", "promote", str(run.root), "--why", "x", *place]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--reason", "x", *place]) == 0
     written = second / "configs/references/tiny_smoke_fp32.json"
     assert load(Reference, written).why == "x" and str(written) in capsys.readouterr().out.replace("\n  ", "")
-    assert main(["align", "references", "promote", str(run.root), "--why", "y", "--plugins", str(second)]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--reason", "y", "--plugins", str(second)]) == 0
     assert load(Reference, written).why == "y", "a stored one stays where it is"
     shutil.rmtree(second / "configs")
-    assert main(["align", "references", "promote", str(run.root), "--why", "z", *place]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--reason", "z", *place]) == 0
     assert load(Reference, first / "configs/references/tiny_smoke_fp32.json").why == "z"
     assert set((ROOT / "configs/references").iterdir()) == before
 

@@ -166,7 +166,7 @@ def test_evidence_across_a_change_of_conditions_is_refused() -> None:
 
 
 def test_a_reason_is_needed() -> None:
-    with pytest.raises(UsageError, match="--why: "):
+    with pytest.raises(UsageError, match="--reason: "):
         accepted_baseline(LevelEvidence("S", tuple(nights(6))), "ann", "  ", NOW)
 
 

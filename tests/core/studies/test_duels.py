@@ -222,8 +222,8 @@ def test_other_work_is_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize(
     ("repeats", "least", "fault"),
-    [(2, 1, "--repeat: found 2"), (101, 1, "--repeat: found 101"), (None, 0, "--least: found 0"),
-     (None, math.nan, "--least: found nan"), (None, 60, "--least: found 60")],
+    [(2, 1, "--repeat: found 2"), (101, 1, "--repeat: found 101"), (None, 0, "--min-effect: found 0"),
+     (None, math.nan, "--min-effect: found nan"), (None, 60, "--min-effect: found 60")],
 )  # fmt: skip
 def test_what_cannot_decide_is_refused(repeats: int | None, least: float, fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
