@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
 from levelfield.cli.site_options import base_image, container_options
@@ -158,7 +160,37 @@ def _night(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
+    """Run the night. Where the checkout has other code by now, this process becomes one of the night's own checkout."""
+    from levelfield.nights.night_code import CheckoutMoved
+
+    night = options.night or datetime.now(timezone.utc).date().isoformat()
+    variables = {name: text for name, text in os.environ.items() if name != "LEVELFIELD_ROOT"}  # with the webhook's
+    try:
+        return _run_here(options, night)
+    except CheckoutMoved as moved:
+        program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
+        words = _words_of(moved.build.folder, options, sys.argv[1:])
+        same = ["--night", night, "--runs", str(runs_of(options).absolute())]
+        sys.stdout.flush()
+        os.execve(sys.executable, [*program, *words, *same], variables)
+
+
+def _words_of(build: Path, options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments, with the build's own file of the suite and folders of plugins for those of this checkout."""
+    files = {str(path) for path in (Path(options.suite), *options.plugins) if path.exists()}
+    for word in arguments:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        path = Path(value).absolute()
+        is_inside = str(Path(value)) in files and path.is_relative_to(checkout())
+        own = build / path.relative_to(checkout()) if is_inside else path
+        yield f"{option}{equals}{own}" if is_inside and own.exists() else word
+
+
+def _run_here(options: argparse.Namespace, night: str) -> int:
+    """Run the night, print its findings and return the gate's exit code, or that of an interrupted command.
+
+    Raises CheckoutMoved.
+    """
     from levelfield.nights.night_session import NightRequest, NightSession
     from levelfield.nights.tickets import night_tickets
     from levelfield.nights.webhook import delivered, webhook_url
@@ -167,7 +199,6 @@ def _run(options: argparse.Namespace) -> int:
     from levelfield.series.findings import FindingPage
 
     image = base_image(options.base_image, options.runtime)
-    night = options.night or datetime.now(timezone.utc).date().isoformat()
     request = NightRequest(
         suite=options.suite,
         night=night,

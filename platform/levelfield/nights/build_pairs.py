@@ -19,6 +19,7 @@ from levelfield.explain.explanation import explained
 from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
+from levelfield.run.provenance import commit_of
 from levelfield.run.turns import StoreRun, alternating_pairs
 from levelfield.rundir.directory import PAIRS
 from levelfield.series.level import FEWEST_NIGHTS
@@ -104,12 +105,16 @@ def paired_records(
                 raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
             if record.series.fingerprint() != series.fingerprint():
                 raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
-            ran, expected = record.subject.commit, arm.build.commit
-            if ran and expected and ran != expected:  # the checkout was moved since the night ran
-                raise ArmFailed(
-                    arm, f"{record.run_id} is of commit {ran[:12]}, expected {expected[:12]}: the checkout has moved"
-                )
+            _require_commit(arm, record.run_id, record.subject.commit)
         yield pair
+
+
+def _require_commit(arm: Arm, run: str, commit: str | None) -> None:
+    """Raise ArmFailed where the run is of another commit: the checkout was moved since the night ran."""
+    if commit and arm.build.commit and commit != arm.build.commit:
+        raise ArmFailed(
+            arm, f"{run} is of commit {commit[:12]}, expected {arm.build.commit[:12]}: the checkout has moved"
+        )
 
 
 def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
@@ -138,6 +143,7 @@ def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
         paths = run_of(arm.build, arm.arguments, runs / PAIRS, MOST_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
+    _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm
     return store_run(arm.name, paths)
 
 

@@ -40,6 +40,7 @@ from levelfield.nights.gate import (
 )
 from levelfield.nights.gate_input import GateInput, set_back_finding
 from levelfield.nights.machine_control import slow_machine
+from levelfield.nights.night_code import code_here, require_commit, require_trainings
 from levelfield.nights.nightly import (
     Candidate,
     NightRun,
@@ -127,17 +128,26 @@ class NightSession:
     work: tuple[NightRun, ...]
     state: NightState
     arms: dict[str, tuple[Arm, Arm]] = field(default_factory=dict)  # of pairs, by series
+    is_interrupted: bool = False  # by the user, during the last entry
     counted_until: float = field(default_factory=time.monotonic)  # up to when the judgement's time is in used_seconds
 
     @classmethod
     @contextmanager
     def opened(cls, request: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
-        """Open the store and the state, and hold the suite's lock for the block. Raises UsageError."""
+        """Open the store and the state, and hold the suite's lock for the block.
+
+        Raises UsageError, and CheckoutMoved where an earlier start of the night had other code.
+        """
         suite = Path(request.suite).stem
         with _only_one(request.runs, suite), Store.open(request.store) as store:
-            work = _work(registry, store, request, output)
             state = read_state(state_path(request.runs, request.night, suite))
-            state = state or fresh_state(request.night, suite, utc_now(), work)
+            if state is not None:
+                require_commit(state.code, state.is_whole, request.night, output.say)
+            work = _work(registry, store, request, output)
+            code = code_here(run.job.plan for run in work)
+            if state is not None:
+                require_trainings(state.code, code, state.is_whole, request.night)
+            state = state or fresh_state(request.night, suite, utc_now(), work, code)
             session = cls(request, suite, store, registry, output, work, state)
             session.save(state)
             newest = store.newest_run_night()
@@ -151,7 +161,10 @@ class NightSession:
         write_state(state_path(self.request.runs, self.request.night, self.suite), state)
 
     def run_entries(self) -> bool:
-        """Run what waits. Return whether the night is whole; False: the user interrupted it."""
+        """Run what waits. Return whether the night is whole; False: the user interrupted it.
+
+        Raises CheckoutMoved where the checkout got other code meanwhile.
+        """
         waits = any(entry.state == "waiting" for entry in self.state.entries)
         slow = slow_machine() if waits and self.request.has_control else None
         tools = NightTools(
@@ -161,9 +174,17 @@ class NightSession:
             time.monotonic,
             self.save,
             self.output.say,
+            lambda: self.state.code is None or self.state.code.is_here(),
         )
-        state = run_entries(self.state, self.work, self.request.budget, tools)
-        return all(entry.state != "waiting" for entry in state.entries)
+        run_entries(self.state, self.work, self.request.budget, tools)
+        if self.is_interrupted:
+            return False
+        self._require_code()
+        return True
+
+    def _require_code(self) -> None:
+        """Raise CheckoutMoved where the checkout got other code, and UsageError where that of the night is lost."""
+        require_commit(self.state.code, self.state.is_whole, self.request.night, self.output.say)
 
     def judge(self) -> GateReport:
         """Return the findings of the night, after pairs for what is suspicious, and store what changed.
@@ -173,6 +194,8 @@ class NightSession:
         self.counted_until = time.monotonic()
         inputs = gate_input(self.store, self.request.night, self.suite)
         report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
+        if self.request.has_pairs:
+            self._require_code()  # pairs that a moved checkout ended go on from the night's own
         findings = []
         for finding in report.findings:
             arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
@@ -215,6 +238,7 @@ class NightSession:
             self.output.announced(iter([job])), self.request.runs, listener, reference, maker.certify
         )
         self.output.finished(result)
+        self.is_interrupted = result.status.is_interrupted
         return result
 
     def _record(self, paths: RunPaths, slow: str | None) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from levelfield.errors import DocumentError, UsageError
+from levelfield.nights.night_code import NightCode
 from levelfield.run.scheduler import Job
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import Document, Value, dump, load
@@ -53,7 +54,10 @@ class PairRun(Value):
 
 
 class NightState(Document):
-    """A nightly of one suite. began: UTC, ISO 8601. used_seconds: of the budget, by earlier starts."""
+    """A nightly of one suite. began: UTC, ISO 8601. used_seconds: of the budget, by earlier starts.
+
+    code: what the first start ran, and each later one has to; null in a state of an earlier version.
+    """
 
     KIND: ClassVar[str] = "night"
 
@@ -63,6 +67,12 @@ class NightState(Document):
     used_seconds: float = 0.0
     entries: tuple[NightEntry, ...]
     confirmations: tuple[PairRun, ...] = Field(default=())
+    code: NightCode | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no entry has to run any more."""
+        return all(entry.state in ("done", "left out") for entry in self.entries)
 
     def with_entry(self, name: str, **change: object) -> NightState:
         """Return the state with changed fields of one entry."""
@@ -189,18 +199,24 @@ class NightTools:
     seconds: Callable[[], float]  # a monotonic clock
     save: Callable[[NightState], None]  # keeps the state
     say: Callable[[str], None]
+    has_code: Callable[[], bool] = lambda: True  # whether the checkout still has the night's code
 
 
-def fresh_state(night: str, suite: str, began: str, work: Sequence[NightRun]) -> NightState:
+def fresh_state(
+    night: str, suite: str, began: str, work: Sequence[NightRun], code: NightCode | None = None
+) -> NightState:
     """Return the state of a night that begins: every entry waits."""
     entries = (NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work)
-    return NightState(night=night, suite=suite, began=began, entries=tuple(entries))
+    return NightState(night=night, suite=suite, began=began, entries=tuple(entries), code=code)
 
 
 def run_entries(
     state: NightState, work: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
 ) -> NightState:
-    """Run what waits and return the state after it. An interrupted run is the last one, and waits again."""
+    """Run what waits and return the state after it.
+
+    An interrupted run is the last one, and waits again. So does a run during which the checkout got other code.
+    """
     # After an earlier start an entry whose run has a result is done. Any other one waits again, as does one whose
     # environment could not be made: a package index may be back, or a version corrected.
     for earlier in state.entries:
@@ -221,6 +237,8 @@ def run_entries(
         state = state.with_entry(entry.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
     for number, entry in enumerate(chosen, 1):
+        if not tools.has_code():
+            break
         tools.say(f"entry {number} of {len(chosen)}: {entry.name}, about {entry.expected_seconds:.0f} s")
         run = by_name[entry.name]
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
@@ -228,7 +246,7 @@ def run_entries(
         began = tools.seconds()
         result = tools.start(run.job)
         lasted = tools.seconds() - began
-        if result.status.is_interrupted:
+        if result.status.is_interrupted or not tools.has_code():
             state = state.with_entry(run.name, state="waiting", run_id=None)
         else:
             tools.record(tools.folder(result.run_id))

@@ -119,7 +119,7 @@ def test_a_night_that_begins_compares_its_date_with_the_runs_of_the_store(
         store.expect("2030-01-01", "one", {"a": None})  # of a clock that was ahead; its runs were removed
     monkeypatch.setattr(night_session, "_work", lambda *arguments: ())
     request = NightRequest("one", night, tmp_path, file, UserRequest())
-    output: Any = SimpleNamespace()
+    output: Any = SimpleNamespace(say=print)
     for _ in range(starts):
         with NightSession.opened(request, output, output) as session:
             session.store.expect(night, "one", {"a": None})
