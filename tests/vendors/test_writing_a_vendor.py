@@ -19,6 +19,52 @@ from pydantic import BaseModel
 PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text(encoding="utf-8")
 
 
+BANDWIDTH = """memory_bandwidth_bytes_per_second: 3.2e12
+bandwidth_source: Acme A1 datasheet, March 2026
+interconnect:
+  description: AcmeLink, a link of 50 GB/s each way to each of seven others, without a switch
+  each_way_bytes_per_second: 350.0e9
+  pair_each_way_bytes_per_second: 50.0e9
+  bytes_per_second: 700.0e9
+  source_counts: both ways
+  source: Acme A1 datasheet, March 2026
+"""
+IMAGES = """images:
+  base:
+    image: debian:bookworm-slim
+    python_version: "3.11"
+    system_packages: [ca-certificates, libgomp1, libstdc++6, python3]
+    source: Debian's official image
+  torch:
+    image: acme/pytorch:2.13-sdk6
+    python_version: "3.11"
+    has_framework: true
+    source: Acme's images, named in its installation guide
+"""
+NESTED_JSON = """{"version": "6.7.0",
+ "cards": {
+   "card0": {"product": {"name": "Acme A1", "serial": "AC-000001"},
+             "memory": {"total": {"value": 65536, "unit": "MiB"}, "used": {"value": 1204, "unit": "MiB"}},
+             "sensors": [{"kind": "power", "reading": "183.5 W"}, {"kind": "chip", "reading": "61 C"}]},
+   "card1": {"product": {"name": "Acme A1", "serial": "AC-000002"},
+             "memory": {"total": {"value": 65536, "unit": "MiB"}, "used": {"value": 3, "unit": "MiB"}},
+             "sensors": [{"kind": "power", "reading": "N/A"}, {"kind": "chip", "reading": "34 C"}]}}}
+"""
+NESTED_MONITOR = """monitor:
+  command: [acme-smi, --json]
+  format: json
+  records: [cards]
+  fields:
+    index: {path: ["@key"], matching: "card([0-9]+)"}
+    name: {path: [product, name]}
+    identity: {path: [product, serial]}
+    memory_total: {path: [memory, total], unit: MiB, printed: MiB}
+    memory_used: {path: [memory, used], unit: MiB, printed: MiB}
+    power: {path: [sensors, 0, reading], unit: W, printed: W}
+    temperature: {path: [sensors, 1, reading], unit: celsius, printed: C}
+"""
+
+
 def content(text: str) -> Any:
     """What the platform reads in a file with this text."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
@@ -53,21 +99,21 @@ def test_every_key_is_on_the_page() -> None:
 
 
 def test_links_and_bandwidth_are_a_chip_s() -> None:
-    chip = {**content(VENDOR)["chips"][0], **block("memory_bandwidth_bytes_per_second")}
+    chip = {**content(VENDOR)["chips"][0], **content(BANDWIDTH)}
     links = acme(chips=[chip]).chips[0].interconnect
     assert links is not None and links.pair_each_way_bytes_per_second == 50e9
 
 
 def test_container_and_images_are_read() -> None:
-    vendor = acme(**block("container"), **block("images"))
+    vendor = acme(**block("container"), **content(IMAGES))
     assert vendor.container.shm_bytes == 2**35 and vendor.container.ulimits == {"memlock": -1}
     assert vendor.images["torch"].has_framework and vendor.images["base"].system_packages
 
 
-def test_nested_json_is_read_as_the_page_says() -> None:
-    monitor = acme(**block("monitor")).monitor
+def test_values_are_read_from_nested_json_by_their_paths() -> None:
+    monitor = acme(**content(NESTED_MONITOR)).monitor
     assert monitor is not None and monitor.format == "json"
-    parsed = tool_records.parse(monitor, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+    parsed = tool_records.parse(monitor, NESTED_JSON)
     first, second = (record.texts for record in parsed.records.values())
     assert (first.values["index"], first.values["memory_total"]) == ("card0", "65536 MiB")
     assert (first.values["power"], first.values["temperature"]) == ("183.5 W", "61 C")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
 
 PAGE = ROOT / "docs" / "frameworks.md"
-DEFAULT_PLANS = ROOT / "tools" / "data" / "default_plans.json"
 FIGURES = ("first_loss", "loss", "grad_norm", "parameter_norm")
 # Of a framework's cells in one kind of layout, the one that is shown: the first of these that is among them.
 WORST_FIRST: tuple[State, ...] = ("fails", "written", "tested", "some", "chip", "-")
@@ -53,7 +51,6 @@ def page(registry: Registry) -> str:
                 *("", *(f"- `{WORDS[state]}`: {STATES[state]}" for state in WORST_FIRST), "", *MEANING.splitlines()),
                 *("", *DIFFERENCES.splitlines(), "", *_worst(recorded)),
                 *("", *REFUSED.splitlines()),
-                *("", *DEFAULTS.splitlines(), "", *_default_plans()),
                 *("", *PROCESSORS.splitlines()),
             ]
         )
@@ -125,18 +122,9 @@ def _on_processors(cases: list[SupportRow]) -> str:
 
 def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
     """Framework x precision: how many runs passed and count, and the largest differences among them."""
-    heads = (
-        "framework",
-        "precision",
-        "runs",
-        "passed",
-        "count",
-        "step 1",
-        "all steps",
-        "gradient norm",
-        "by parameter",
+    yield from _head(
+        ["framework", "precision", "passed", "count", "step 1", "all steps", "gradient norm", "by parameter"]
     )
-    yield from _head([*heads, "trained"])
     for runs in recorded:
         tested = runs.tested
         for precision in PRECISIONS:
@@ -145,10 +133,11 @@ def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
             ]
             if pairs:
                 passed, count = sum(run.passed for run, _ in pairs), counting([fault for _, fault in pairs])
-                head = (f"{tested.framework} {tested.version}", precision, str(len(pairs)), str(passed), count)
-                yield _line([*head, *_largest([run for run, _ in pairs]), max(run.date for run, _ in pairs)])
+                head = (f"{tested.framework} {tested.version}", precision, f"{passed} of {len(pairs)}", count)
+                yield _line([*head, *_largest([run for run, _ in pairs])])
     machines = dict.fromkeys(f"{runs.tested.device_kind} ({runs.tested.machine})" for runs in recorded)
-    yield from ("", f"Trained on: {'; '.join(machines)}.")
+    last = max(run.date for runs in recorded for run in runs.tested.runs)
+    yield from ("", f"Trained on: {'; '.join(machines)}; last on {last}.")
 
 
 def _largest(matrix_runs: list[MatrixRun]) -> Iterator[str]:
@@ -162,15 +151,6 @@ def counting(faults: list[str | None]) -> str:
     """How many of these runs count for the code beside this page. faults: of each run."""
     good = sum(fault is None for fault in faults)
     return {len(faults): "all", 0: "none"}.get(good, f"{good} of {len(faults)}")
-
-
-def _default_plans() -> Iterator[str]:
-    """The counts of tools/data/default_plans.json."""
-    counts = json.loads(DEFAULT_PLANS.read_text())
-    kinds = sorted({kind for of_framework in counts.values() for kind in of_framework})
-    yield from _head(["framework", *kinds])
-    for framework, plans in sorted(counts.items()):
-        yield _line([framework, *(f"{plans.get(kind, 0):,}" for kind in kinds)])
 
 
 def _head(names: list[str]) -> list[str]:
@@ -221,11 +201,6 @@ REFUSED = """## What is refused
 
 A kind of layout with `-` above, and the choices in `refuses` of `models/<framework>/implementation.yaml`. A plan's
 message has the reason."""
-
-DEFAULTS = """## Runs without options
-
-Every shipped case in every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8 devices.
-`full` plans the full case; `smoke` says why not, and from how many devices on (`tools/default_plans.py`)."""
 
 PROCESSORS = """## CPUs
 
