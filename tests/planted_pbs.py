@@ -1,11 +1,10 @@
-"""The launcher of docs/writing-a-launcher.md with stand-ins for PBS: several nodes on this machine."""
+"""The launcher of docs/pbs with stand-ins for PBS: several nodes on this machine."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "writing-a-launcher.md"
+EXAMPLE = Path(__file__).resolve().parents[1] / "docs/pbs/launchers/pbs/launcher.py"
 STAND_INS = {
     "qsub": "cd {folder}; for n in $(seq {nodes}); do echo 127.0.0.1; done > nodes\n"
     'export PBS_NODEFILE={folder}/nodes; setsid bash "$3" > /dev/null 2>&1 & echo $! > {folder}/job; echo 7.pbs',
@@ -17,8 +16,8 @@ STAND_INS = {
 
 
 def example() -> str:
-    """The code of the page."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    """The code of the launcher that docs/writing-a-launcher.md shows."""
+    return EXAMPLE.read_text(encoding="utf-8")
 
 
 def planted(folder: Path, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The suite for launchers on the example of docs/writing-a-launcher.md and on Kubernetes, and with planted faults."""
+"""The suite for launchers on the example of docs/pbs and on Kubernetes, and with planted faults."""
 
 from __future__ import annotations
 
