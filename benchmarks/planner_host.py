@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The planner against this project's own runs on a host: the same model, with the host's measured rates.
 
-    python benchmarks/planner_host.py            fit, write configs/planner/torch.yaml and docs/planner-host.md
+    python benchmarks/planner_host.py            fit, write configs/planner/torch.yaml and docs/data/planner_host.csv
     python benchmarks/planner_host.py --check    the same without writing; exit 4 when what is written is not this
     python benchmarks/planner_host.py --quick    the fit of a few runs, without writing
 
@@ -29,7 +29,7 @@ from levelfield.specs.tuning import Tuning
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "configs" / "planner" / "torch.yaml"
-PAGE = ROOT / "docs" / "planner-host.md"
+HOST_RUNS = ROOT / "configs" / "planner" / "host_runs.json"
 ROWS = ROOT / "docs" / "data" / "planner_host.csv"
 MATMUL = [n / 100 for n in range(60, 121, 2)]
 MEMORY = [n / 100 for n in range(5, 61)]
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 4 when the files differ")
     parser.add_argument("--quick", action="store_true", help="fit a few runs, write nothing: for tests")
     options = parser.parse_args()
-    measured = load(HostRuns, ROOT / "configs" / "planner" / "host_runs.json")
+    measured = load(HostRuns, HOST_RUNS)
     runs = [run for run in measured.runs if run.status == "valid"]
     before = Registry().constants("torch")
     if before is None:
@@ -50,7 +50,7 @@ def main() -> int:
     if options.quick:
         runs = runs[:: len(runs) // 4]
     fitted = _fitted(before, runs, measured)
-    files = {CONSTANTS: _written(fitted), PAGE: _report(runs, measured, fitted), ROWS: _rows(runs, measured, fitted)}
+    files = {CONSTANTS: _written(fitted), ROWS: _rows(runs, measured, fitted)}
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     if options.quick:
         stale = []
@@ -132,22 +132,22 @@ def _written(constants: Constants) -> str:
     return re.sub(r"\bhost_process_bytes: \d+", f"host_process_bytes: {constants.keeping.host_process_bytes}", text)
 
 
-def _report(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:
-    pace = fitted.host_pace or fitted.pace
-    lines = [
-        "# The planner against runs on a host",
+def accuracy(registry: Registry) -> list[str]:
+    """Return the section of docs/planner-accuracy.md, by the committed constants."""
+    measured, constants = load(HostRuns, HOST_RUNS), registry.constants("torch")
+    assert constants is not None
+    runs = [run for run in measured.runs if run.status == "valid"]
+    pace = constants.host_pace or constants.pace
+    return [
+        "## Runs on a host",
         "",
-        f"Written by `python benchmarks/planner_host.py` from runs of {measured.date} on {measured.processor},",
-        f"{measured.rates.cores} cores, torch {measured.rates.torch}; do not edit. Every run is in",
-        "[data/planner_host.csv](data/planner_host.csv); *fitted* ones set the constants.",
-        f"Torch reaches {pace.matmul_efficiency:.2f} of the host's measured rate of matrix products and",
-        f"{pace.memory_efficiency:.2f} of its memory rate in elementwise work, which computes more than it moves; its",
-        f"process has {fitted.keeping.host_process_bytes / MIB:.0f} MiB before any tensor.",
-        "A share above 1: the machine is shared, and was faster in the runs than when its products were measured.",
+        f"Small models by torch {measured.rates.torch}, {measured.date}, {measured.processor}, {measured.rates.cores}",
+        "cores ([runs](data/planner_host.csv); `python benchmarks/planner_host.py`). Torch reaches",
+        f"{pace.matmul_efficiency:.2f} of the measured matmul rate (a shared machine, faster in the runs) and",
+        f"{pace.memory_efficiency:.2f} of the memory rate. Tensor parallelism is predicted a fifth too fast.",
         "",
-        *_medians(runs, measured, fitted),
+        *_medians(runs, measured, constants),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _rows(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:

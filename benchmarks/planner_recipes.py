@@ -2,7 +2,7 @@
 """Published recipes beside the planner's own rows for the same work and devices: rank, loss, and where it comes from.
 
     python benchmarks/planner_recipes.py             the table
-    python benchmarks/planner_recipes.py --write     also into docs/planner-recipes.md
+    python benchmarks/planner_recipes.py --write     also into docs/data/planner_recipes.csv
     python benchmarks/planner_recipes.py --quick     one recipe, for tests
 
 A recipe is a run of benchmarks/data that its publisher tuned. The planner gets its model, batch, precision, program and
@@ -13,6 +13,8 @@ the first row's; its parts are differences of a step's seconds, over the first r
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from levelfield.predict import layout_search
 from levelfield.predict.questions import offer_of
 from pages.unseen import CONTEXT_RUNS, GIB, MIXTURE_RUNS, RECENT_RUNS, RUNS, Questions, Run, runs_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-recipes.md"
+ROWS = Path(__file__).resolve().parents[1] / "docs" / "data" / "planner_recipes.csv"
 FIRST = 3
 PARTS = 3  # of a loss, to name
 LEAST_PART = 0.005
@@ -98,53 +100,45 @@ def explain_loss(recipe: RankedRecipe) -> str:
     return f"{parts or 'no part is longer'}{memory}{faster}"
 
 
-def lines(recipes: Iterable[RankedRecipe]) -> Iterator[str]:
-    yield "| recipe | devices | its layout, chunks | the first row's | rank | loss | where |"
-    yield "|---|---|---|---|---|---|---|"
+def table(recipes: Iterable[RankedRecipe]) -> Iterator[list[str]]:
+    yield ["recipe", "devices", "layout, chunks", "first row", "rank", "layouts", "loss", "where"]
     for recipe in recipes:
-        run, best = recipe.run, recipe.best
-        rank = f"{recipe.rank} of {recipe.layouts:,}" if recipe.rank else f"none of {recipe.layouts:,}"
-        yield (
-            f"| {run.name} | {run.devices:,} | {_with_chunks(recipe.estimate)} | {_with_chunks(best)} | {rank} | "
-            f"{recipe.loss:.1%} | {explain_loss(recipe)} |"
-        )
+        run, layouts = recipe.run, (_with_chunks(recipe.estimate), _with_chunks(recipe.best))
+        rank = str(recipe.rank or "none")
+        yield [
+            *(run.name, str(run.devices), *layouts, rank, str(recipe.layouts), f"{recipe.loss:.1%}"),
+            explain_loss(recipe),
+        ]
 
 
 def _with_chunks(row: layout_search.LayoutEstimate) -> str:
     return f"{row.layout}, {row.tuning.virtual_pipeline}"
 
 
-def page(recipes: list[RankedRecipe]) -> str:
-    """Return the page of the docs."""
-    near = sum(recipe.rank is not None and recipe.rank <= FIRST for recipe in recipes)
-    close = sum(recipe.loss <= 0.1 for recipe in recipes)
-    table = "\n".join(lines(recipes))
-    return f"""# The planner beside published recipes
+def written(recipes: Iterable[RankedRecipe]) -> str:
+    """Return the table as CSV, which docs/planner-accuracy.md sums up."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table(recipes))
+    return text.getvalue()
 
-Written by `python benchmarks/planner_recipes.py --write`; do not edit. Each recipe is a run of benchmarks/data, whose
-source it has. The planner gets the recipe's work, program and devices, and not its layout. Layouts are ranked with
-their model chunks. Loss: of the recipe's predicted speed against the first row's. Where: the parts of its step that are
-longer, over the first row's step.
 
-{near} of {len(recipes)} recipes are among the first three layouts, {close} lose at most 10 %.
-
-{table}
-"""
+def ranked_recipes(names: Iterable[str] = RECIPES) -> list[RankedRecipe]:
+    runs = {run.name: run for path in (RUNS, CONTEXT_RUNS, MIXTURE_RUNS, RECENT_RUNS) for run in runs_of(path)}
+    registry = Registry()
+    questions = Questions(registry)
+    return [ranked(runs[name], questions, registry) for name in names]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write docs/planner-recipes.md")
+    parser.add_argument("--write", action="store_true", help="write docs/data/planner_recipes.csv")
     parser.add_argument("--quick", action="store_true", help="only the first recipe: for tests")
     options = parser.parse_args()
-    runs = {run.name: run for path in (RUNS, CONTEXT_RUNS, MIXTURE_RUNS, RECENT_RUNS) for run in runs_of(path)}
-    registry = Registry()
-    questions = Questions(registry)
-    recipes = [ranked(runs[name], questions, registry) for name in RECIPES[: 1 if options.quick else None]]
-    print("\n".join(lines(recipes)))
+    recipes = ranked_recipes(RECIPES[: 1 if options.quick else None])
+    print("\n".join("  ".join(row) for row in table(recipes)))
     if options.write:
-        PAGE.write_text(page(recipes))
-        print(f"written: {PAGE.name}")
+        ROWS.write_text(written(recipes))
+        print(f"written: {ROWS.name}; docs/planner-accuracy.md sums it up: planner_unseen.py --fit")
     return 0
 
 

@@ -24,13 +24,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from pages.accuracy_page import page, tables
 from pages.goals import REGRET, errors_by_description, goals, goals_lines
 from pages.own_bound import bounded
 from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judge_runs, runs_of, spread, sweeps_of
-from pages.unseen_page import page, tables
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-unseen.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-accuracy.md"
 
 
 def main() -> int:
@@ -83,13 +83,18 @@ def _rates_line(rates: Rates) -> str:
 
 
 def repage(write: bool) -> list[Path]:
-    """Write docs/planner-unseen.md and its rows from the files as they are. Return those that differed."""
+    """Write docs/planner-accuracy.md and its rows from the files as they are. Return those that differed."""
     questions = Questions(Registry())
     judged_runs, context = judge_runs(runs_of(RUNS), questions), judge_runs(runs_of(CONTEXT_RUNS), questions)
     registry = Registry()
     described = errors_by_description(registry)
-    files = {PAGE: page(goals(registry), judged_runs, context, bounded(registry), described, registry)}
-    files.update({PAGE.parent / "data" / name: text for name, text in tables(judged_runs, context).items()})
+    files = {PAGE: page(goals(registry), context, described, registry)}
+    files.update(
+        {
+            PAGE.parent / "data" / name: text
+            for name, text in tables(judged_runs, context, bounded(registry), registry).items()
+        }
+    )
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(f"{'written' if write else 'differs'}: {path.name}")

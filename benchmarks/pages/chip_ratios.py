@@ -79,31 +79,34 @@ def known_pairs(ratios: list[ChipRatio], registry: Registry) -> tuple[int, float
 
 
 def ratio_lines(registry: Registry) -> Iterator[str]:
-    described, by_own_constants = chip_ratios(Questions(registry)), chip_ratios(OwnQuestions(registry))
-    pairs, middle, most = known_pairs(described, registry)
-    _, own_middle, own_most = known_pairs(by_own_constants, registry)
+    pairs, middle, most = known_pairs(chip_ratios(Questions(registry)), registry)
+    _, own_middle, own_most = known_pairs(chip_ratios(OwnQuestions(registry)), registry)
     makers = " and ".join(SPEED_VENDORS)
-    introduction = (
-        "`plan --chip A,B` divides two predictions. The rows here are of one program that trained one dense model on "
-        "two chips, equal in precision, sequence and number of devices; each chip counts by its fastest published row. "
-        "Layout, global batch and the program's release may differ. A pair of chips counts once, by its median over "
-        f"the models: of {pairs} pairs on chips of {makers} the planned ratio is off by {middle:.0%} in the middle and "
-        f"{most:.0%} at most by the constants of the programs, and by {own_middle:.0%} and {own_most:.0%} by a "
-        "framework's own, which describe other code; `plan` prints these. No run on another maker's chip sets a rate."
+    text = (
+        "`plan --chip A,B` divides two predictions. Here one program trained one dense model on two chips, equal in "
+        "precision, sequence and number of devices; each chip counts by its fastest published row, a pair of chips by "
+        f"the median over its models. {pairs} pairs, all on chips of {makers} ([rows](data/planner_chip_ratios.csv)):"
     )
     yield from [
         "## Two chips by one program",
         "",
-        *textwrap.wrap(introduction, 118),
+        *textwrap.wrap(text, 118),
         "",
-        "| program | model | devices | sequence | precision | chips | published | planned | off | own constants |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(_ratio_line(ratio, own_ratio) for ratio, own_ratio in zip(described, by_own_constants, strict=True)),
+        "| constants | median error of the ratio | max |",
+        "|---|---|---|",
+        f"| of the programs | {middle:.0%} | {most:.0%} |",
+        f"| a framework's own (what `plan` prints) | {own_middle:.0%} | {own_most:.0%} |",
     ]
 
 
-def _ratio_line(ratio: ChipRatio, own_ratio: ChipRatio) -> str:
-    run, row = ratio.one.run, ratio.one.run.row
-    cells = (run.program, run.model, run.devices, row["sequence_length"], row["precision"], " / ".join(ratio.chips))
-    ratios = f"{ratio.published:.2f} | {ratio.planned:.2f} | {ratio.off:+.0%} | {own_ratio.off:+.0%}"
-    return f"| {' | '.join(map(str, cells))} | {ratios} |"
+def ratio_rows(registry: Registry) -> Iterator[list[str]]:
+    yield [
+        *("program", "model", "devices", "sequence", "precision", "chip", "other_chip", "published", "planned"),
+        *("off", "own_constants_off"),
+    ]
+    described, by_own_constants = chip_ratios(Questions(registry)), chip_ratios(OwnQuestions(registry))
+    for ratio, own_ratio in zip(described, by_own_constants, strict=True):
+        run, row = ratio.one.run, ratio.one.run.row
+        cells = (run.program, run.model, run.devices, row["sequence_length"], row["precision"], *ratio.chips)
+        offs = f"{ratio.off:+.0%}", f"{own_ratio.off:+.0%}"
+        yield [*map(str, cells), f"{ratio.published:.2f}", f"{ratio.planned:.2f}", *offs]

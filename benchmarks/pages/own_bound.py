@@ -113,15 +113,14 @@ def _beyond(question: LayoutQuestion, tuning: Tuning, planned: float, bound: flo
 def bound_words(bounds: list[Bounded]) -> str:
     ratios = [plan.ratio for plan in bounds]
     share = f"{sum(plan.holds for plan in bounds)} of {len(bounds)} rehearsed plans"
-    return f"{share}, {statistics.median(ratios):.2f} times in the middle, {max(ratios):.2f} at most"
+    return f"{share}, median {statistics.median(ratios):.2f}, max {max(ratios):.2f}"
 
 
-def bound_table(bounds: Iterable[Bounded]) -> Iterator[str]:
+def bound_rows(bounds: Iterable[Bounded]) -> Iterator[list[str]]:
     causes = ("gaps of calls", "memory traffic", "messages and pipeline", "below the full rates")
-    yield f"| case | framework | chip | devices | layout | micro | planned | bound | times | {' | '.join(causes)} |"
-    yield "|---" * (9 + len(causes)) + "|"
+    head = ("case", "framework", "chip", "devices", "layout", "micro_batch", "planned_s", "bound_s", "ratio")
+    yield [*head, *causes]
     for plan in bounds:
         row, shares = plan.row, (f"{plan.beyond[cause] / plan.planned:.0%}" for cause in causes)
         cells = (row.case, row.framework, row.chip, row.nodes * row.devices, row.layout, row.micro_batch)
-        seconds = f"{plan.planned:.2f} s | {plan.bound:.2f} s | {plan.ratio:.2f}"
-        yield f"| {' | '.join(map(str, cells))} | {seconds} | {' | '.join(shares)} |"
+        yield [*map(str, cells), f"{plan.planned:.2f}", f"{plan.bound:.2f}", f"{plan.ratio:.2f}", *shares]

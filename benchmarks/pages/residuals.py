@@ -1,4 +1,4 @@
-"""docs/planner-residuals.md and .svg: every published row beside its prediction."""
+"""docs/data/planner_residuals.csv and docs/planner-residuals.svg: every published row beside its prediction."""
 
 from __future__ import annotations
 
@@ -17,39 +17,19 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 SIDE, TOP = 380, 40
 
 
-def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dict[str, Constants]) -> str:
-    lines = [
-        "# The planner against published figures",
-        "",
-        "Written by `python benchmarks/planner_fit.py`; do not edit. Every row is in",
-        "[data/planner_residuals.csv](data/planner_residuals.csv): published and predicted, and whether it set",
-        "constants. docs/planner.md says what is missing where they differ. The rates are those of all programs, from",
-        "half of these rows and of those of docs/planner-unseen.md.",
-        "",
-        *_constants_table(fitted),
-        "",
-        *medians_table(points, fitted),
-        "",
-        "![predicted against published](planner-residuals.svg)",
-    ]
-    lines += ["", "## Left out", "", "| set | row | why |", "|---|---|---|"]
-    lines += [f"| {name} | {row} | {reason} |" for name, row, reason in skipped]
-    lines += [f"| {p.set_name} | {p.row.name} | not in a fit: {p.left_out} |" for p in points if p.left_out]
-    return "\n".join(lines) + "\n"
-
-
-def _constants_table(fitted: dict[str, Constants]) -> list[str]:
-    head = ["| framework | overlap (stated) | reserve (fitted) | fragmentation (fitted) |", "|---|---|---|---|"]
-    return head + [
-        f"| {name} | {c.pace.overlap:g} | {c.keeping.reserve_bytes / GIB:.1f} GiB | {c.keeping.fragmentation:g} |"
-        for name, c in fitted.items()
-    ]
+def left_out(points: list[Point], skipped: list[tuple[str, str, str]]) -> str:
+    """Return the published rows that are in no fit, as CSV with the reason of each."""
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["set", "row", "reason"])
+    table.writerows(skipped)
+    table.writerows([p.set_name, p.row.name, p.left_out] for p in points if p.left_out)
+    return written.getvalue()
 
 
 def medians_table(points: list[Point], fitted: dict[str, Constants]) -> list[str]:
     lines = [
-        "| | memory: median, largest | rows | tokens/s, rows held out: median, largest | rows "
-        "| tokens/s, fitted rows: median | rows |",
+        "| | memory: median, max | rows | held-out speed: median, max | rows | fitted speed: median | rows |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in [*fitted, "all"]:

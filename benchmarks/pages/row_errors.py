@@ -43,14 +43,15 @@ def row_errors_lines(registry: Registry) -> Iterator[str]:
     yield from [
         "## Rows like a plan's",
         "",
-        "`plan --chip A,B` prints the median error of the runs that are like each row, and their number: of the half",
-        "that sets nothing, and of the recent, mixture and context runs, which set no rate either.",
+        "The `error` of `plan --chip A,B`: the median error of published runs like the row. None of them sets a rate.",
         "",
-        "| maker | framework | precision | model | constants | off in the middle | runs |",
-        "|---|---|---|---|---|---|---|",
+        "| maker, framework, precision, model | runs | own constants | of the program |",
+        "|---|---|---|---|",
     ]
-    for kind, errors in row_errors(registry).items():
-        model = "mixture" if kind.is_mixture else "dense"
-        constants = "of the program" if kind.is_program else "own"
-        cells = (kind.maker, kind.framework, kind.precision, model, constants, f"{errors.middle:.0%}", errors.rows)
-        yield f"| {' | '.join(map(str, cells))} |"
+    errors = row_errors(registry)
+    for kind, own in errors.items():
+        if not kind.is_program:
+            described = errors[kind._replace(is_program=True)]
+            model = "MoE" if kind.is_mixture else "dense"
+            name = " ".join((kind.maker, kind.framework, kind.precision, model))
+            yield f"| {name} | {own.rows} | {own.middle:.0%} | {described.middle:.0%} |"

@@ -116,7 +116,7 @@ SPEED_INTERVAL = (0.752, 1.14)
 # Whose chips these runs are on: of others none is known to be within (tests/core/predict/test_planner_unseen.py).
 SPEED_VENDORS = ("nvidia",)
 # How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program: in
-# the middle of the pairs of chips, at most, and how many pairs (docs/planner-unseen.md).
+# the middle of the pairs of chips, at most, and how many pairs (docs/planner-accuracy.md).
 CHIP_RATIO_OFF, CHIP_PAIRS = (0.14, 0.35), 9
 
 
@@ -137,7 +137,7 @@ class RowErrors(NamedTuple):
     rows: int
 
 
-# Of published runs that set no rate (docs/planner-unseen.md; tests/core/predict/test_planner_unseen.py).
+# Of published runs that set no rate (docs/planner-accuracy.md; tests/core/predict/test_planner_unseen.py).
 ROW_ERRORS: Mapping[RowKind, RowErrors] = {
     RowKind("amd", "torch", "bf16", False, False): RowErrors(0.27, 3),
     RowKind("amd", "torch", "bf16", False, True): RowErrors(0.53, 3),

@@ -31,7 +31,7 @@ LAUNCHED = 2  # devices
 NODES = (1, 2, 4)
 DEVICES = 8  # of one node, as most makers build them
 GIB = 2**30
-ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/planner-unseen.md
+ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/planner-accuracy.md
 SHOWN = 160  # characters of why a case has no plan, in whole words
 
 

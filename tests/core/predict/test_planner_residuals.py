@@ -1,4 +1,4 @@
-"""The committed constants against the published figures: what docs/planner-residuals.md says, computed again."""
+"""The committed constants against the published figures: what docs/planner-accuracy.md says, computed again."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_less_power_slows_products_and_attention_and_not_memory(unseen: ModuleTy
 
 def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, planned_runs: list[Any]) -> None:
     regret = import_module("pages.goals").REGRET
-    misses = import_module("pages.unseen_page").MISSES
+    misses = import_module("pages.accuracy_page").MISSES
     missed = {sweep.name for sweep in unseen.sweeps_of(planned_runs) if sweep.regret > regret}
     assert sorted(sweep.split("|")[0] for sweep in missed) == sorted(misses)
 
@@ -426,8 +426,9 @@ def test_a_recipe_has_its_rank_and_its_loss(recipes: ModuleType, recipe: Any) ->
     assert recipe.rank is not None and 1 <= recipe.rank <= recipe.layouts
     assert recipe.loss == pytest.approx(1 - recipe.estimate.tokens_per_second / recipe.best.tokens_per_second)
     assert recipe.best.tokens_per_second >= recipe.estimate.tokens_per_second or recipe.over_gib > 0
-    row = list(recipes.lines([recipe]))[-1]
-    assert row.startswith(f"| titan-8B-8-bf16 | 8 | DP8TP1PP1SH3SP8, 1 | {recipe.best.layout}, ")
+    row = list(recipes.table([recipe]))[-1]
+    assert row[:3] == ["titan-8B-8-bf16", "8", "DP8TP1PP1SH3SP8, 1"]
+    assert row[3].startswith(f"{recipe.best.layout}, ")
 
 
 def test_the_parts_of_a_loss_are_those_of_the_step(recipes: ModuleType, recipe: Any) -> None:
@@ -447,5 +448,8 @@ def test_the_recipes_are_runs_of_the_data_by_six_programs(recipes: ModuleType) -
     chosen = [runs[name] for name in recipes.RECIPES]
     assert len(chosen) == len(set(recipes.RECIPES)) >= 10
     assert {run.devices for run in chosen} >= {8, 64, 256, 1024} and len({run.model for run in chosen}) >= 7
-    text = (ROOT / "docs" / "planner-recipes.md").read_text()
-    assert all(f"| {name} |" in text for name in recipes.RECIPES)
+
+
+def test_the_ranks_of_recipes_are_those_of_now(recipes: ModuleType) -> None:
+    rows = recipes.written(recipes.ranked_recipes())
+    assert recipes.ROWS.read_text() == rows, "run `python benchmarks/planner_recipes.py --write`"
