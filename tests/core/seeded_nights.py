@@ -374,7 +374,7 @@ def _findings(digests: dict[str, str], records: list[RunRecord]) -> list[dict[st
         3: ("missing", {"figure": None, "detail": "expected and not run"}),
         4: ("improvement", {"change": 0.024, "low": 0.019, "high": 0.029, "detail": "confirmed by 3 pairs"}),
         5: ("inconclusive", {"change": -0.012, "low": -0.03, "high": 0.006, "detail": "about 3 more pairs"}),
-        6: ("bad night", {"change": -0.08, "detail": "the accepted build is out of its level on this node, too"}),
+        6: ("bad night", {"change": -0.08, "detail": "the baseline build is off its baseline on this node, too"}),
     }
     return [
         _finding(

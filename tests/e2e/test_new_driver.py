@@ -67,7 +67,7 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     assert (code, finding["word"]) == (4, "regression"), finding
     assert finding["build_change"] == pytest.approx(1 / 1.06 - 1, abs=0.01)
     assert finding["conditions_change"] == pytest.approx(0.06, abs=0.01) and "OMP_WAIT_POLICY" in finding["detail"]
-    assert "arms' bias" in finding["detail"] and "null pairs" in finding["detail"]
+    assert "A/A difference" in finding["detail"] and "A/A pairs" in finding["detail"]
     runs = project.records()
     tonight = [run for run in runs if run.night == TONIGHT.isoformat()]
     purposes = Counter(run.purpose for run in tonight)

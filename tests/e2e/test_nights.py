@@ -87,7 +87,7 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
     assert (code, finding["word"]) == (4, "regression"), finding
     progress = " ".join(err.split())
     # Of the likeliest figure: on a busy machine that may be another one than the speed, whose falls are positive.
-    assert re.search(r"run 1 of 6 to 14, accepted build: .*tonight's build [-+]\d", progress)
+    assert re.search(r"run 1 of 6 to 14, baseline build: .*tonight's build [-+]\d", progress)
     assert progress.endswith(" 403")
     (sent,) = got
     assert (sent["exit_code"], sent["verdict"]) == (4, sent["text"].splitlines()[0]) and sent["suite"] == "one"
@@ -105,7 +105,7 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     # The speed may be decided at an earlier look than another figure, for which more pairs ran. By chance the null
     # pairs of a busy machine may show a bias, which the change is then less.
-    reach = 0.01 if "less the arms' bias" in finding["detail"] else 1e-4
+    reach = 0.01 if "less the A/A difference" in finding["detail"] else 1e-4
     change = change_of(pairs[: 2 * finding["pairs"]])
     assert finding["pairs"] >= 3 and finding["change"] == pytest.approx(change, abs=reach), finding
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
@@ -162,8 +162,8 @@ def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(
     """It is what cron mails. The night was run before, so nothing runs."""
     code, out, err = project.run(*project.nightly_arguments("2026-01-07"), "--html", str(project.data / "site"))
     assert (code, err) == (0, ""), err
-    biased = r"(?:\d biased arms, )?"  # beside other tests, pairs of one build may differ
-    assert re.match(rf"night 2026-01-07 passes: {biased}3 new series\ncompared 0 of 1 ", out), out
+    biased = r"(?:\d A/A mismatch(?:es)?, )?"  # beside other tests, pairs of one build may differ
+    assert re.match(rf"night 2026-01-07 passes: {biased}1 new series\ncompared 0 of 1 ", out), out
     assert out.endswith(f"\npages: {project.data}/site/index.html\n") and len(out.splitlines()) < 30
 
 

@@ -120,7 +120,7 @@ def _require_commit(arm: Arm, run: str, commit: str | None) -> None:
 def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     """Run each build once more with recorded steps. Return why a step of the second takes longer, in sentences.
 
-    No figure of the night rests on these runs. One sentence says why where a build records no steps.
+    No figure of the night rests on these runs. Raises ArmFailed where a build records no steps.
     """
     steps = []
     for arm in arms:
@@ -128,7 +128,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
             paths = run_of(arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS, MOST_SECONDS)
             steps.append(explained(paths))
         except (RunFailed, UsageError) as error:
-            return (f"why is not known: {arm.build}: {error}",)
+            raise ArmFailed(arm, str(error)) from None
     change = step_difference(*steps)
     if change.whole.ms <= (change.whole.half or 0.0):
         return (

@@ -81,7 +81,7 @@ class GateReport:
     def first_line(self) -> str:
         """How much was compared, against what; then the counts of every word that is not `no change`."""
         dates = sorted(f.level_since for f in self.findings if f.level_since)
-        against = "with no level" if not dates else f"with levels since {dates[0]}"
+        against = "with no baseline" if not dates else f"with baselines since {dates[0]}"
         newest = f" (the newest: {dates[-1]})" if dates and dates[-1] != dates[0] else ""
         return f"compared {self.compared} of {self.expected} series of night {self.night} {against}{newest}"
 
@@ -279,7 +279,7 @@ class _Spending:
             bias = max(faults, key=lambda bias: abs(bias.excess))
             change, low, high = shown_change(bias.excess, bias.reach, figure)
             detail = (
-                f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
+                f"{bias.pairs} A/A pairs have the same build on both sides: the checkouts or their caches differ, "
                 "so pairs show changes that no build has, or hide some"
             )
             yield Finding(
@@ -294,7 +294,7 @@ def _node_finding(group: NodeGroup, spending: _Spending) -> Finding | None:
     if isinstance(ruling, PairRuling):
         if ruling.word != "bad night":
             return None
-        reason = f"the accepted build of {group.clearest[0].label} is off its level too, by {ruling.pairs} pairs"
+        reason = f"the baseline build of {group.clearest[0].label} is off its baseline too, by {ruling.pairs} pairs"
     else:
         if not group.is_only_node:
             return None
@@ -349,7 +349,7 @@ def _judge_condition_changes(
     for cause, reasons in by_cause.items():
         label, reason = next(iter(reasons.items()))
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
-        detail = f"a slower build may hide behind it: {which} not compared with the accepted build yet; {reason}"
+        detail = f"a slower build may hide behind it: {which} not compared with the baseline build yet; {reason}"
         findings.append(Finding(series="", label=names[cause], figure=None, word="inconclusive", detail=detail))
     return changed, findings
 

@@ -311,7 +311,7 @@ def findings_about_machines(inputs: GateInput) -> Iterator[Finding]:
 
 def set_back_finding(night: str, newest: str) -> Finding:
     """Return the finding about a night that is dated before the newest one that the store had when it began."""
-    detail = f"dated before night {newest}, which the store had already: is the clock wrong? No level rests on it"
+    detail = f"dated before night {newest}, which the store had already: is the clock wrong? No baseline rests on it"
     return Finding(
         series="", label=f"night {night}", figure=None, word="incomparable", detail=detail, night=night,
         fields=(f"night {newest} -> {night}",),

@@ -20,6 +20,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import (
     WEEKLY_PAIRS,
     Arm,
+    ArmFailed,
     arms_of,
     null_arms,
     paired_records,
@@ -66,20 +67,19 @@ from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.finding_forms import finding_line
-from levelfield.series.findings import Finding
+from levelfield.series.findings import SPEED, Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, Point, Purpose, RunRecord, Subject
+from levelfield.specs.record import Point, Purpose, RunRecord, Subject
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import short_digest
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
 
-SPEED: Gated = "tokens_per_second_per_device"
 _ANOTHER_BUILD = "`nightly accept` names another build"
 PURPOSES: dict[tuple[str, str], Purpose] = {
     ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
@@ -202,7 +202,10 @@ class NightSession:
             is_explained = bool(finding.named or finding.explanation)
             if arms and is_slower and not is_explained and self._holds_pair(finding.series):
                 self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
-                finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
+                try:
+                    finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
+                except ArmFailed as error:
+                    self.output.note(f"why {finding.label} is slower is not known: {error}")
             findings.append(finding)
         for finding in new_findings(findings, inputs):
             self.store.add_finding(self.request.night, finding.model_dump(mode="json"))
@@ -215,13 +218,13 @@ class NightSession:
         series = weekly_series(inputs, seconds)
         if series and not isinstance(self._build_here(series), str):
             weekly = partial(self._null_pairs, WEEKLY_PAIRS, WEEKLY_PAIRS)
-            deque(PairRuns(weekly, self._holds_pair, self.output.note, "null pairs").of(series), 0)
+            deque(PairRuns(weekly, self._holds_pair, self.output.note, "A/A pairs").of(series), 0)
             inputs = gate_input(self.store, self.request.night, self.suite)  # with these pairs
         suspicions = suspects(inputs)
         first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
         more = partial(self._null_pairs, FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
-        nulls = PairRuns(more, self._holds_pair, self.output.note, "null pairs")
+        nulls = PairRuns(more, self._holds_pair, self.output.note, "A/A pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return compared(
             inputs,
@@ -275,7 +278,7 @@ class NightSession:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)
         if before.commit is None or before.is_dirty is not False:
-            reason = f"the accepted build of {run.name} had files that no commit has, or git could not tell"
+            reason = f"the baseline build of {run.name} had files that no commit has, or git could not tell"
             return f"{reason}; {_ANOTHER_BUILD}"
         subject = self._build_here(suspect.series)
         if isinstance(subject, str):
@@ -308,7 +311,7 @@ class NightSession:
         arms = null_arms(plan, subject, self.request.plugins, self.output.say)
         if isinstance(arms, str):
             return arms
-        self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
+        self.output.say(f"A/A pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
         progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
         keep = progress.reporting(partial(self._keep_arm, series, "null"))

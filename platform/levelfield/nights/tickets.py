@@ -68,7 +68,7 @@ class NightTickets:
             page = f"{self.page_url.rstrip('/')}/case-{slug(series.case)}.html#{anchor}"
         accepted = self.accepted(finding)
         if accepted is None or finding.run_id is None:
-            unknown = "the night has no accepted build to compare with"
+            unknown = "the night has no baseline build to compare with"
             return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
         try:
             ticket = self._between(accepted, finding.run_id)
@@ -107,7 +107,7 @@ class NightTickets:
         if (accepted, tonight) not in self._tickets:
             before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
             fields = self._packages(before, after, accepted, tonight)
-            builds = ((before, "the accepted build"), (after, "tonight's build"))
+            builds = ((before, "the baseline build"), (after, "tonight's build"))
             lost = [build for subject, build in builds if subject.commit is None or subject.is_dirty is not False]
             if lost:
                 fields["commits_unknown"] = f"{lost[0]} had files that no commit has"

@@ -42,7 +42,7 @@ class PairProgress:
     say: Callable[[str], None]
     fewest: int = FEWEST_PAIRS
     most: int = MOST_PAIRS
-    arm_names: Mapping[str, str] = field(default_factory=lambda: {"a": "accepted build", "b": "tonight's build"})
+    arm_names: Mapping[str, str] = field(default_factory=lambda: {"a": "baseline build", "b": "tonight's build"})
     clock: Callable[[], float] = time.monotonic
     _costs: dict[str, list[float | None]] = field(default_factory=lambda: {"a": [], "b": []})
     _began: float | None = None

@@ -17,6 +17,8 @@ from levelfield.series.findings import (
     WORDS,
     Finding,
     FindingPage,
+    by_series,
+    change_text,
     counted,
     exit_code,
     figure_value,
@@ -30,29 +32,33 @@ MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
 _MOST_OF_A_WORD = 12  # in a terminal
 MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
 _LONGEST = 200  # characters of a text that comes from a run
-_HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "since", "sees", "remark")
+_HEADER = ("status", "series", "figure", "change", "95 % interval", "baseline", "since", "detectable", "remark")
 
 
 def as_text(page: FindingPage) -> str:
     """Return lines of at most 80 columns: the verdict, the counts, and findings that are not `no change`."""
-    counts = counted(page.findings, WORDS) or "none"  # a series has several findings: one for each figure
-    lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, f"findings: {counts}")]
+    lines = [
+        wrapped(line, 2) for line in (page.verdict, page.first_line, f"in all: {counted(page.findings) or 'none'}")
+    ]
+    groups = by_series(page.findings)
     written: set[tuple[str | None, str | None]] = set()
     for word in WORDS[:-1]:
-        of_word = [finding for finding in page.findings if finding.word == word]
-        for finding in of_word[:_MOST_OF_A_WORD]:
-            lines += ["", wrapped(f"{finding.word}  {_line(finding.label)}", 2)]
-            lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _line(finding.detail)) if text]
-            lines += [wrapped(f"  {text}", 5) for text in _explanation(finding)]
-            if ticket := page.ticket(finding):
+        of_word = groups.get(word, [])
+        for findings in of_word[:_MOST_OF_A_WORD]:
+            lines += ["", wrapped(f"{findings[0].status}  {_line(findings[0].label)}", 2)]
+            texts = (*map(_figure_line, findings), *(_line(finding.detail) for finding in findings))
+            lines += [wrapped(f"  {text}", 4) for text in dict.fromkeys(texts) if text]
+            lines += [wrapped(f"  {text}", 5) for finding in findings for text in _explanation(finding)]
+            for ticket in _different(page, findings):
                 builds = (ticket.accepted, ticket.tonight)
                 lines += ticket_lines(ticket, builds in written)
                 written.add(builds)
         if more := len(of_word[_MOST_OF_A_WORD:]):
-            lines += ["", f"{word}: {more} more; the other formats of --format list all"]
+            lines += ["", f"{of_word[0][0].status}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
-        seen = f"{min(steady):.1%} to {max(steady):.1%}"
-        lines += ["", wrapped(f"no change: {len(steady)} figures; one night shows changes from {seen} on", 2)]
+        ends = dict.fromkeys(f"{100 * change:.1f}" for change in (min(steady), max(steady)))
+        unchanged = f"no change: {len(groups.get('no change', ()))} series; "
+        lines += ["", wrapped(f"{unchanged}smallest change that one night can show: {' to '.join(ends)} %", 2)]
     lines += ["", f"pages: {page.link or page.folder}"] if page.link or page.folder else []
     lines += ["", "notes", *(wrapped(f"  {note}", 4) for note in page.notes)] if page.notes else []
     if page.advisory and (code := exit_code(page.findings, page.strict)):
@@ -60,10 +66,18 @@ def as_text(page: FindingPage) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _different(page: FindingPage, findings: Iterable[Finding]) -> list[Ticket]:
+    """Return the tickets of a series' findings; those of further figures only where their builds are others."""
+    tickets: dict[tuple[str | None, str | None], Ticket] = {}
+    for ticket in filter(None, map(page.ticket, findings)):
+        tickets.setdefault((ticket.accepted, ticket.tonight), ticket)
+    return [*tickets.values()]
+
+
 def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence, for those who watch the night."""
     texts = (_figure_line(finding), _line(finding.detail))
-    return f"{finding.word}: {_line(finding.label)}: {'; '.join(filter(None, texts))}"
+    return f"{finding.status}: {_line(finding.label)}: {'; '.join(filter(None, texts))}"
 
 
 def as_markdown(page: FindingPage) -> str:
@@ -73,7 +87,7 @@ def as_markdown(page: FindingPage) -> str:
     """
     changed = [f for f in page.findings if f.word != "no change"]
     steady = [f for f in page.findings if f.word == "no change"]
-    counts = markdown(f"findings: {counted(page.findings, WORDS) or 'none'}")
+    counts = markdown(f"in all: {counted(page.findings) or 'none'}")
     lines = [f"**{markdown(page.verdict)}**", "", f"{markdown(page.first_line)}; {counts}", ""]
     lines += [f"[The pages of the night]({page.link})", ""] if page.link else []
     room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
@@ -95,7 +109,7 @@ def _table(folded: str, findings: Iterable[tuple[Finding, Ticket | None]], room:
         label = _cell(finding.label)
         label = Markdown(f"[{label}]({ticket.page})") if ticket and ticket.page else label
         since, remark = finding.level_since or NONE, _cell(finding.detail)
-        rows.append([finding.word, label, name, *change, level, since, sees, remark])
+        rows.append([finding.status, label, name, *change, level, since, sees, remark])
     visible = list(_within(table(_HEADER, rows)[2:], room))
     if folded and rows:
         yield from (f"<details><summary>{folded}: {len(rows)} figures</summary>", "")
@@ -114,7 +128,7 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
             tickets.setdefault((ticket.accepted, ticket.tonight), []).append(
-                (f"{finding.word}: {finding.label}, {name}", ticket)
+                (f"{finding.status}: {finding.label}, {name}", ticket)
             )
     blocks = []
     for finding in (finding for finding in changed if finding.explanation):
@@ -154,7 +168,7 @@ def as_junit(page: FindingPage) -> str:
         name = FIGURES[finding.figure] if finding.figure else "run"
         case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_line(finding.label)), name=name)
         if outcome:
-            texts = (finding.word, _figure_line(finding), _line(finding.detail))
+            texts = (finding.status, _figure_line(finding), _line(finding.detail))
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
             body = "\n".join(
@@ -183,13 +197,14 @@ def as_webhook(page: FindingPage) -> str:
     """Return schema `levelfield.webhook/1`, which docs/nightly.md describes: all but what did not change."""
     changed = [finding for finding in page.findings if finding.word != "no change"]
     counts = Counter(finding.word for finding in page.findings)
-    lines = [page.verdict]  # for a chat: the verdict, the worst findings, the link
-    for finding in changed[:5]:
+    lines = [page.verdict]  # for a chat: the verdict, the worst series, the link
+    groups = [group for groups in by_series(changed).values() for group in groups]
+    for finding, *_ in groups[:5]:
         ticket = page.ticket(finding)
         blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
-        texts = (finding.word, _line(finding.label), _figure_line(finding), blamed)
+        texts = (finding.status, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
-    lines += [f"{len(changed) - 5} more"] if len(changed) > 5 else []
+    lines += [f"{len(groups) - 5} more"] if len(groups) > 5 else []
     findings: list[dict[str, Any]] = []
     for finding in changed[:MOST_SENT]:
         ticket = page.ticket(finding)
@@ -221,13 +236,11 @@ def _figure_line(finding: Finding) -> str:
     """Return figure, change, interval and level; empty where the finding is about the whole run."""
     if finding.figure is None or finding.change is None:
         return FIGURES[finding.figure] if finding.figure else ""
-    text = f"{FIGURES[finding.figure]} {percent_change(finding.change)}"
-    if finding.low is not None:
-        text += f" [{percent_change(finding.low)}, {percent_change(finding.high)}]"
+    text = f"{FIGURES[finding.figure]} {change_text(finding)}"
     if finding.level is not None:
         level = figure_value(finding.level, finding.figure)
         nights = "1 night" if finding.nights == 1 else f"{finding.nights} nights"
-        text += f" of {level}, the level of {nights} since {finding.level_since}"
+        text += f"; baseline {level}, {nights} since {finding.level_since}"
     return text
 
 

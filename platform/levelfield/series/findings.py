@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
@@ -35,6 +34,23 @@ ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was exp
 OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
 FIGURES: dict[Gated, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
+SPEED: Gated = "tokens_per_second_per_device"
+# A word as a reader gets it, for one and for several series. The store and JSON have the word itself.
+STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
+    "regression": ("regression", "regressions"),
+    "training differs": ("training differs", "trainings differ"),
+    "environment step": ("environment step", "environment steps"),
+    "missing": ("missing", "missing"),
+    "invalid run": ("invalid run", "invalid runs"),
+    "incomparable": ("incomparable", "incomparable"),
+    "bad night": ("bad night", "bad nights"),
+    "biased arms": ("A/A mismatch", "A/A mismatches"),
+    "inconclusive": ("inconclusive", "inconclusive"),
+    "stale": ("stale baseline", "stale baselines"),
+    "improvement": ("improvement", "improvements"),
+    "new series": ("new series", "new series"),
+    "no change": ("unchanged", "unchanged"),
+}
 # A figure's logarithm times this is its cost: more is worse, for every figure.
 WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
 
@@ -69,6 +85,12 @@ class Finding(Document):
     against: str | None = None  # the run whose build tonight's was compared with
     # the night that found the regression, where tonight does not decide it: then `change` is of the last that did
     named: str | None = None
+    is_gain_to_confirm: bool = False  # better in one night: a second one decides
+
+    @property
+    def status(self) -> str:
+        """The word as a reader gets it."""
+        return STATUS_TEXTS[self.word][0] if self.word != "no change" else self.word
 
     @property
     def is_plain(self) -> bool:
@@ -110,8 +132,25 @@ def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool 
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with the worst word first, then by label and figure."""
-    return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.figure or ""))
+    """Return the findings with the worst word first, then by label; of a series the speed is the first figure."""
+    figures = [None, *FIGURES]
+    return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.series, figures.index(f.figure)))
+
+
+def by_series(findings: Iterable[Finding]) -> dict[FindingWord, list[tuple[Finding, ...]]]:
+    """Return by word the findings of each series, node or change of conditions, the worst word and the speed first.
+
+    A series without a change is one whose figures all have none.
+    """
+    groups: dict[tuple[FindingWord, str, str], list[Finding]] = {}
+    for finding in worst_first(findings):
+        groups.setdefault((finding.word, finding.series, finding.label), []).append(finding)
+    others = {series for word, series, _ in groups if word != "no change"}
+    ordered: dict[FindingWord, list[tuple[Finding, ...]]] = {}
+    for (word, series, _), group in groups.items():
+        if word != "no change" or series not in others:
+            ordered.setdefault(word, []).append(tuple(group))
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -151,11 +190,11 @@ class FindingPage:
         if code == 0:
             is_calm = any(finding.word == "no change" for finding in self.findings)
             return (
-                f"night {self.night} passes: {counted(self.findings, OPEN) or ('no change' if is_calm else 'no run')}"
+                f"night {self.night} passes: {outcome(self.findings, OPEN) or ('no change' if is_calm else 'no run')}"
             )
         fails = code == GateFailed.exit_code
         words = (FAILURES | OPEN if self.strict else FAILURES) if fails else ABSENCES
-        return f"night {self.night} {'fails' if fails else 'is incomplete'}: {counted(self.findings, words)}"
+        return f"night {self.night} {'fails' if fails else 'is incomplete'}: {outcome(self.findings, words)}"
 
 
 def figure_value(value: float | None, figure: Gated) -> str:
@@ -170,10 +209,54 @@ def percent_change(change: float | None) -> str:
     return NONE if change is None else f"{change:+.1%}".replace("%", " %")
 
 
-def counted(findings: Sequence[Finding], words: Collection[str]) -> str:
-    """Return how many findings have each of the words, such as `1 regression, 2 missing`."""
-    counts = Counter(finding.word for finding in findings)
-    return ", ".join(f"{counts[word]} {word}" for word in WORDS if word in words and counts[word])
+def change_text(finding: Finding) -> str:
+    """Return the change with its interval, such as `-4.6 % [-5.6, -3.6]`."""
+    ends = "" if finding.low is None or finding.high is None else f" [{finding.low:+.1%}, {finding.high:+.1%}]"
+    return percent_change(finding.change) + ends.replace("%", "")
+
+
+def counted(findings: Iterable[Finding], words: Collection[str] = WORDS) -> str:
+    """Return how many series have each of the words, such as `1 regression, 2 missing`."""
+    groups = by_series(findings)
+    return ", ".join(_count(word, len(groups[word])) for word in WORDS if word in words and word in groups)
+
+
+def _count(word: FindingWord, count: int) -> str:
+    return f"{count} {STATUS_TEXTS[word][count > 1]}"
+
+
+def outcome(findings: Iterable[Finding], words: Collection[str]) -> str:
+    """Return what a night found, in series: `1 series slower: tokens/s -4.6 % [-5.6, -3.6], 2 missing`."""
+    groups = by_series(findings)
+    return ", ".join(text for word in WORDS if word in words for text in _texts(word, groups.get(word, ())))
+
+
+def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str]:
+    """Return how many series have a word, the changes of figures first, with what changed."""
+    moved: dict[tuple[Gated | None, bool, bool], list[Finding]] = {}
+    for finding, *_ in groups:
+        is_change = finding.is_gain_to_confirm or (word in ("regression", "improvement") and bool(finding.series))
+        is_worse = word == "regression"
+        moved.setdefault((finding.figure if is_change else None, is_worse, finding.is_gain_to_confirm), []).append(
+            finding
+        )
+    texts = []
+    for (figure, is_worse, is_to_confirm), leads in moved.items():
+        if figure is None:
+            fields = {finding.fields for finding in leads if not finding.is_set_back}
+            (only,) = fields if len(fields) == 1 else [()]
+            texts.append(_count(word, len(leads)) + (f": {', '.join(only)}" if only else ""))
+            continue
+        is_more = (GATED[figure].worse == 1) == is_worse
+        how = f"with {'more' if is_more else 'less'} {FIGURES[figure]}"
+        if figure == SPEED:
+            how = "slower" if is_worse else "faster"
+        largest = max(leads, key=lambda finding: abs(finding.change or 0.0))
+        text = f"{len(leads)} series {how}{', the most' if len(leads) > 1 else ''}"
+        if largest.change is not None:
+            text += f": {FIGURES[figure].removesuffix('/device')} {change_text(largest)}"
+        texts.append(text + (", to be confirmed by a second night" if is_to_confirm else ""))
+    return texts
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from levelfield.specs.short_names import short_digest
 STALE_DAYS = 14
 MOST_PAIRS_NAMED = 100  # pairs: a larger number only says that the noise is large
 _RULE_TEXTS: dict[Rule, str] = {
-    "tonight": "tonight alone is beyond the level",
-    "sum of nights": "the nights together are beyond the accepted level",
-    "drift": "the last nights have drifted from the accepted level",
+    "tonight": "tonight alone is beyond the baseline",
+    "sum of nights": "the nights together are beyond the baseline",
+    "drift": "the last nights have drifted from the baseline",
 }
 Pairs = Sequence[Pair]
 ExaminedFigure = tuple["JudgementContext", Examination]  # one figure of one series tonight
@@ -171,8 +171,8 @@ def _nights_finding(
     if suspicion is None or context.is_likely_chance:
         age = days_between(level.last, examination.tonight.began) or 0
         if age > STALE_DAYS:
-            return _finding(examination, context, level, "stale", f"the level's last night is {age} days old")
-        detail = "beyond its level, as is expected by chance among so many series" if suspicion else ""
+            return _finding(examination, context, level, "stale", f"the baseline's last night is {age} days old")
+        detail = "beyond its baseline, as is expected by chance among so many series" if suspicion else ""
         return _finding(examination, context, level, "no change", detail)
     word: FindingWord = "regression" if suspicion.direction > 0 else "improvement"
     if missing is None or not missing.is_postponed:
@@ -185,8 +185,11 @@ def _nights_finding(
             return _finding(examination, context, expected, word, detail, change)
         if suspicion.rule == "tonight" and examination.is_second_night_beyond:
             return _finding(examination, context, level, word, "two nights running, without pairs")
-    detail = f"{_RULE_TEXTS[suspicion.rule]}; {missing.reason if missing else 'further nights or pairs decide'}"
-    return _finding(examination, context, level, "inconclusive", detail)
+    is_gain = word == "improvement"
+    decides = "a second night confirms a gain" if is_gain else "further nights or pairs decide"
+    detail = f"{_RULE_TEXTS[suspicion.rule]}; {missing.reason if missing else decides}"
+    finding = _finding(examination, context, level, "inconclusive", detail)
+    return finding.model_copy(update={"is_gain_to_confirm": is_gain})
 
 
 def _finding(
@@ -201,7 +204,7 @@ def _finding(
 ) -> Finding:
     """Return a finding. interval: the change with its ends; None: tonight's against the level."""
     if examination.is_provisional:
-        detail += f"; the level is provisional, of a gain since {level.since} that nobody accepted"
+        detail += f"; the baseline is provisional, of a gain since {level.since} that nobody accepted"
     half_width = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
     change, low, high = interval or shown_change(examination.tonight.cost - level.cost, half_width, examination.figure)
     return Finding(
@@ -227,7 +230,7 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
     if ruling.is_held:
         return f"one pair shows {percent_change(change_of(ruling.excess or 0.0, examination.figure))} again"
-    build_a = "gain's build" if examination.is_provisional else "last accepted build"
+    build_a = "gain's build" if examination.is_provisional else "baseline build"
     text = f"against the {build_a}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more_pairs} more pairs, after {ruling.pairs}"
@@ -237,13 +240,13 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
         bias, reach = ruling.bias, ruling.bias.reach
         change, low, high = map(percent_change, shown_change(bias.excess, reach, examination.figure))
         how = "less" if ruling.is_bias_removed else "beside"
-        text += f", {how} the arms' bias of {change} [{low}, {high}] by {bias.pairs} null pairs"
+        text += f", {how} the A/A difference of {change} [{low}, {high}] by {bias.pairs} A/A pairs"
     off = _conditions_change(examination, ruling)
     if off is not None:
-        return f"{text}; the accepted build is {percent_change(off)} off its level since {context.change}"
+        return f"{text}; the baseline build is {percent_change(off)} off its baseline since {context.change}"
     if ruling.word == "bad night" and ruling.mean_cost_a is not None and examination.expected_level_a is not None:
         off = change_of(ruling.mean_cost_a - examination.expected_level_a.cost, examination.figure)
-        sentence = f"the {build_a} is {off:+.1%} off its level too"
+        sentence = f"the {build_a} is {percent_change(off)} off its baseline too"
         return f"node {short_digest(examination.tonight.node)}: {sentence}, by {ruling.pairs} pairs"
     return text
 

@@ -79,7 +79,7 @@ def _summaries(ticket: Ticket) -> tuple[str, str, str]:
         commits = f"commits: not known: {ticket.commits_unknown}"
     else:
         count = ticket.all_commits
-        since = f"since the accepted build {(ticket.accepted or '')[:12]}"
+        since = f"since the baseline build {(ticket.accepted or '')[:12]}"
         commits = f"{count or 'no'} commit{'s' * (count != 1)} {since}"
     shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
     packages = (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")

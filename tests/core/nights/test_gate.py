@@ -498,9 +498,19 @@ def test_missing_is_not_green_and_the_first_line_counts() -> None:
     assert (outcome.compared, outcome.expected) == (1, 3) and outcome.first_line.endswith(f"since {day(10)}")
 
 
+def test_a_gain_of_one_night_waits_for_a_second_one() -> None:
+    quiet, gains = nights(NIGHT), [point(NIGHT + i, 1100.0 + i) for i in range(2)]
+    words = []
+    for number in (1, 2):
+        inputs = GateInput(day(NIGHT + number - 1), {"S": [*quiet, *gains[:number]]}, {})
+        (finding,) = [f for f in compared(inputs).findings if f.figure == TOKENS]
+        words.append((finding.word, finding.is_gain_to_confirm))
+    assert words == [("inconclusive", True), ("improvement", False)]
+
+
 def test_a_night_of_nothing_compares_nothing() -> None:
     outcome = compared(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
-    assert (outcome.compared, outcome.expected) == (0, 1) and outcome.first_line.endswith("no level")
+    assert (outcome.compared, outcome.expected) == (0, 1) and outcome.first_line.endswith("no baseline")
     assert exit_code(outcome.findings) == 3
 
 

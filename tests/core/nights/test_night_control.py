@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.nights import night_session
+from levelfield.errors import RunFailed
+from levelfield.nights import build_pairs, night_session
+from levelfield.nights.build_pairs import Arm
 from levelfield.nights.gate import GateReport
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.night_session import NightSession
-from levelfield.series.findings import Finding, FindingWord
+from levelfield.series.findings import SPEED, Finding, FindingWord
 
 
 def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +61,28 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
         ("2026-01-04", "S", "no change"),
         ("2026-01-07", "S", "inconclusive"),
     ]
+
+
+def test_a_run_that_gives_no_reason_is_a_note_and_no_part_of_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    night, notes = "2026-01-02", list[str]()
+    finding = Finding(series="S", label="tiny:torch", figure=SPEED, word="regression", night=night, pairs=3)
+    build: Any = "25452b67ff06"
+    arm = Arm("b", build, ())
+    session: Any = SimpleNamespace(
+        store=SimpleNamespace(add_finding=lambda *arguments: None), suite="one", arms={"S": (arm, arm)},
+        request=SimpleNamespace(night=night, has_pairs=False, runs=Path("runs")), _count_time=lambda: None,
+        _holds_pair=lambda series: True, output=SimpleNamespace(say=lambda text: None, note=notes.append),
+    )  # fmt: skip
+
+    def no_result(*arguments: Any) -> Any:
+        raise RunFailed("it gave no result, exit code 2")
+
+    monkeypatch.setattr(build_pairs, "run_of", no_result)
+    monkeypatch.setattr(night_session, "gate_input", lambda *_: GateInput(night, {}, {}))
+    monkeypatch.setattr(night_session, "compared", lambda inputs: GateReport(night, (finding,), 1, 1))
+    assert NightSession.judge(session).findings == (finding,)
+    (note,) = notes
+    assert "tiny:torch" in note and "25452b67ff06: it gave no result, exit code 2" in note
 
 
 def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(

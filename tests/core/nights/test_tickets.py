@@ -153,8 +153,8 @@ def test_a_training_that_differs_is_compared_with_the_last_night_that_agreed(
     ("change", "reason"),
     [
         ({"commit": "f" * 40}, "the checkout has no commit ffffffffffff: its history was changed"),
-        ({"is_dirty": True}, "the accepted build had files that no commit has"),
-        ({"commit": None}, "the accepted build had files that no commit has"),
+        ({"is_dirty": True}, "the baseline build had files that no commit has"),
+        ({"commit": None}, "the baseline build had files that no commit has"),
         ({"commit": "--help"}, "found '--help', expected a full commit"),
     ],
 )

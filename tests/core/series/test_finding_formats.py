@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from levelfield.report.escapes import markdown
 from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey, command_text, ticket_lines
@@ -22,7 +23,7 @@ def finding(word: str, **more: Any) -> Finding:
     fields: dict[str, Any] = {
         "series": "S", "label": "gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8", "figure": TOKENS, "word": word,
         "change": -0.062, "low": -0.071, "high": -0.053, "level": 5165.2, "level_since": "2026-10-01", "nights": 30,
-        "detectable": 0.021, "run_id": "r", "detail": "against the last accepted build, by 4 pairs", "pairs": 4,
+        "detectable": 0.021, "run_id": "r", "detail": "against the baseline build, by 4 pairs", "pairs": 4,
     }  # fmt: skip
     return Finding.model_validate({**fields, **more})
 
@@ -60,10 +61,10 @@ def test_the_verdict_comes_first_then_the_counts_then_the_worst_word() -> None:
     lines = as_text(page(*MIXED)).splitlines()
     assert lines[:2] == [page(*MIXED).verdict, page(*MIXED).first_line]
     words = [part.split(" ", 1)[1] for part in counts(lines[2])]
-    assert words == ["regression", "missing", "invalid run", "inconclusive", "no change"]
+    assert words == ["regression", "missing", "invalid run", "inconclusive"]
     text = "\n".join(lines)
     assert text.index("\nregression") < text.index("\nmissing") < text.index("\ninconclusive")
-    for part in ("tokens/s/device -6.2 %", "[-7.1 %, -5.3 %]", "of 5,165.2,", "of 30", "from 2.1%"):
+    for part in ("tokens/s/device -6.2 %", "[-7.1, -5.3]", "baseline 5,165.2, 30 nights", "can show: 2.1 %"):
         assert part in " ".join(text.split()), part
     assert max(map(len, lines)) <= 80
 
@@ -74,31 +75,80 @@ def test_a_terminal_shows_some_findings_of_a_word_and_counts_the_others() -> Non
     assert as_markdown(page(*(finding("stale", label=f"series {i}") for i in range(20)))).count("| stale") == 20
 
 
+ENERGY: dict[str, Any] = {"figure": "joules_per_token", "change": 0.05, "low": 0.04, "high": 0.06}
+MEMORY: dict[str, Any] = {"figure": "memory_bytes", "change": 0.05, "low": 0.04, "high": 0.06}
+GAIN: dict[str, Any] = {"change": 0.08, "low": 0.07, "high": 0.09}
+DRIVER: dict[str, Any] = {"series": "", "label": "driver 550 -> 560", "fields": ("driver 550 -> 560",)}
+THREE = (TOKENS, "memory_bytes", "joules_per_token")
+SLOWER = "1 series slower: tokens/s -6.2 % [-7.1, -5.3]"
+
+
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("findings", "outcome"),
     [
-        (("no change", "regression", "training differs", "missing"), "fails: 1 regression, 1 training differs"),
-        (("no change", "missing", "stale"), "is incomplete: 1 missing"),
-        (("no change", "stale", "stale", "inconclusive"), "passes: 1 inconclusive, 2 stale"),
-        (("no change",), "passes: no change"),
-        (("new series",), "passes: 1 new series"),
-        ((), "passes: no run"),
+        ([finding("regression"), finding("no change", **MEMORY)], f"fails: {SLOWER}"),
+        ([finding("regression", **ENERGY), finding("regression")], f"fails: {SLOWER}"),
+        ([finding("regression", **MEMORY)], "fails: 1 series with more memory: memory +5.0 % [+4.0, +6.0]"),
+        (
+            [finding("regression"), finding("regression", series="T", change=-0.12, low=-0.13, high=-0.11)],
+            "fails: 2 series slower, the most: tokens/s -12.0 % [-13.0, -11.0]",
+        ),
+        (
+            [*map(finding, ("training differs", "regression")), finding("regression", series="T", **MEMORY)],
+            f"fails: {SLOWER}, 1 series with more memory: memory +5.0 % [+4.0, +6.0], 1 training differs",
+        ),
+        ([finding("environment step", **DRIVER)], "fails: 1 environment step: driver 550 -> 560"),
+        ([finding("missing", figure=None), finding("stale")], "is incomplete: 1 missing"),
+        (
+            [finding("incomparable", figure=None, fields=("global_batch 8 -> 16",))],
+            "is incomplete: 1 incomparable: global_batch 8 -> 16",
+        ),
+        (
+            [finding("inconclusive", is_gain_to_confirm=True, **GAIN)],
+            "passes: 1 series faster: tokens/s +8.0 % [+7.0, +9.0], to be confirmed by a second night",
+        ),
+        ([finding("improvement", **GAIN)], "passes: 1 series faster: tokens/s +8.0 % [+7.0, +9.0]"),
+        (
+            [finding("improvement", **{**MEMORY, "change": -0.05, "low": -0.06, "high": -0.04})],
+            "passes: 1 series with less memory: memory -5.0 % [-6.0, -4.0]",
+        ),
+        ([finding("biased arms", series=""), finding("stale")], "passes: 1 A/A mismatch, 1 stale baseline"),
+        (
+            [finding("new series", series=f"S{n}", figure=f, change=None) for n in range(9) for f in THREE],
+            "passes: 9 new series",
+        ),
+        ([finding("no change", figure=f) for f in THREE], "passes: no change"),
+        ([], "passes: no run"),
     ],
-)
-def test_the_verdict_names_what_the_exit_code_is_for(words: tuple[str, ...], text: str) -> None:
-    assert page(*map(finding, words)).verdict == f"night 2026-11-22 {text}"
+)  # fmt: skip
+def test_the_first_line_counts_series_and_names_the_speed_first(findings: list[Finding], outcome: str) -> None:
+    assert page(*findings).verdict == f"night 2026-11-22 {outcome}"
+
+
+def test_all_are_counted_in_series_and_a_series_without_a_change_has_none_in_any_figure() -> None:
+    quiet = [finding("no change", series=name, figure=figure) for name in "TU" for figure in THREE]
+    night = page(finding("regression"), finding("no change", **MEMORY), *quiet)
+    assert as_text(night).splitlines()[2] == "in all: 1 regression, 2 unchanged"
+    assert "no change: 2 series; smallest change" in as_text(night)
+
+
+def test_the_figures_of_a_series_stand_together_the_speed_first() -> None:
+    lines = as_text(page(finding("regression", **ENERGY), finding("regression", **MEMORY), finding("regression")))
+    (block,) = [block for block in lines.split("\n\n") if block.startswith("regression")]
+    starts = [line.split()[0] for line in block.splitlines() if "[" in line]
+    assert starts == ["tokens/s/device", "memory", "J/token"] and block.count("by 4 pairs") == 1
 
 
 def test_a_strict_verdict_counts_what_is_open_and_advice_changes_no_verdict() -> None:
     night = (finding("stale"), finding("regression"))
-    assert page(*night, strict=True).verdict.split(", ")[1] == "1 stale"
-    assert page(*night, advisory=True).verdict.endswith(": 1 regression")
+    assert page(*night, strict=True).verdict.endswith(", 1 stale baseline")
+    assert page(*night, advisory=True).verdict == page(*night).verdict
 
 
 def test_markdown_has_its_verdict_and_table_first_and_folds_what_did_not_change() -> None:
     lines = as_markdown(page(*MIXED)).splitlines()
-    assert lines[0] == f"**{page(*MIXED).verdict}**" and page(*MIXED).first_line in lines[2]
-    assert [lines[place].split(" | ")[0] for place in (4, 6)] == ["| word", "| regression"]
+    assert lines[0] == f"**{markdown(page(*MIXED).verdict)}**" and page(*MIXED).first_line in lines[2]
+    assert [lines[place].split(" | ")[0] for place in (4, 6)] == ["| status", "| regression"]
     (folded,) = (place for place, line in enumerate(lines) if "<summary>Without a" in line)
     assert folded > 8 and "Without a" not in as_markdown(page(*MIXED[1:]))
 
@@ -150,7 +200,7 @@ def test_a_ticket_is_in_every_format() -> None:
     text = as_text(night)
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
     text = " ".join(text.replace("\\\n", "").split())
-    for part in ("7 commits since the accepted build aaaaaaaaaaaa", "bbbbbbbbbbbb Ann: Faster kernels", "2 more",
+    for part in ("7 commits since the baseline build aaaaaaaaaaaa", "bbbbbbbbbbbb Ann: Faster kernels", "2 more",
                  "packages: torch 2.12.0 -> 2.13.0", "page: https://ci.example.org/case-x.html#s",
                  "to find it: python run_benchmarks.py nightly bisect aaaaaaaaaaaa bbbbbbbbbbbb"):  # fmt: skip
         assert part in text, part
@@ -165,15 +215,15 @@ def test_a_ticket_is_in_every_format() -> None:
 
 def test_findings_of_the_same_builds_share_their_commits() -> None:
     both = (finding("regression"), finding("regression", figure="memory_bytes", level=2.0**30))
-    other = finding("regression", series="T", label="other")
-    tickets: dict[TicketKey, Ticket] = {("S", f.figure): TICKET for f in both} | {
-        ("T", TOKENS): TICKET.model_copy(update={"accepted": "e" * 40})
+    same, other = (finding("regression", series=name, label=f"other {name}") for name in "TU")
+    tickets: dict[TicketKey, Ticket] = {(f.series, f.figure): TICKET for f in (*both, same)} | {
+        ("U", TOKENS): TICKET.model_copy(update={"accepted": "e" * 40})
     }
-    night = FindingPage("c", "n", (*both, other), tickets=tickets)
+    night = FindingPage("c", "n", (*both, same, other), tickets=tickets)
     assert as_text(night).count("Faster kernels") == 2 and as_text(night).count("as above") == 1
-    assert as_text(night).count("page: ") == 3
+    assert as_text(night).count("page: ") == 3, "once for both figures of a series"
     comment = as_markdown(night)
-    assert comment.count("Faster kernels") == 2 and "1 more</summary>" in comment
+    assert comment.count("Faster kernels") == 2 and "2 more</summary>" in comment
 
 
 def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:

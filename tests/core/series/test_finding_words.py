@@ -27,7 +27,7 @@ def finding(word: str, **changes: object) -> Finding:
     values = {
         **{"series": "S", "label": "gpt:torch:cpu:1:2 smoke", "figure": TOKENS, "word": word, "run_id": "r"},
         **{"change": -0.062, "low": -0.071, "high": -0.053, "level": 5165.2, "level_since": "2026-10-01"},
-        **{"nights": 30, "detectable": 0.021, "detail": "against the last accepted build, by 4 pairs", "pairs": 4},
+        **{"nights": 30, "detectable": 0.021, "detail": "against the baseline build, by 4 pairs", "pairs": 4},
     }
     return Finding.model_validate({**values, **changes})
 
