@@ -30,7 +30,6 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import GATED_BY_OPTION
 
 if TYPE_CHECKING:
-    from levelfield.nights.gate import GateReport
     from levelfield.nights.night_session import NightSession
     from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import Side
@@ -234,7 +233,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         problems = list(_unwritten(page, {"markdown": options.markdown, "junit": options.junit}))
         if options.html:
             try:
-                _write_site(session, options.html, report)
+                _write_site(session, options.html, page)
             except UsageError as error:
                 problems.append(str(error))
     for problem in problems:
@@ -244,14 +243,14 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
     return page.exit_code or (UsageError.exit_code if problems else 0)
 
 
-def _write_site(session: NightSession, folder: Path, report: GateReport) -> None:
-    """Write the static site, with the findings of this night."""
+def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:
+    """Write the static site, with the findings of this night and their commits."""
     from levelfield.pages.page_building import build_pages
 
-    findings = [finding.model_dump(mode="json") for finding in report.findings]
+    findings = [finding.model_dump(mode="json") for finding in page.findings]
     with session.output.bytes_progress("writing pages") as progress:
         results = results_for_pages(session.store, session.request.store, session.request.runs)
-        build_pages(results, folder, session.registry, findings, progress)
+        build_pages(results, folder, session.registry, findings, progress, tickets=page.tickets)
 
 
 def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:

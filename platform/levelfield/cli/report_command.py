@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.pages.page_building import BuiltPages
     from levelfield.pages.series_history import StoredResults
+    from levelfield.series.ticket import Tickets
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.prices import Prices
     from levelfield.specs.result import Result
@@ -263,10 +264,10 @@ def _pages(options: argparse.Namespace) -> int:
     selected, registry = NamedRuns(runs_of(options), options.run), registry_of(options)
     prices = prices_of(options.prices, registry)
     with (
-        _results(selected, options.store, options.overlay) as (results, findings),
+        _results(selected, options.store, options.overlay) as (results, findings, tickets),
         Terminal().bytes_progress("writing pages") as progress,
     ):
-        built = build_pages(results, options.folder, registry, findings, progress, options.overlay, prices)
+        built = build_pages(results, options.folder, registry, findings, progress, options.overlay, prices, tickets)
     print("\n".join(_page_lines(built, options.folder)))
     selected.raise_error()
     return 0
@@ -275,16 +276,17 @@ def _pages(options: argparse.Namespace) -> int:
 @contextmanager
 def _results(
     selected: NamedRuns, address: str | None, beside: bool
-) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
-    """Give the named runs, with `beside` those of the store too; else the store, with findings of its last night.
+) -> Iterator[tuple[StoredResults, list[dict[str, object]], Tickets]]:
+    """Give the named runs, with `beside` those of the store too; else the store, with its last night.
 
-    The store is only read.
+    Of that night it gives findings and their tickets. The store is only read.
     """
     from levelfield.catalog.registry import Registry
     from levelfield.evidence.verification import record_of_files
     from levelfield.explain.explanation import recomputed
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
+    from levelfield.nights.tickets import NightTickets
     from levelfield.pages.series_history import GivenRuns
     from levelfield.studies.compared_runs import RunPlaces
 
@@ -297,21 +299,23 @@ def _results(
     if selected.names and not beside:
         with RunPlaces(selected.runs, None, registry) as places:
             duels = places.duel_events()
-        yield GivenRuns(records, duels), []
+        yield GivenRuns(records, duels), [], {}
         return
     with opened_store(address, read_only=True) as store:
         if selected.names:
             nights = store.nights()
             stored = {night: store.findings(night) for night in nights}
             expected = {night: store.expected(night) for night in nights}
-            yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), []
+            yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), [], {}
             return
         results = results_for_pages(store, address, selected.runs)
         nights = results.nights()
         night = gate_input(store, nights[-1], None) if nights else None
         findings = compared(night, night.stored_pairs).findings if night else ()
         ours = {"", *results.points()}
-        yield results, [finding.model_dump(mode="json") for finding in findings if finding.series in ours]
+        shown = [finding for finding in findings if finding.series in ours]
+        tickets = NightTickets(store, night, selected.runs).all(shown) if night else {}
+        yield results, [finding.model_dump(mode="json") for finding in shown], tickets
 
 
 def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ from levelfield.run.builds import build_of, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
 from levelfield.series.findings import FIGURES, Finding
+from levelfield.series.next_steps import PROGRAM
 from levelfield.series.pairs import FEWEST_HALFWAY, Side
-from levelfield.series.segments import cost_of, differences
+from levelfield.series.segments import cost_of, differences, excess_of, is_evidence, night_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
@@ -70,10 +72,15 @@ class NightTickets:
         if accepted is None or finding.run_id is None:
             unknown = "the night has no baseline build to compare with"
             return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
+        last, night = self._last_without(finding, accepted)
         try:
-            ticket = self._between(accepted, finding.run_id)
+            build = self.store.record(accepted).subject
+            ticket = self._between(last, finding.run_id, "the baseline build" if last == accepted else f"night {night}")
         except LevelfieldError as error:
             return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
+        ticket = ticket.model_copy(
+            update={"accepted": build.commit if build.has_commit else None, "since_night": night}
+        )
         command = self._command(ticket, series, finding.figure) if finding.word == "regression" else ()
         bisection, first_bad_commit = self._bisection(ticket, finding), None
         if bisection and bisection.first_bad:  # with author and subject, by this checkout
@@ -97,30 +104,61 @@ class NightTickets:
         ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
 
+    def _last_without(self, finding: Finding, accepted: str) -> tuple[str, str | None]:
+        """Return the run of the last night without the change, and the night; else the accepted run and None.
+
+        The figure of that night is nearer to the level than to the change. Where one night cannot show such a change,
+        no night is known to be without it.
+        """
+        figure, change, points = finding.figure, finding.change, self.inputs.points[finding.series]
+        if figure is None:  # its training agreed
+            return accepted, next((night_of(point) for point in points if point.run_id == accepted), None)
+        if change is None or finding.level is None or not abs(change) >= (finding.detectable or inf):
+            return accepted, None
+        regression = self.inputs.named_regressions.get((finding.series, figure))
+        first = regression.first.run_id if regression else finding.run_id
+        began = next((point.began for point in points if point.run_id == first), "")
+        level = cost_of(finding.level, figure) or 0.0
+        half = excess_of(change, figure) / 2
+        without = [
+            (point.began, point.run_id, night_of(point))
+            for point in points
+            if is_evidence(point)
+            and point.began < began
+            and self.inputs.has_commit(point.subject)
+            and (cost := cost_of(getattr(point, figure), figure)) is not None
+            and cost - level < half
+        ]
+        _, run, night = max(without, default=("", accepted, None))
+        return run, night
+
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:
         entries = examinations(self.inputs)
         return {(a.series, e.figure): e.against for a, e in entries if e.against}
 
-    def _between(self, accepted: str, tonight: str) -> Ticket:
-        """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""
-        if (accepted, tonight) not in self._tickets:
-            before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
-            fields = self._packages(before, after, accepted, tonight)
-            builds = ((before, "the baseline build"), (after, "tonight's build"))
+    def _between(self, last: str, tonight: str, name: str) -> Ticket:
+        """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored.
+
+        name: of the first build, in messages.
+        """
+        if (last, tonight) not in self._tickets:
+            before, after = (self.store.record(run_id).subject for run_id in (last, tonight))
+            fields = self._packages(before, after, last, tonight)
+            builds = ((before, name), (after, "tonight's build"))
             lost = [build for subject, build in builds if subject.commit is None or subject.is_dirty is not False]
             if lost:
                 fields["commits_unknown"] = f"{lost[0]} had files that no commit has"
             else:
                 assert before.commit and after.commit
-                fields |= {"accepted": before.commit, "tonight": after.commit}
+                fields |= {"since": before.commit, "tonight": after.commit}
                 try:
                     log, fields["all_commits"] = commit_log(before.commit, after.commit, MOST_COMMITS)
                     fields["commits"] = tuple(TicketCommit(**entry._asdict()) for entry in log)
                 except RunFailed as error:
                     fields["commits_unknown"] = str(error)
-            self._tickets[accepted, tonight] = Ticket.model_validate(fields)
-        return self._tickets[accepted, tonight]
+            self._tickets[last, tonight] = Ticket.model_validate(fields)
+        return self._tickets[last, tonight]
 
     def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
         if before.packages == after.packages and before.packages is not None:
@@ -139,17 +177,21 @@ class NightTickets:
 
     def _command(self, ticket: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""
-        if ticket.accepted is None or ticket.tonight is None or not ticket.all_commits or figure is None:
+        if ticket.since is None or ticket.tonight is None or not ticket.all_commits or figure is None:
             return ()
         inputs = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
         how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
-        builds = (ticket.accepted[:12], ticket.tonight[:12])
-        return ("python", "run_benchmarks.py", "nightly", "bisect", *builds, *inputs, *how, *self.more)
+        builds = (ticket.since[:12], ticket.tonight[:12])
+        return (*PROGRAM, "nightly", "bisect", *builds, *inputs, *how, *self.more)
 
     def _bisection(self, ticket: Ticket, finding: Finding) -> Bisection | None:
         """Return what a search found: of this series or another one, tonight or in a night since the accepted build."""
         notes = [e.data for e in self.store.events() if e.kind == "note" and "bisection" in e.data]
-        alike = [n for n in notes if (n.get("accepted"), n.get("figure")) == (ticket.accepted, finding.figure)]
+        alike = [
+            n
+            for n in notes
+            if (n.get("accepted"), n.get("figure")) == (ticket.accepted or ticket.since, finding.figure)
+        ]
         for note in reversed(alike):
             is_own, is_now = note.get("series") == finding.series, note.get("tonight") == ticket.tonight
             try:
@@ -185,7 +227,8 @@ class NightBisection:
                 bisection = self._searched(finding, finding.figure, ticket, until)
                 night = self.tickets.inputs.night
                 data = {
-                    "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
+                    "night": night, "series": finding.series, "figure": finding.figure,
+                    "accepted": ticket.accepted or ticket.since,
                     "tonight": ticket.tonight, "bisection": bisection.model_dump(mode="json"),
                 }  # fmt: skip
                 note = {
@@ -196,11 +239,11 @@ class NightBisection:
 
     def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
-        if (finding.series, ticket.accepted) not in self._ran and self.clock() + seconds > until:
+        if (finding.series, ticket.since) not in self._ran and self.clock() + seconds > until:
             return Bisection(why_not="the budget holds no search; the command below makes it")
-        assert ticket.accepted and ticket.tonight
+        assert ticket.since and ticket.tonight
         try:
-            commits = commits_between(ticket.accepted, ticket.tonight)
+            commits = commits_between(ticket.since, ticket.tonight)
             return self._halved(finding, figure, commits, lambda: self.clock() + seconds <= until)
         except RunFailed as error:
             return Bisection(why_not=str(error))

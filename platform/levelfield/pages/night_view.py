@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from levelfield.pages.content import CHANGE_WORDS, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
-from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
+from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, FIGURES, STATUS_TEXTS, WORDS
 from levelfield.series.level import FEWEST_NIGHTS
+from levelfield.series.ticket import Ticket, Tickets
 
 ROWS = 60  # of the table of changes, so that the first page stays small
 _LABEL = "nightly"  # of the badge: a picture for a README, and the JSON that a badge service such as shields.io reads
@@ -32,10 +34,16 @@ _SVG = """\
 
 @dataclass(frozen=True)
 class ChangedSeries:
-    """A finding with its series; None for a series that is not in the store."""
+    """A finding with its series, None for one that is not in the store, and what somebody needs to mend it."""
 
     finding: NightFinding
     runs: SeriesRuns | None
+    ticket: Ticket | None = None
+
+    @property
+    def commits(self) -> str:
+        """The commits, the newest first. Pages are published, so they have neither authors nor subjects."""
+        return ", ".join(commit.commit[:12] for commit in self.ticket.commits) if self.ticket else ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class NightView:
     expected: int  # entries
     arrived: int
     compared: int
-    counts: dict[str, int]  # findings by word
+    counts: dict[str, int]  # series by word
     changes: tuple[ChangedSeries, ...]
     left_out: int  # changes beyond the table
     missing: tuple[MissingEntry, ...]
@@ -67,13 +75,27 @@ class NightView:
     nights_of_a_level: ClassVar = FEWEST_NIGHTS  # that a series has before it is compared
 
 
-def night_view(content: PagesContent) -> NightView:
-    """Return what the last night says."""
-    missing = _missing(content)
-    tonight = sorted(content.tonight, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
-    counts = Counter(finding.word for finding in tonight)
+def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -> NightView:
+    """Return what the last night says. tickets: of its findings, as far as they are known."""
+    missing, largest = _missing(content), dict[tuple[str, str, str], float]()
+    for finding in content.tonight:
+        group = (finding.word, finding.series, finding.label)
+        largest[group] = max(largest.get(group, 0.0), abs(finding.change or 0.0))
+    places = {figure: place for place, figure in enumerate((None, *FIGURES))}  # of a series the speed is first
+
+    def order(finding: NightFinding) -> tuple[int, float, str, int]:
+        size = largest[finding.word, finding.series, finding.label]
+        return WORDS.index(finding.word), -size, finding.label, places.get(finding.figure, len(places))
+
+    tonight = sorted(content.tonight, key=order)
+    changed = {series for word, series, _ in largest if word != "no change"}
+    counts = Counter(word for word, series, _ in largest if word != "no change" or series not in changed)
     counts["missing"] = len(missing)
-    changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGE_WORDS]
+    changes = [
+        ChangedSeries(f, content.series.get(f.series), tickets.get((f.series, f.figure)))
+        for f in tonight
+        if f.word in CHANGE_WORDS
+    ]
     return NightView(
         night=content.night,
         expected=len(content.expected),
@@ -114,9 +136,10 @@ def _missing(content: PagesContent) -> list[MissingEntry]:
 def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
     is_compared = any(night.counts[word] for word in COMPARED)
-    message, state = ("passing", "passing") if is_compared else ("no level yet", "open")
+    message, state = ("passing", "passing") if is_compared else ("no baseline yet", "open")
     for words, worse in ((ABSENCES, "missing"), (FAILURES, "failing")):  # a failure says more than an absence
-        if counted := [f"{night.counts[word]} {word}" for word in WORDS if word in words and night.counts[word]]:
+        numbers = [(night.counts[word], STATUS_TEXTS[word]) for word in WORDS if word in words]
+        if counted := [f"{count} {texts[count > 1]}" for count, texts in numbers if count]:
             message, state = ", ".join(counted), worse
     if night.night is None:
         message, state = "no night", "open"

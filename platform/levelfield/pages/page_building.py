@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import levelfield
@@ -35,6 +36,7 @@ from levelfield.pages.series_history import (
 )
 from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.report.costs import price_lines
+from levelfield.series.ticket import Tickets
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.store.database import rare_collections
@@ -78,11 +80,13 @@ def build_pages(
     progress: Callable[[int, int], None] | None = None,
     private: bool = False,
     prices: Prices | None = None,
+    tickets: Tickets = MappingProxyType({}),
 ) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
     unpaired: findings of the last night, as `gathered` takes them. progress: called with the number of months done and
     of all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
+    tickets: of the last night's findings.
     """
     with PagesWriter(folder, private) as writer:
         content, references = read_content(results, unpaired), stored_references(registry)
@@ -109,7 +113,8 @@ def build_pages(
                     progress(done, len(months))
         for name in (*ASSETS, *VENDORED):
             writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-        write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
+        made = datetime.now(timezone.utc)
+        write_pages(writer, content, results, registry, references, made, surroundings, prices, tickets)
         writer.finish()
     counts = (content.runs, len(content.series), len(rebuilt), len(writer.stamps))
     return BuiltPages(*counts, tuple(content.unreadable), _left_out(results))
@@ -164,11 +169,12 @@ def write_pages(
     made: datetime,
     documents: SurroundingDocuments,
     prices: Prices | None = None,
+    tickets: Tickets = MappingProxyType({}),
 ) -> None:
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    trainings, night = ranked_trainings(content, results), night_view(content)
+    trainings, night = ranked_trainings(content, results), night_view(content, tickets)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     duels = stated_duels(content.events)
     views = [first_view(trainings, metric, histories, duels) for metric in metrics(prices)]  # by throughput first

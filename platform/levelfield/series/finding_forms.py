@@ -24,6 +24,7 @@ from levelfield.series.findings import (
     figure_value,
     percent_change,
 )
+from levelfield.series.next_steps import next_lines, next_markdown, next_step
 from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
@@ -50,9 +51,10 @@ def as_text(page: FindingPage) -> str:
             lines += [wrapped(f"  {text}", 4) for text in dict.fromkeys(texts) if text]
             lines += [wrapped(f"  {text}", 5) for finding in findings for text in _explanation(finding)]
             for ticket in _different(page, findings):
-                builds = (ticket.accepted, ticket.tonight)
+                builds = (ticket.since, ticket.tonight)
                 lines += ticket_lines(ticket, builds in written)
                 written.add(builds)
+            lines += _next_lines(page, findings[0])
         if more := len(of_word[_MOST_OF_A_WORD:]):
             lines += ["", f"{of_word[0][0].status}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
@@ -70,8 +72,13 @@ def _different(page: FindingPage, findings: Iterable[Finding]) -> list[Ticket]:
     """Return the tickets of a series' findings; those of further figures only where their builds are others."""
     tickets: dict[tuple[str | None, str | None], Ticket] = {}
     for ticket in filter(None, map(page.ticket, findings)):
-        tickets.setdefault((ticket.accepted, ticket.tonight), ticket)
+        tickets.setdefault((ticket.since, ticket.tonight), ticket)
     return [*tickets.values()]
+
+
+def _next_lines(page: FindingPage, finding: Finding) -> list[str]:
+    step = next_step(finding, page.ticket(finding))
+    return [*next_lines(step)] if step else []
 
 
 def finding_line(finding: Finding) -> str:
@@ -123,12 +130,12 @@ def _table(folded: str, findings: Iterable[tuple[Finding, Ticket | None]], room:
 
 def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterator[str]:
     """Yield what a click shows: why steps take longer, and a ticket for each two builds, with the findings it is of."""
-    tickets: dict[tuple[str | None, str | None], list[tuple[str, Ticket]]] = {}
+    tickets: dict[tuple[str | None, str | None], list[tuple[str, Finding, Ticket]]] = {}
     for finding in changed:
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
-            tickets.setdefault((ticket.accepted, ticket.tonight), []).append(
-                (f"{finding.status}: {finding.label}, {name}", ticket)
+            tickets.setdefault((ticket.since, ticket.tonight), []).append(
+                (f"{finding.status}: {finding.label}, {name}", finding, ticket)
             )
     blocks = []
     for finding in (finding for finding in changed if finding.explanation):
@@ -136,8 +143,10 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
         blocks.append("\n".join((summary, "", *map(_cell, _explanation(finding)), "", "</details>", "")))
     for group in tickets.values():
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        summary = f"<details><summary>{_cell(group[0][0])}{more}</summary>"
-        blocks.append("\n".join((summary, "", *ticket_markdown(group[0][1]), "", "</details>", "")))
+        title, finding, ticket = group[0]
+        summary, step = f"<details><summary>{_cell(title)}{more}</summary>", next_step(finding, ticket)
+        lines = (*ticket_markdown(ticket), *(next_markdown(step) if step else ()))
+        blocks.append("\n".join((summary, "", *lines, "", "</details>", "")))
     yield from _within(blocks, room)
 
 
@@ -172,7 +181,15 @@ def as_junit(page: FindingPage) -> str:
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
             body = "\n".join(
-                (message, *map(xml_text, _explanation(finding)), *map(xml_text, ticket_lines(ticket) if ticket else ()))
+                map(
+                    xml_text,
+                    (
+                        message,
+                        *_explanation(finding),
+                        *(ticket_lines(ticket) if ticket else ()),
+                        *_next_lines(page, finding),
+                    ),
+                )
             )
             ElementTree.SubElement(case, outcome, message=message).text = body if outcome != "skipped" else None
     ElementTree.SubElement(suite, "system-out").text = xml_text(page.first_line)
@@ -205,6 +222,8 @@ def as_webhook(page: FindingPage) -> str:
         texts = (finding.status, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
     lines += [f"{len(groups) - 5} more"] if len(groups) > 5 else []
+    step = next_step(groups[0][0], page.ticket(groups[0][0])) if groups else None
+    lines += [f"next: {step.text}"] if step else []
     findings: list[dict[str, Any]] = []
     for finding in changed[:MOST_SENT]:
         ticket = page.ticket(finding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 
 from levelfield.report.escapes import markdown, one_line
@@ -14,7 +13,6 @@ from levelfield.specs.short_names import clipped
 SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
 LONGEST_SUBJECT = 120
 TicketKey = tuple[str, Gated | None]  # of a finding: its series and figure
-LINE_CONTINUATION = " \\\n      "
 
 
 class TicketCommit(Value):
@@ -49,6 +47,8 @@ class Ticket(Value):
 
     accepted: str | None = None  # commit of the accepted build; null where it had changed files
     tonight: str | None = None  # commit of tonight's build; null where it had changed files
+    since: str | None = None  # the commit that `commits` follow: of the last night without the change, else `accepted`
+    since_night: str | None = None  # that night; null where it is not known, so that `since` is the accepted build
     commits: tuple[TicketCommit, ...] = ()  # the newest first
     all_commits: int | None = None  # how many commits there are; `commits` may lack the oldest
     commits_unknown: str | None = None  # why the commits are not known
@@ -79,7 +79,9 @@ def _summaries(ticket: Ticket) -> tuple[str, str, str]:
         commits = f"commits: not known: {ticket.commits_unknown}"
     else:
         count = ticket.all_commits
-        since = f"since the baseline build {(ticket.accepted or '')[:12]}"
+        since = f"since night {ticket.since_night}, the last without the change"
+        if ticket.since_night is None:
+            since = f"since the baseline build {(ticket.since or '')[:12]}"
         commits = f"{count or 'no'} commit{'s' * (count != 1)} {since}"
     shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
     packages = (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
@@ -106,8 +108,6 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
         yield wrapped(f"  {one_line(packages)}", 4)
     if search:
         yield wrapped(f"  {search}", 4)
-    if ticket.command and not ticket.blamed:
-        yield f"  to find it: {command_text(ticket)}"
     if ticket.page:
         yield f"  page: {one_line(ticket.page)}"
 
@@ -122,23 +122,11 @@ def ticket_markdown(ticket: Ticket) -> Iterator[str]:
     yield f"- {_escaped(packages)}"
     if search:
         yield f"- {_escaped(search)}"
-    if ticket.command and not ticket.blamed:
-        yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
 
 
 def _escaped(text: str) -> str:
     """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
     return markdown(text).replace("#", "&#35;").replace("@", "&#64;")
-
-
-def command_text(ticket: Ticket) -> str:
-    """Return the command that searches the commits, on lines that a shell takes as one."""
-    lines, words = [""], [shlex.quote(one_line(word)) for word in ticket.command]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > 60:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return LINE_CONTINUATION.join(lines)
 
 
 Tickets = Mapping[TicketKey, Ticket]

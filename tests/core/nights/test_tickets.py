@@ -69,12 +69,12 @@ class Night:
     night: str = ""
     series: str = ""
 
-    def add(self, number: int, commit: str, **subject: Any) -> RunRecord:
+    def add(self, number: int, commit: str, rate: float = 1000.0, **subject: Any) -> RunRecord:
         options = self.record.subject.model_copy(
             update={"commit": commit, "is_dirty": False, "packages": None, **subject}
         )
         made = changed(self.record, number, purpose="nightly", evidence="sealed", verdict="aligned", subject=options,
-                       night=f"2026-01-{number + 2:02}", word="valid", tokens_per_second_per_device=1000.0)  # fmt: skip
+                       night=f"2026-01-{number + 2:02}", word="valid", tokens_per_second_per_device=rate)  # fmt: skip
         self.store.add([made])
         self.night, self.series = made.night or "", made.series.fingerprint()
         return made
@@ -134,6 +134,39 @@ def test_the_list_of_commits_is_bounded_and_all_are_counted(
     monkeypatch.setattr(module, "MOST_COMMITS", 2)
     outcome = night.ticket()
     assert [entry.subject for entry in outcome.commits] == ["More docs", "Docs"] and outcome.all_commits == 4
+
+
+LEVEL: dict[str, Any] = {"change": -0.05, "level": 1000.0, "detectable": 0.02}
+
+
+def test_the_commits_are_those_since_the_last_night_without_the_change(night: Night, repository: Repository) -> None:
+    """The accepted build is the first one. A slow night that no gate named has the change already."""
+    night.add(11, repository.commits[2], 1001.0)
+    night.add(12, repository.commits[3], 951.0)
+    night.add(13, repository.commits[4], 949.0)
+    outcome = night.ticket(night.finding(**LEVEL))
+    assert (outcome.accepted, outcome.since) == (repository.commits[0], repository.commits[2])
+    assert outcome.since_night == "2026-01-13" and [c.subject for c in outcome.commits] == ["More docs", "Docs"]
+    assert outcome.command[4:6] == (repository.commits[2][:12], repository.commits[4][:12])
+
+
+@pytest.mark.parametrize("change", [{"detectable": 0.06}, {"detectable": None}, {"level": None}, {"change": None}])
+def test_where_one_night_cannot_show_the_change_the_commits_are_those_since_the_accepted_build(
+    change: dict[str, Any], night: Night, repository: Repository
+) -> None:
+    night.add(11, repository.commits[4], 950.0)
+    outcome = night.ticket(night.finding(**{**LEVEL, **change}))
+    assert (outcome.since, outcome.since_night) == (repository.commits[0], None) and outcome.all_commits == 4
+
+
+def test_the_next_nights_of_a_regression_name_the_same_commits(night: Night, repository: Repository) -> None:
+    night.add(11, repository.commits[3], 950.0)
+    first = night.finding(**LEVEL)
+    night.store.add_finding(night.night, first.model_dump(mode="json"))
+    named = night.ticket(first)
+    night.add(12, repository.commits[4], 1000.0)  # it looks good by chance
+    night.add(13, repository.commits[4], 950.0)
+    assert night.ticket(night.finding(**LEVEL)).since == named.since
 
 
 def test_the_only_commit_needs_no_search(night: Night, repository: Repository) -> None:

@@ -24,11 +24,11 @@ def badge(counts: Mapping[str, int], night: str | None = "2026-11-22.b") -> tupl
     ("counts", "message", "colour"),
     [
         ({"regression": 1, "missing": 3}, "1 regression", "#b3261e"),
-        ({"regression": 2, "training_differs": 1}, "2 regression, 1 training differs", "#b3261e"),
+        ({"regression": 2, "training_differs": 1}, "2 regressions, 1 training differs", "#b3261e"),
         ({"missing": 2, "no_change": 5}, "2 missing", "#8a6100"),
         ({"missing": 2}, "2 missing", "#8a6100"),
         ({"no_change": 5, "inconclusive": 1}, "passing", "#1a7f37"),
-        ({"new_series": 5}, "no level yet", "#57606a"),
+        ({"new_series": 5}, "no baseline yet", "#57606a"),
     ],
 )
 def test_a_badge_has_the_worst_words_of_the_night_and_its_date(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.pages.content import parse_finding, read_content
 from levelfield.pages.night_view import ROWS, NightView, night_view
+from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
 from levelfield.series.findings import WORDS
+from levelfield.series.ticket import Ticket, TicketCommit, Tickets
 from seeded_nights import SeededNights
 
 
@@ -76,6 +80,29 @@ def test_the_gates_own_words_decide_and_what_it_does_not_store_comes_from_its_ru
         "c": "regression",
     }
     assert read_content(GivenRuns([]), findings).findings == (), "without a night nothing was judged"
+
+
+def test_the_page_counts_series_and_shows_the_speed_first() -> None:
+    figures = ("joules_per_token", "memory_bytes", "tokens_per_second_per_device")
+    findings = [finding(name, "new series", figure=figure) for name in "abc" for figure in figures]
+    findings += [finding("d", "regression", figure=figure, change=0.05) for figure in figures]
+    findings.append(finding("d", "no change", figure="a figure of another version"))
+    seen = view(GivenRuns([], findings={"2026-11-01": findings}))
+    assert (seen.counts["new series"], seen.counts["regression"], seen.counts["no change"]) == (3, 1, 0)
+    assert [row.finding.figure for row in seen.changes] == ["tokens_per_second_per_device", "memory_bytes", figures[0]]
+
+
+def test_the_page_has_the_commits_by_digests_and_no_author(tmp_path: Path) -> None:
+    results = SeededNights(series=4, nights=8).results()
+    named = next(f for f in read_content(results).tonight if f.word == "regression")
+    commit = TicketCommit(commit="c" * 40, author="Eve", subject="Wait longer")
+    values: dict[str, Any] = {"since_night": "2026-10-07", "commits": (commit,), "all_commits": 1}
+    tickets: Tickets = {(named.series, named.figure): Ticket(**values)}
+    build_pages(results, tmp_path, Registry(), tickets=tickets)
+    for name in ("nights.html", "zh/nights.html"):
+        page = (tmp_path / name).read_text()
+        assert page.count("cccccccccccc") == 2 and "2026-10-07" in page, "the commits, and the one to revert"
+        assert "Eve" not in page and "Wait longer" not in page
 
 
 # -- findings of any version

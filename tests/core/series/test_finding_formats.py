@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from levelfield.cli.command_line import parser_of
 from levelfield.report.escapes import markdown
 from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
-from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey, command_text, ticket_lines
+from levelfield.series.next_steps import command_text, next_step
+from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey, ticket_lines
+from levelfield.specs.short_names import short_digest
 from plans import ROOT
 
 HOSTILE = 'x\x1b[31m\x00\ufffe|`<img onerror=alert(1)>"@everyone\n# heading ]]> &'
@@ -39,7 +43,8 @@ def counts(line: str) -> list[str]:
 
 
 TICKET = Ticket(
-    accepted="a" * 40, tonight="b" * 40, all_commits=7, packages=("torch 2.12.0 -> 2.13.0",),
+    accepted="e" * 40, since="a" * 40, since_night="2026-11-21", tonight="b" * 40, all_commits=7,
+    packages=("torch 2.12.0 -> 2.13.0",),
     commits=tuple(
         TicketCommit(commit="b" * 40, author="Ann", subject=subject)
         for subject in ("Faster kernels", "Merge #12 by @bob", "x " * 150, "Two", "Three", "Four")
@@ -200,9 +205,9 @@ def test_a_ticket_is_in_every_format() -> None:
     text = as_text(night)
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
     text = " ".join(text.replace("\\\n", "").split())
-    for part in ("7 commits since the baseline build aaaaaaaaaaaa", "bbbbbbbbbbbb Ann: Faster kernels", "2 more",
-                 "packages: torch 2.12.0 -> 2.13.0", "page: https://ci.example.org/case-x.html#s",
-                 "to find it: python run_benchmarks.py nightly bisect aaaaaaaaaaaa bbbbbbbbbbbb"):  # fmt: skip
+    for part in ("7 commits since night 2026-11-21, the last without the change", "bbbbbbbbbbbb Ann: Faster kernels",
+                 "2 more", "packages: torch 2.12.0 -> 2.13.0", "page: https://ci.example.org/case-x.html#s",
+                 "next: find the commit and revert it, or accept the change: python run"):  # fmt: skip
         assert part in text, part
     comment = as_markdown(night)
     assert "[gpt3_6.7B:torch:cpu:1:2 smoke" in comment and "](https://ci.example.org/case-x.html#s)" in comment
@@ -217,7 +222,7 @@ def test_findings_of_the_same_builds_share_their_commits() -> None:
     both = (finding("regression"), finding("regression", figure="memory_bytes", level=2.0**30))
     same, other = (finding("regression", series=name, label=f"other {name}") for name in "TU")
     tickets: dict[TicketKey, Ticket] = {(f.series, f.figure): TICKET for f in (*both, same)} | {
-        ("U", TOKENS): TICKET.model_copy(update={"accepted": "e" * 40})
+        ("U", TOKENS): TICKET.model_copy(update={"since": "e" * 40})
     }
     night = FindingPage("c", "n", (*both, same, other), tickets=tickets)
     assert as_text(night).count("Faster kernels") == 2 and as_text(night).count("as above") == 1
@@ -228,9 +233,44 @@ def test_findings_of_the_same_builds_share_their_commits() -> None:
 
 def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
     words = ("a b", "$(touch x)", "l" * 70, "c")
-    hostile = TICKET.model_copy(update={"command": ("echo", *words, "\n;ls")})
-    done = subprocess.run(["sh", "-c", command_text(hostile)], capture_output=True, text=True, check=True)
+    hostile = command_text(("echo", *words, "\n;ls"))
+    done = subprocess.run(["sh", "-c", hostile], capture_output=True, text=True, check=True)
     assert done.stdout == " ".join((*words, ";ls\n"))
+
+
+ONLY = TICKET.model_copy(update={"all_commits": 1, "packages": ()})
+
+
+@pytest.mark.parametrize(
+    ("word", "more", "ticket", "says", "commands"),
+    [
+        ("regression", {}, ONLY, "revert bbbbbbbbbbbb,", ["accept"]),
+        ("regression", {}, TICKET, "find the commit", ["bisect", "accept"]),
+        ("regression", {}, None, "undo the change,", ["accept"]),
+        ("training differs", {"figure": None}, ONLY, "revert bbbbbbbbbbbb", []),
+        ("environment step", {}, None, "undo the change of conditions", ["accept-step"]),
+        ("improvement", {}, None, "accept the gain", ["accept"]),
+        ("improvement", {"fields": ("driver 550 -> 560",)}, None, "accept the gain", ["accept-step"]),
+    ],
+)
+def test_what_to_do_next_has_commands_that_the_command_line_reads(
+    word: str, more: dict[str, Any], ticket: Ticket | None, says: str, commands: list[str]
+) -> None:
+    series = "sha256:25452b67ff06aaaa"
+    tickets = {(series, TOKENS if word != "training differs" else None): ticket} if ticket else {}
+    text = as_text(FindingPage("c", "n", (finding(word, series=series, **more),), tickets=tickets))
+    _, _, after = text.partition("  next: ")
+    assert after.startswith(says)
+    printed = [shlex.split(line) for line in after.replace("\\\n", "").splitlines() if "run_benchmarks" in line]
+    assert [words[3] for words in printed] == commands
+    assert all(words[4] == short_digest(series) for words in printed if words[3] != "bisect")
+    for words in printed:
+        parser_of(words[2:])
+
+
+@pytest.mark.parametrize("word", ["missing", "invalid run", "inconclusive", "no change", "new series", "bad night"])
+def test_a_status_without_a_command_has_no_next_line(word: str) -> None:
+    assert "next: " not in as_text(page(finding(word)))
 
 
 def test_what_a_search_found_replaces_the_command() -> None:
@@ -244,8 +284,10 @@ def test_what_a_search_found_replaces_the_command() -> None:
         (Bisection(why_not="the budget holds no search"), "bisection: the budget holds no search", True),
     ):
         more = {"bisection": search, "first_bad": BAD if search.first_bad else None}
-        lines = "\n".join(ticket_lines(TICKET.model_copy(update=more)))
-        assert text in " ".join(lines.split()) and ("to find it" in lines) == has_command, text
+        ticket = TICKET.model_copy(update=more)
+        step = next_step(finding("regression"), ticket)
+        assert text in " ".join("\n".join(ticket_lines(ticket)).split())
+        assert step is not None and (TICKET.command in step.commands) == has_command, text
 
 
 def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
@@ -264,7 +306,9 @@ def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
     assert [row["word"] for row in sent["findings"]] == [f.word for f in MIXED if f.word != "no change"]
     (regression,) = (row for row in sent["findings"] if row["word"] == "regression")
     assert (regression["commits"], regression["first_bad"]["author"], regression["low"]) == (7, "Eve", -0.071)
-    assert sent["text"].splitlines()[0] == sent["verdict"] and sent["text"].endswith("\nhttps://x/index.html")
+    assert sent["text"].splitlines()[0] == sent["verdict"] and sent["text"].endswith(
+        "accept the change\nhttps://x/index.html"
+    )
     assert "cccccccccccc Eve:" in sent["text"] and sent["counts"]["no change"] == 1
 
 

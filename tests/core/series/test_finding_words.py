@@ -13,7 +13,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "findings.txt"
 TOKENS = "tokens_per_second_per_device"
 BAD = TicketCommit(commit="c" * 40, author="Eve", subject="Wait longer")
 TICKET = Ticket(
-    accepted="a" * 40,
+    accepted="e" * 40,
+    since="a" * 40,
+    since_night="2026-11-21",
     tonight="b" * 40,
     all_commits=7,
     packages=("torch 2.12.0 -> 2.13.0",),
@@ -25,7 +27,13 @@ TICKET = Ticket(
 
 def finding(word: str, **changes: object) -> Finding:
     values = {
-        **{"series": "S", "label": "gpt:torch:cpu:1:2 smoke", "figure": TOKENS, "word": word, "run_id": "r"},
+        **{
+            "series": "sha256:25452b67ff06aa",
+            "label": "gpt:torch:cpu:1:2 smoke",
+            "figure": TOKENS,
+            "word": word,
+            "run_id": "r",
+        },
         **{"change": -0.062, "low": -0.071, "high": -0.053, "level": 5165.2, "level_since": "2026-10-01"},
         **{"nights": 30, "detectable": 0.021, "detail": "against the baseline build, by 4 pairs", "pairs": 4},
     }

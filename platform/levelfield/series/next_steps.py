@@ -1,0 +1,70 @@
+"""What a reader can do about a finding: a sentence, and commands that work as they are printed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from levelfield.report.escapes import one_line
+from levelfield.report.words import wrapped
+from levelfield.series.findings import Finding
+from levelfield.series.ticket import Ticket
+from levelfield.specs.short_names import short_digest
+
+PROGRAM = ("python", "run_benchmarks.py")
+_LINE_CONTINUATION = " \\\n        "
+_LONGEST_LINE = 66  # characters of a command, before the indent
+
+
+class NextStep(NamedTuple):
+    """A sentence without its end, and the command lines that it needs."""
+
+    text: str
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+def next_step(finding: Finding, ticket: Ticket | None) -> NextStep | None:
+    """Return what to do about a finding; None where its detail or its status says it."""
+    if not finding.series:
+        return None
+    accept = (*PROGRAM, "nightly", "accept", short_digest(finding.series), "--reason", "REASON")
+    accept_step = (*PROGRAM, "nightly", "accept-step", short_digest(finding.series), "--reason", "REASON")
+    blamed = ticket.blamed if ticket else None
+    if finding.word == "training differs":
+        return NextStep(f"revert {blamed.commit[:12]}") if blamed else None
+    if finding.word == "regression":
+        if blamed:
+            return NextStep(f"revert {blamed.commit[:12]}, or accept the change", (accept,))
+        if ticket and ticket.command:
+            return NextStep("find the commit and revert it, or accept the change", (ticket.command, accept))
+        return NextStep("undo the change, or accept it", (accept,))
+    if finding.word == "environment step":
+        return NextStep("undo the change of conditions, or accept it", (accept_step,))
+    if finding.word == "improvement":
+        return NextStep("accept the gain, so that its loss is found", (accept_step if finding.fields else accept,))
+    return None
+
+
+def next_lines(step: NextStep) -> Iterator[str]:
+    """Yield lines of at most 80 columns for a terminal or a mail; only a word of a command is longer."""
+    yield wrapped(f"  next: {step.text}{':' if step.commands else ''}", 4)
+    for command in step.commands:
+        yield f"    {command_text(command)}"
+
+
+def next_markdown(step: NextStep) -> Iterator[str]:
+    """Yield the same lines as Markdown, with the commands as they are typed."""
+    yield f"- next: {step.text}"
+    for command in step.commands:
+        yield from ("", *(f"      {line}" for line in command_text(command).splitlines()))
+
+
+def command_text(command: Sequence[str]) -> str:
+    """Return a command on lines that a shell takes as one."""
+    lines, words = [""], [shlex.quote(one_line(word)) for word in command]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) >= _LONGEST_LINE:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return _LINE_CONTINUATION.join(lines)
