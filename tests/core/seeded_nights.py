@@ -133,7 +133,7 @@ def _subject(night: int) -> Subject:
         commit=digest(f"commit {night}")[7:47],
         is_dirty=False,
         platform_version="0.1.0",
-        formulas=("palm/1", "6n/1"),
+        formulas=("megatron/1", "6n/1"),
     )
 
 
@@ -179,7 +179,7 @@ def _record(
         "tokens_per_second_per_device": None if failed else speed,
         "memory_bytes": memory,
         "joules_per_token": joules,
-        "mfu": None if failed else speed / 11300.0,
+        "mfu_megatron": None if failed else speed / 11300.0,
         "loss_tail": None if failed else sum(losses[-10:]) / 10,
         "window": (11, STEPS),
         "step_seconds": steps,
@@ -261,7 +261,7 @@ def _sections(speed: float, memory: float | None, seconds: float, run_id: str, f
         if failed
         else [
             {
-                "formula": "palm/1",
+                "formula": "megatron/1",
                 "kind": "MFU",
                 "value": speed / 11300,
                 "low": speed / 11300,

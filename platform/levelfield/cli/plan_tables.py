@@ -16,9 +16,10 @@ from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.studies.chip_planner import AnsweredPlan
 
-_WIDTHS = (-3, 26, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
+_WIDTHS = (-3, 23, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
 _MOST_NUMBERS = 12  # of a list in a sentence
 
 
@@ -35,7 +36,7 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     if ranking.rows:
         rows = ranking.rows[:top]
         numbered = [(number, row, _speed_cells(plan, row)) for number, row in enumerate(rows, 1)]
-        yield from (*_table(plan, "row", numbered, (" MFU,", "palm"), (-5, 5)), "")
+        yield from (*_table(plan, "row", numbered, (" MFU,", HEADLINE_FORMULA), (-5, 8)), "")
         yield from _training(plan, rows)
         yield from _breakdown(plan, ranking.rows[0]) if request.constraints.layout else ()
     else:
@@ -86,7 +87,7 @@ def _legend(plan: AnsweredPlan) -> str:
     if plan.assumes_rates:
         return f"assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them; {tight}"
     speed = "; ".join(["tokens/s is per device", *expected(plan)])
-    return f"{speed}. MFU is by formula palm, of the {plan.precision} peak; {tight}"
+    return f"{speed}. MFU is by formula {HEADLINE_FORMULA}, of the {plan.precision} peak; {tight}"
 
 
 def expected(plan: AnsweredPlan) -> Iterator[str]:

@@ -14,7 +14,7 @@ from levelfield.compare.sides import (
     Quantity,
     began,
     busy,
-    palm,
+    headline_utilisation,
     tuned_fields,
     tuning_of,
 )
@@ -283,7 +283,7 @@ def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
 
 def peak_of(record: RunRecord) -> str | None:
     """Return the peak that the MFU refers to; None without one."""
-    row = palm(record)
+    row = headline_utilisation(record)
     return f"{row.peak_tflops:.4g} TFLOP/s" if row and row.peak_tflops is not None else None
 
 

@@ -1,8 +1,8 @@
 """Measured results beside published rows and reported runs of the same case, by one convention, each with its origin.
 
-Published tokens/s are converted to tokens/s per device. MFU is computed from them by `palm` with the case's own
-parameters and Levelfield's peak of the chip. Memory is that of one device in bytes. A figure that cannot be converted
-is absent, with the reason. A reported run is a log that `evidence read` read; its case is the reader's word.
+Published tokens/s are converted to tokens/s per device. MFU is computed from them by the headline formula, of the
+case's own model and Levelfield's peak of the chip. Memory is that of one device in bytes. A figure that cannot be
+converted is absent, with the reason. A reported run is a log that `evidence read` read; its case is the reader's word.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from levelfield.specs.figures import PublishedRow
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow, ReportedSet
 from levelfield.specs.result import Result
+from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_TITLE
 from levelfield.specs.vendor import Chip
 
 RATE: FigureName = "tokens_per_second_per_device"
@@ -33,8 +34,8 @@ FIGURES = 3  # of a line: tokens/s/device, MFU, memory
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
 
 _CONVENTION = (
-    "Published rows are converted: tokens/s per device as in the run's own figures, MFU by palm/1 with the case's "
-    "parameters and Levelfield's peak of the chip, memory of one device in GiB."
+    "Published rows are converted: tokens/s per device as in the run's own figures, MFU by "
+    f"{versioned(HEADLINE_FORMULA)} of the case's model and Levelfield's peak of the chip, memory of one device in GiB."
 )
 _INDENT = 11
 NO_CHIP = "the log's chip is not stated"
@@ -61,7 +62,7 @@ class FigureRow:
     mfu_from: str
     memory_bytes: float | None
     memory_from: str
-    mfu_formula: str = versioned("palm")
+    mfu_formula: str = versioned(HEADLINE_FORMULA)
 
     @property
     def mfu(self) -> str:
@@ -102,10 +103,13 @@ def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[s
 
 
 def measured(result: Result) -> FigureRow:
-    palm, (memory_name, memory_bytes) = result_words.utilisation(result, "palm"), result_words.worst_memory(result)
+    use, (memory_name, memory_bytes) = (
+        result_words.utilisation(result, HEADLINE_FORMULA),
+        result_words.worst_memory(result),
+    )
     speed, no_counter, status = result.throughput, "no counter gave one", result_words.status(result)
     if result.status.is_unproven:  # published rows beside it would be a comparison
-        palm, memory_bytes, speed, no_counter = None, None, None, f"the run is {status}"
+        use, memory_bytes, speed, no_counter = None, None, None, f"the run is {status}"
     return FigureRow(
         origin="measured",
         name=result.run_id,
@@ -119,9 +123,9 @@ def measured(result: Result) -> FigureRow:
         source="",
         tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
         tokens_from="measured" if speed else f"the run is {status}",
-        mfu_low=palm.low if palm else None,
-        mfu_high=palm.high if palm else None,
-        mfu_from=(palm.reason or "measured") if palm else f"the run is {status}",
+        mfu_low=use.low if use else None,
+        mfu_high=use.high if use else None,
+        mfu_from=(use.reason or "measured") if use else f"the run is {status}",
         memory_bytes=memory_bytes,
         memory_from=f"{memory_name} peak" if memory_bytes is not None else no_counter,
     )
@@ -218,18 +222,18 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
 def _utilisation(
     tokens: float | None, precision: Precision | None, length: int, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
-    """Return (low, high, origin): MFU by `palm` from others' tokens/s, or None with the reason."""
+    """Return (low, high, origin): MFU by the headline formula from others' tokens/s, or None with the reason."""
     if tokens is None:
         return None, None, "no tokens/s to convert"
     if isinstance(chip, str):
         return None, None, chip
     if precision is None:
-        fault = above_peak(tokens * flops_per_token("palm", work.model, length), chip, None)
+        fault = above_peak(tokens * flops_per_token(HEADLINE_FORMULA, work.model, length), chip, None)
         return None, None, fault or "the log does not print the precision"
-    palm = mfu("palm", work.model, length, tokens, peak_range(precision, chip.peaks))
-    if palm.high is None:
-        return None, None, str(palm.reason)
-    return palm.low, palm.high, f"converted: {palm.formula} of {palm.peak_tflops:g} TFLOP/s, {palm.peak_source}"
+    use = mfu(HEADLINE_FORMULA, work.model, length, tokens, peak_range(precision, chip.peaks))
+    if use.high is None:
+        return None, None, str(use.reason)
+    return use.low, use.high, f"converted: {use.formula} of {use.peak_tflops:g} TFLOP/s, {use.peak_source}"
 
 
 def differences(row: ReportedRow, work: Work) -> list[str]:
@@ -307,7 +311,7 @@ def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
             parts.append(f"source: {line.source}")
         if len(line.absent) < FIGURES:
             parts.append(f"{_tokens(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
-            parts.append(f"MFU (palm) {line.mfu}{_converted(line, line.mfu_from)}")
+            parts.append(f"{MFU_TITLE} {line.mfu}{_converted(line, line.mfu_from)}")
         text.append(wrapped(padded((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
         text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absent(line))]
     return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
@@ -330,7 +334,7 @@ def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
     fields = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
-    figures = ("tokens/s/device", "MFU (palm)", "memory")
+    figures = ("tokens/s/device", MFU_TITLE, "memory")
     rows = [
         (
             *(str(getattr(line, field) or words.NONE) for field in fields),

@@ -19,7 +19,7 @@ from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.result import Utilisation
-from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, value_at
+from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_NAME, RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.vendor import HOST_SHARE
 
 DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
@@ -178,9 +178,9 @@ def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
     return sum(not flags for flags in checked), len(checked)
 
 
-def palm(record: RunRecord) -> Utilisation | None:
+def headline_utilisation(record: RunRecord) -> Utilisation | None:
     """Return the headline utilisation, with its formula and peak."""
-    row: Utilisation | None = value_at(record.result, "utilisation", PALM)
+    row: Utilisation | None = value_at(record.result, "utilisation", HEADLINE_FORMULA)
     return row
 
 
@@ -213,7 +213,7 @@ def _quantity(figure: RunFigure) -> Quantity:
 
 QUANTITY = {figure.name: _quantity(figure) for figure in RUN_FIGURES if figure.is_compared}
 QUANTITIES = tuple(QUANTITY.values())
-RATE, ENERGY, MFU = (QUANTITY[name] for name in ("tokens_per_second_per_device", "joules_per_token", "mfu_palm"))
+RATE, ENERGY, MFU = (QUANTITY[name] for name in ("tokens_per_second_per_device", "joules_per_token", MFU_NAME))
 NODES = QUANTITY["node_joules_per_token"]
 
 

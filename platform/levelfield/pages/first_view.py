@@ -28,7 +28,7 @@ from levelfield.compare.ranking import (
 )
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.series_runs import recent_runs
-from levelfield.compare.sides import palm, steady_runs, tuning_of
+from levelfield.compare.sides import headline_utilisation, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped
@@ -95,7 +95,7 @@ class DrawnBar:
     @property
     def achieved(self) -> tuple[float, float] | None:
         """Achieved and peak TFLOP/s of the last run by the headline formula; None where one is not known."""
-        row = palm(self.bar.contender.side.last)
+        row = headline_utilisation(self.bar.contender.side.last)
         if row is None or row.achieved_tflops is None or row.peak_tflops is None:
             return None
         return row.achieved_tflops, row.peak_tflops
@@ -225,7 +225,7 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
 
     None where the planner does not know its framework or the catalogue has no such case, or another work of this name.
     """
-    series, row = record.series, palm(record)
+    series, row = record.series, headline_utilisation(record)
     rate, achieved = record.tokens_per_second_per_device, row.achieved_tflops if row else None
     constants = registry.constants(series.framework)
     if not constants or not rate or row is None or not (achieved and achieved > 0):

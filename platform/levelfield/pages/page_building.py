@@ -258,9 +258,9 @@ def _ours(runs: SeriesRuns, latest: Point) -> FigureRow:
         source="",
         tokens_per_second_per_device=latest.tokens_per_second_per_device,
         tokens_from="measured",
-        mfu_low=latest.mfu,
-        mfu_high=latest.mfu,
-        mfu_from="measured" if latest.mfu is not None else "no peak of the chip is known",
+        mfu_low=latest.mfu_megatron,
+        mfu_high=latest.mfu_megatron,
+        mfu_from="measured" if latest.mfu_megatron is not None else "no peak of the chip is known",
         memory_bytes=latest.memory_bytes,
         memory_from="measured" if latest.memory_bytes is not None else "no counter gave one",
     )

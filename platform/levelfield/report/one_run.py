@@ -12,6 +12,7 @@ from levelfield.report.escapes import code, markdown
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
+from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.variables import for_readers
 
 ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
@@ -28,7 +29,7 @@ def _rows(result: Result) -> Iterator[LabelledText]:
     yield "result", result_words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
     yield from (("tuning", sentence) for sentence in result_words.tuning_lines(result))
-    throughput, mfu = result.throughput, result_words.utilisation(result, "palm")
+    throughput, mfu = result.throughput, result_words.utilisation(result, HEADLINE_FORMULA)
     if throughput:
         step = throughput.step_seconds
         yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"

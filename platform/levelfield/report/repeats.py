@@ -11,7 +11,7 @@ from levelfield.report.sheets import padded
 from levelfield.report.words import number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
-from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, value_at
+from levelfield.specs.run_figures import MFU_NAME, MFU_TITLE, RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.variables import known_to_matter
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -130,18 +130,18 @@ def as_lines(
         rows = [(column.heading, column.text(interval.median), column.ends(interval)) for column, interval in pairs]
         methods = {(i.method, i.coverage, i.n) for _, i in pairs if i.coverage is not None}
         notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
-        basis = FIGURE_COLUMNS["mfu_palm"].basis
+        basis = FIGURE_COLUMNS[MFU_NAME].basis
         peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
         if not repeats.figures:
             notes = [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
         elif len(peaks) > 1:
-            notes.insert(0, f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks")
+            notes.insert(0, f"{MFU_TITLE}: no median, as the runs refer to {len(peaks)} different measured peaks")
         if is_markdown:
             lines += ["", f"Over repeats: {markdown(repeats.title)}", ""]
             lines += table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))
             lines += ["", *map(markdown, notes)]
         else:
             lines += ["", f"over repeats: {repeats.title}"]
-            lines += [padded((f"  {name}", median, f" {ends}"), (17, -12), " ") for name, median, ends in rows]
+            lines += [padded((f"  {name}", median, f" {ends}"), (19, -12), " ") for name, median, ends in rows]
             lines += [f"  {note}" for note in notes]
     return lines

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.report.words import NONE, gib, number, significant
-from levelfield.specs.run_figures import RUN_FIGURES, RunFigure
+from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_NAME, RUN_FIGURES, RunFigure
 
 if TYPE_CHECKING:
     from levelfield.specs.result import Alignment, Figure, Result, Utilisation
@@ -210,7 +210,7 @@ def _cell(figure: RunFigure, result: Result) -> str:
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
 _WRITERS: dict[str, Callable[[Result], str]] = {
-    "mfu_palm": lambda r: percent(utilisation(r, "palm")),
+    MFU_NAME: lambda r: percent(utilisation(r, HEADLINE_FORMULA)),
     "memory_bytes": lambda r: gib(worst_memory(r)[1]),
     "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
     "seconds_to_loss": to_loss,

@@ -18,12 +18,12 @@ from levelfield.report.words import GIB, NONE, WIDTH, number, wrapped
 from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
-from levelfield.specs.run_figures import RUN_FIGURES
+from levelfield.specs.run_figures import MFU_TITLE, RUN_FIGURES
 from levelfield.specs.short_names import short_digest
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.vendor import HOST_SHARE
 
-_NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", "MFU (palm)", "loss")
+_NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", MFU_TITLE, "loss")
 Columns = Mapping[str, Callable[[Result], str]]
 Cells = tuple[str, ...]
 Row = TypeVar("Row", Plan, Result)
@@ -37,10 +37,10 @@ HIDDEN = "*"
 # The columns that may be hidden, and the columns that give each one away. MFU is tokens/s over the chip's peak, J/token
 # is watts over tokens/s, and the tokens to a loss are known from other runs of the same training.
 GIVEN_AWAY_BY = {
-    "chip": ("MFU (palm)", "J/token"),
+    "chip": (MFU_TITLE, "J/token"),
     "layout": (),
-    "tokens/s/device": ("MFU (palm)", "J/token", "s to loss"),
-    "MFU (palm)": ("tokens/s/device",),
+    "tokens/s/device": (MFU_TITLE, "J/token", "s to loss"),
+    MFU_TITLE: ("tokens/s/device",),
     "memory": (),
     "J/token": (),
     "loss": ("s to loss", "alignment"),
@@ -105,8 +105,8 @@ def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = CO
                 cells = {name: write(result) for name, write in columns.items()}
                 tuning, others = "".join(tuning_lines(result)), "".join(f"{name} {cells[name]}  " for name in more)
                 first = "{case} ({scale})  {framework}  {chip}  {layout}  ".format_map(cells) + tuning
-                second = f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  MFU (palm) "
-                second += f"{cells['MFU (palm)']}  {others}{cells['memory']}  loss {cells['loss']}"
+                second = f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  {MFU_TITLE} "
+                second += f"{cells[MFU_TITLE]}  {others}{cells['memory']}  loss {cells['loss']}"
                 lines += [wrapped(first, 4), wrapped(second, 4)]
         groups.append("\n".join([*above, *lines, *(wrapped(note, 2) for note in notes)]) + "\n")
     return "\n".join(groups)
@@ -126,7 +126,7 @@ def hidden_columns(names: Iterable[str]) -> list[str]:
     hidden = set(pending)
     while pending:
         column = pending.pop()
-        if column == "MFU (palm)" and "chip" in hidden:
+        if column == MFU_TITLE and "chip" in hidden:
             continue
         more = [name for name in GIVEN_AWAY_BY[column] if name not in hidden]
         hidden.update(more)

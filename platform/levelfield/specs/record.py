@@ -30,7 +30,7 @@ from pydantic import (
 from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Result, Word
-from levelfield.specs.run_figures import GATED, STORED, value_at
+from levelfield.specs.run_figures import FORMER_COLUMNS, GATED, STORED, value_at
 from levelfield.specs.selector import labelled
 from levelfield.specs.short_names import clipped, short_value
 from levelfield.specs.step_parts import (
@@ -230,7 +230,7 @@ if TYPE_CHECKING:
         tokens_per_second_per_device: float | None = None
         memory_bytes: float | None = None
         joules_per_token: float | None = None
-        mfu: float | None = None
+        mfu_megatron: float | None = None
         loss_tail: float | None = None
 
 else:
@@ -305,7 +305,11 @@ class RunRecord(StoredFigures, Document):
     @model_validator(mode="before")
     @classmethod
     def _with_figures(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take the figures from the result, also those that were no figures yet when the record was stored."""
+        """Take the figures from the result, also those that were no figures yet when the record was stored.
+
+        A figure that stood in an older record and is none today is left out.
+        """
+        values = {name: value for name, value in values.items() if name not in FORMER_COLUMNS}
         result, is_host = values.get("result"), value_at(values.get("series"), "device_is") == HOST_SHARE
         content = result.content if isinstance(result, StoredResult) else result
         return {**values, **{column: figure.value_and_reason(content, is_host)[0] for column, figure in STORED.items()}}

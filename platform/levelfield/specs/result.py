@@ -570,7 +570,7 @@ class Result(Document):
     )
     throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
     utilisation: tuple[Utilisation, ...] = Field(
-        description="MFU and HFU by each formula; empty unless the run is valid. The headline is `palm`."
+        description="MFU and HFU by each formula; empty unless the run is valid. The headline is `megatron`."
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")

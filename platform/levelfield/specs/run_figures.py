@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 GIB = 2**30
-PALM = "palm"
+# The formula of the MFU that stands for a run (docs/decisions/mfu-formulas.md). Each name of the figure has it, so that
+# no number of another formula, such as one of an older store, is read as one of this formula.
+HEADLINE_FORMULA: Final = "megatron"
+MFU_NAME, MFU_TITLE = f"mfu_{HEADLINE_FORMULA}", f"MFU ({HEADLINE_FORMULA})"
 
 
 @dataclass(frozen=True)
@@ -140,18 +143,18 @@ RUN_FIGURES = (
         is_optional=True,
     ),
     RunFigure(
-        "mfu_palm",
+        MFU_NAME,
         "1",
-        ("utilisation", PALM),
-        "MFU (palm), %",
-        {"en": FigureNames("MFU (palm)", "%"), "zh": FigureNames("MFU（palm 公式）", "%")},
+        ("utilisation", HEADLINE_FORMULA),
+        f"{MFU_TITLE}, %",
+        {"en": FigureNames(MFU_TITLE, "%"), "zh": FigureNames(f"MFU（{HEADLINE_FORMULA} 公式）", "%")},
         divisor=0.01,
         digits=2,
         largest=1.0,
-        repeats_basis=("utilisation", PALM, "peak_tflops"),
-        column="mfu",
+        repeats_basis=("utilisation", HEADLINE_FORMULA, "peak_tflops"),
+        column=MFU_NAME,
         page="mfu",
-        table="MFU (palm)",
+        table=MFU_TITLE,
     ),
     RunFigure(
         "seconds_to_loss",
@@ -175,6 +178,8 @@ RUN_FIGURES = (
         table="loss",
     ),
 )
+# Columns of version 1.0.0, with those in their places. Their numbers mean something else, so none is read.
+FORMER_COLUMNS = {"mfu": MFU_NAME}
 STORED = {figure.column: figure for figure in RUN_FIGURES if figure.column}
 GATED = {column: figure for column, figure in STORED.items() if figure.worse}
 GATED_BY_OPTION = {figure.option: column for column, figure in GATED.items()}

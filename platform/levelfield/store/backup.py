@@ -17,7 +17,7 @@ from levelfield.errors import UsageError
 from levelfield.store.address import StoreAddress
 from levelfield.store.connections import DamagedStore, explaining_errors, refuse_foreign
 from levelfield.store.database import Store
-from levelfield.store.schema import VERSION
+from levelfield.store.schema import FORMER_VERSION, VERSION, make_tables
 from levelfield.store.upkeep import counts
 
 # Of SQLite's file format: who may write and read. 1 in place of 2, for a file that has no log beside it.
@@ -75,10 +75,11 @@ def restore(store: Store, path: Path) -> None:
         closing(_opened(path, "mode=ro&immutable=1")) as source,
     ):
         (version,) = source.execute("SELECT version FROM store_version").fetchone() or ("unknown",)
-        if version != VERSION:
+        if version not in (VERSION, FORMER_VERSION):
             raise UsageError(f"{path}: has the tables of version {version}, expected {VERSION}")
         with explaining_errors(store.address), closing(store.engine.raw_connection()) as target:
             source.backup(target.driver_connection)  # type: ignore[arg-type]
+    make_tables(store.engine, store.address, read_only=False)  # of a backup of the former version
 
 
 def _opened(path: Path, how: str) -> sqlite3.Connection:

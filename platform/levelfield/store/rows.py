@@ -27,7 +27,7 @@ _WHOLE = (
     .select_from(RUN.join(RAW, RAW.c.run_id == RUN.c.id).join(NODE))
     .where(HERE)
 )
-_PLAIN = (
+PLAIN = (
     *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
     *("word", "failure", "reason", "verdict", *STORED),
 )
@@ -49,12 +49,12 @@ def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
     }
 
 
-def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any]) -> bytes:
+def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any], plain: Sequence[str] = PLAIN) -> bytes:
     """Return the digest of both rows of a run, by which `store check` finds one that was changed.
 
-    A null counts as no value, so a figure that the list gets later leaves the digests as they are.
+    A null counts as no value. plain: the columns of texts and figures, in their order.
     """
-    values = {name: run[name] for name in (*_PLAIN, *_NUMBERS) if run[name] is not None}
+    values = {name: run[name] for name in (*plain, *_NUMBERS) if run[name] is not None}
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=16)
     for name in ("steps", "losses", "documents"):
         digest.update(hashlib.blake2b(raw[name], digest_size=16).digest())
@@ -139,7 +139,7 @@ class RunInsertion:
             places = self._places(connection, record)
             first_step, last_step = record.window
             run: dict[str, Any] = {
-                **{name: getattr(record, name) for name in _PLAIN},
+                **{name: getattr(record, name) for name in PLAIN},
                 **{"id": number, "is_aside": 0, "window_first": first_step, "window_last": last_step},
                 **{f"{table}_id": place for table, place in places.items()},
             }
@@ -217,7 +217,7 @@ class RecordReader:
         }
         result, telemetry, *traces = unpacked_json(values["documents"], self._samples[values["series_id"]])
         return RunRecord(
-            **{name: values[name] for name in _PLAIN},
+            **{name: values[name] for name in PLAIN},
             **around,
             node=values["node"],
             window=(values["window_first"], values["window_last"]),

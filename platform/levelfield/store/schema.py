@@ -24,15 +24,17 @@ from sqlalchemy import (
     inspect,
     select,
     text,
+    update,
 )
 from sqlalchemy.types import TypeEngine
 
 from levelfield.errors import UsageError
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
 from levelfield.store.address import StoreAddress
 from levelfield.store.connections import reading, writing
 
-VERSION = "1.0.0"  # of these tables
+VERSION = "1.1.0"  # of these tables
+FORMER_VERSION = "1.0.0"  # its tables become these when the store is opened for writing
 METADATA = MetaData()
 
 
@@ -182,13 +184,13 @@ GROUP BY series.digest, {_FIELDS}
 
 
 def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
-    """Make the tables of a new store, and the columns that an older one lacks.
+    """Make the tables of a new store, and the columns of figures that an older one lacks, with the figures of its runs.
 
     Raises UsageError for another version, and for a store that lacks any of these and is opened to read.
     """
     with reading(engine, address) as connection:
         version = _version(connection)
-        missing = _missing_figures(connection) if version == VERSION else []
+        missing = _missing_figures(connection) if version in (VERSION, FORMER_VERSION) else []
     if version is None and not read_only:
         with writing(engine, address) as connection:
             version = _version(connection)  # another process may have been first
@@ -201,7 +203,7 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
                 version = VERSION
     if version is None:
         raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
-    if version != VERSION:
+    if version not in (VERSION, FORMER_VERSION):
         raise UsageError(
             f"store {address.text}: has the tables of version {version}, expected {VERSION}. Export it by the "
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
@@ -209,18 +211,32 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
         )
     if missing and read_only:
         raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
-    if missing:  # figures that the list got after the store was made; those of older runs are read from their results
+    if missing:  # figures that the list got after the store was made
+        from levelfield.store.new_figures import fill_figures
+
         with writing(engine, address) as connection:
-            for name in _missing_figures(connection):  # another process may have been first
+            present, missing = figure_columns(connection), _missing_figures(connection)  # another may have been first
+            for name in missing:
                 connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
             connection.execute(text("DROP VIEW IF EXISTS v_result"))
+            if missing:
+                fill_figures(connection, present)
+            for name in (name for name in FORMER_COLUMNS if name in present):
+                connection.execute(text(f"ALTER TABLE run DROP COLUMN {name}"))
             _make_result_view(connection)
+            connection.execute(update(STORE_VERSION).values(version=VERSION))
+
+
+def figure_columns(connection: Connection) -> list[str]:
+    """Return the columns of figures that the table of runs has, also former ones, in their order."""
+    present = [column["name"] for column in inspect(connection).get_columns(RUN.name)]
+    return [name for name in present if name in STORED or name in FORMER_COLUMNS]
 
 
 def _missing_figures(connection: Connection) -> list[str]:
     if not connection.dialect.has_table(connection, RUN.name):
         return []  # what reads the runs says that they are gone
-    present = {column["name"] for column in inspect(connection).get_columns(RUN.name)}
+    present = figure_columns(connection)
     return [name for name in STORED if name not in present]
 
 

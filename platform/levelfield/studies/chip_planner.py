@@ -45,6 +45,7 @@ from levelfield.specs.constants import (
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.prices import Prices
+from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE, Chip, PeakDtype, VendorFile
@@ -115,11 +116,11 @@ class AnsweredPlan:
         return row.tokens_per_second / first.tokens_per_second
 
     def mfu(self, row: LayoutEstimate) -> float | None:
-        """Return the MFU by formula palm; None where the chip's rates or its peak are not known."""
+        """Return the MFU by the headline formula; None where the chip's rates or its peak are not known."""
         work, peak = self.question.work, self.chip.peaks.get(self.precision)
         if peak is None or self.assumes_rates:
             return None
-        flops = flops_per_token("palm", work.model, work.training.sequence_length)
+        flops = flops_per_token(HEADLINE_FORMULA, work.model, work.training.sequence_length)
         return row.tokens_per_second * flops / (peak.tflops * 1e12)
 
     def interval(self, row: LayoutEstimate) -> list[float] | None:

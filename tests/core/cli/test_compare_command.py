@@ -86,7 +86,7 @@ def test_sides_that_are_not_comparable_end_with_4(compared: Compared, capsys: py
 
 
 def test_requirements_end_with_4_unless_all_are_met(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
-    speed, memory, mfu = "tokens_per_second>=0.5", "memory<=1.05", "mfu_palm >= 1"
+    speed, memory, mfu = "tokens_per_second>=0.5", "memory<=1.05", "mfu_megatron >= 1"
     assert compared(BOTH, "*_torch", "*_paddle", "--require", memory) == 0
     assert [memory, "B/A", "met"] in [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     assert main(["compare", "*_torch", "*_paddle", "--require", memory, "--require", speed]) == 4

@@ -16,6 +16,7 @@ from levelfield.measure.series import over_repeats
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.run_figures import MFU_NAME
 
 A = (1000.0, 1010.0, 990.0)
 B = (400.0, 404.0, 396.0)
@@ -126,7 +127,7 @@ class TestOneRunWithAHistory:
             assert self.standing(histories | {digest: [*first, *points[slow:], *later]}) == standing
 
     def test_the_utilisation_of_nights_shows_its_noise_too(self) -> None:
-        outcome = figure(of(*self.SIDES, histories=self.histories(mfu=0.4)), "mfu_palm")
+        outcome = figure(of(*self.SIDES, histories=self.histories(mfu_megatron=0.4)), MFU_NAME)
         assert outcome.ratios[0].standing == "within noise"
 
     def test_nights_show_no_noise_of_the_seconds_to_a_loss_which_they_do_not_store(self) -> None:
@@ -230,7 +231,7 @@ def test_notes_of_some_figures_name_them() -> None:
     notes = " ".join(next(entry for entry in sheets(outcome) if entry.heading == "against A").notes)
     freedoms = re.findall(r"([^:]+?): 95 %[^:]*?(\d+) degrees", notes)
     assert freedoms[0] == ("tokens/s/device", "2")
-    assert freedoms[1][0].split()[-4:] == ["memory,", "J/token,", "MFU", "(palm)"] and freedoms[1][1] == "4"
+    assert freedoms[1][0].split()[-4:] == ["memory,", "J/token,", "MFU", "(megatron)"] and freedoms[1][1] == "4"
 
 
 def test_a_run_is_not_compared_with_itself() -> None:

@@ -37,8 +37,8 @@ def readings(run: RunPaths, change: Callable[[Event], object]) -> None:
     change_lines(run.telemetry, lambda line: [change(sample) for sample in line["samples"]])
 
 
-def palm(result: Result) -> Utilisation:
-    return next(u for u in result.utilisation if u.formula.startswith("palm"))
+def headline(result: Result) -> Utilisation:
+    return next(u for u in result.utilisation if u.formula == "megatron/1")
 
 
 def test_throughput_is_tokens_over_the_windows_wall_time(run: RunPaths) -> None:
@@ -68,7 +68,7 @@ def test_memory_is_of_the_worst_and_says_why_it_is_not_there(run: RunPaths) -> N
 
 
 def test_mfu_is_against_the_measured_peak_and_names_its_source(run: RunPaths) -> None:
-    mfu, peak = palm(collect(run)), read_plan(run).peak
+    mfu, peak = headline(collect(run)), read_plan(run).peak
     assert (mfu.peak_tflops, mfu.peak_source) == (peak.tflops, peak.source)
     assert mfu.peak_tflops == 2.0
     assert mfu.flops_per_token is not None
@@ -221,7 +221,7 @@ def test_without_telemetry_the_figures_of_the_tool_are_null(run: RunPaths) -> No
 def test_a_speed_above_the_peak_is_no_utilisation(run: RunPaths) -> None:
     # as if nanoseconds had been written as hundreds of femtoseconds
     change_all_steps(run, lambda event: event.update(end_ns=7_000_000_000_000 + event["step"] * 50))
-    mfu = palm(collect(run))
+    mfu = headline(collect(run))
     assert mfu.value is None and mfu.reason is not None and "above" in mfu.reason
 
 

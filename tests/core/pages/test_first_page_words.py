@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_records import palm_row, repeats, step_times, with_result
+from compared_records import mfu_row, repeats, step_times, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
@@ -28,7 +28,7 @@ def with_steps(runs: Sequence[RunRecord], *flags: list[str] | None) -> list[RunR
 
 
 def with_peak(runs: Sequence[RunRecord], peak: float) -> list[RunRecord]:
-    return [with_result(run, utilisation=[palm_row(0.4, peak_tflops=peak)]) for run in runs]
+    return [with_result(run, utilisation=[mfu_row(0.4, peak_tflops=peak)]) for run in runs]
 
 
 def torch(*rates: float, **more: Any) -> list[RunRecord]:

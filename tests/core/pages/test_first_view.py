@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_records import figure, other_use, palm_row, record, repeats, with_result
+from compared_records import figure, mfu_row, other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare
 from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust
@@ -237,7 +237,7 @@ def on_h100(**changes: Any) -> RunRecord:
     work = Registry().case("llama3_8b").work("full").fingerprint()
     training = {"case": "llama3_8b", "scale": "full", "precision": "bf16", "chip": "H100-SXM5-80GB", "work": work}
     run = record(1, 8000.0, **{**training, "vendor": "nvidia", "device_is": "gpu", **changes})
-    return with_result(run, utilisation=[palm_row(0.4, achieved_tflops=400.0, peak_tflops=989.4)])
+    return with_result(run, utilisation=[mfu_row(0.4, achieved_tflops=400.0, peak_tflops=989.4)])
 
 
 def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> None:
@@ -261,7 +261,7 @@ def test_what_the_planner_does_not_know_has_no_intensity(change: dict[str, str])
 
 @pytest.mark.parametrize("achieved", [None, 0.0, -1.0])
 def test_without_achieved_flops_there_is_no_intensity(achieved: float | None) -> None:
-    run = with_result(on_h100(), utilisation=[palm_row(0.4, achieved_tflops=achieved)])
+    run = with_result(on_h100(), utilisation=[mfu_row(0.4, achieved_tflops=achieved)])
     assert planned_intensity(run, Registry()) is None
 
 

@@ -25,6 +25,7 @@ from levelfield.report.tables import as_markdown as results_markdown
 from levelfield.report.tables import as_text as results_text
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.run_figures import HEADLINE_FORMULA
 
 FORMULA = re.compile("|".join(map(re.escape, VERSIONS)))
 
@@ -58,16 +59,16 @@ def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pages_name_it_in_headings_links_and_sentences(language: str) -> None:
-    for key in ("figure.mfu", "by.mfu", "how-roof"):
-        assert "MFU" in text(language, key) and "palm" in text(language, key), key
-    assert "palm" in text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
+    for key in ("figure.mfu", "by.mfu", "how-roof", "published-lead", "guide.figures-text"):
+        assert "MFU" in text(language, key) and HEADLINE_FORMULA in text(language, key), key
+    assert HEADLINE_FORMULA in text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
 
 
 def test_the_plan_names_it_in_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama3_8b", "--chip", "H100", "--devices", "8", "--top", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (heading,) = [line for line in lines if line.startswith("row ")]
-    assert heading.endswith("MFU, palm") and max(map(len, lines)) <= 80
+    assert heading.endswith(f"MFU, {HEADLINE_FORMULA}") and max(map(len, lines)) <= 80
 
 
 def test_columns_of_other_reports_have_their_formula_below(run: RunPaths) -> None:

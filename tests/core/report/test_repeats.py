@@ -18,7 +18,7 @@ from levelfield.report.words import number
 from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
-from levelfield.specs.run_figures import GATED
+from levelfield.specs.run_figures import GATED, MFU_NAME
 from recorded_runs import rename
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
@@ -92,7 +92,7 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
 
 def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None:
     values = iter([0.4, 0.55, 0.95])
-    column = replace(repeats.FIGURE_COLUMNS["mfu_palm"], read=lambda result: next(values))
+    column = replace(repeats.FIGURE_COLUMNS[MFU_NAME], read=lambda result: next(values))
     (group,) = repeats.repeats_of(five[:3], SAME[:3], (column,))
     assert group.figures[0].interval.high == 1.0
 
@@ -173,9 +173,9 @@ def test_runs_with_other_variables_of_the_shell_are_two_trainings(five: list[Res
 def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
     first, second = with_two_peaks(five)
     (group,) = repeats.repeats_of([first, second], SAME[:2])
-    assert "mfu_palm" not in {figure.column.name for figure in group.figures}
+    assert MFU_NAME not in {figure.column.name for figure in group.figures}
     (same,) = repeats.repeats_of([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
-    assert "mfu_palm" in {figure.column.name for figure in same.figures}
+    assert MFU_NAME in {figure.column.name for figure in same.figures}
 
 
 def test_a_figure_without_decimals_is_a_whole_number() -> None:

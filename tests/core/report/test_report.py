@@ -267,7 +267,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
     results = [(valid, interrupted)[i] for i in order]
     rows = list(csv.DictReader(io.StringIO(results_as("csv", results, [None] * len(results)))))
     assert [row["status"] for row in rows] == [r.status.word for r in results]
-    assert next(row for row in rows if row["status"] == "valid")["mfu_palm/1"] != ""
+    assert next(row for row in rows if row["status"] == "valid")["mfu_megatron/1"] != ""
 
 
 def test_markdown_is_a_table_with_the_reasons_below(valid: Result, interrupted: Result) -> None:

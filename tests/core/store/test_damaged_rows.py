@@ -19,7 +19,15 @@ from stored_records import changed
 
 COLUMNS = (
     *("run.began", "run.content", "run.evidence", "run.night", "run.row_digest", "run.run_id", "run.series_id"),
-    *("run.mfu", "run.window_first", "raw.documents", "raw.losses", "raw.steps", "series.document", "series.sample"),
+    *(
+        "run.mfu_megatron",
+        "run.window_first",
+        "raw.documents",
+        "raw.losses",
+        "raw.steps",
+        "series.document",
+        "series.sample",
+    ),
     *("condition.document", "subject.document", "node.digest", "event.document", "event.at"),
 )
 VALUES = ("'x'", "x'00ff00'", "5")

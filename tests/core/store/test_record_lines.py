@@ -33,10 +33,10 @@ def planted(record: RunRecord, path: tuple[str | int, ...], value: str) -> bytes
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("mfu",), "NaN", "found NaN, expected a finite number"),
-        (("mfu",), "1e999", "found 1e999, expected a finite number"),
+        (("mfu_megatron",), "NaN", "found NaN, expected a finite number"),
+        (("mfu_megatron",), "1e999", "found 1e999, expected a finite number"),
         (("losses", 2), "-Infinity", "found -Infinity, expected a finite number"),
-        (("mfu",), "0.25", "key 'mfu': found 0.25, expected "),
+        (("mfu_megatron",), "0.25", "key 'mfu_megatron': found 0.25, expected "),
         (("result", "loss", "last"), '"x"', "its result: key 'loss.last': found 'x', expected a number"),
         (("result", "schema"), '"levelfield.result/0"', "its result: key 'schema': found 'levelfield.result/0'"),
         (("result", "loss", "last"), "1e400", "found 1e400, expected a finite number"),

@@ -7,12 +7,15 @@ import re
 import pytest
 from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
+from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store import schema
 from levelfield.store.database import Store
-from levelfield.store.schema import METADATA, VERSION
+from levelfield.store.rows import PLAIN, row_digest
+from levelfield.store.schema import METADATA, RUN, VERSION
 from levelfield.store.upkeep import faults
 from plans import ROOT
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, update
+from stored_records import changed
 
 FORMER = ("DROP TABLE store_version", "CREATE TABLE alembic_version (version_num TEXT)")
 NEWER = ("UPDATE store_version SET version = '2.0.0'",)
@@ -70,24 +73,56 @@ def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: py
             assert inspect(connection).get_table_names() == ["finding"]
 
 
-def test_a_store_from_before_a_figure_gets_its_column_and_reads_it_from_results(url: str, record: RunRecord) -> None:
-    assert record.mfu is not None
+def made_by_1_0_0(store: Store, of_palm: float) -> None:
+    """Make the store what version 1.0.0 wrote: a column `mfu`, of another formula, in the place of today's."""
+
+    def change(connection: Connection) -> None:
+        connection.exec_driver_sql("ALTER TABLE run ADD COLUMN mfu DOUBLE PRECISION")
+        connection.exec_driver_sql(f"UPDATE run SET mfu = {of_palm}")
+        plain = ["mfu" if name == MFU_NAME else name for name in PLAIN]
+        rows = connection.exec_driver_sql("SELECT * FROM run JOIN raw ON raw.run_id = run.id").mappings().all()
+        for row in rows:
+            raw = {name: bytes(row[name]) for name in ("steps", "losses", "documents")}
+            run_id = connection.exec_driver_sql(f"SELECT run_id FROM run WHERE id = {row['id']}").scalar_one()
+            digest = row_digest({**row, "run_id": run_id}, raw, plain)
+            connection.execute(update(RUN).where(RUN.c.id == row["id"]).values(row_digest=digest))
+
+    store.written(change)
+    execute(store, "DROP VIEW v_result", f"ALTER TABLE run DROP COLUMN {MFU_NAME}")
+    execute(store, "UPDATE store_version SET version = '1.0.0'")
+
+
+def test_a_store_of_1_0_0_gets_the_headlines_figures_from_its_results(url: str, record: RunRecord) -> None:
+    assert record.mfu_megatron is not None
+    series = record.series.fingerprint()
     with Store.open(url) as store:
-        store.add([record.model_copy(update={"mfu": None})])  # a row that was written when no column had it
-        execute(store, "DROP VIEW v_result", "ALTER TABLE run DROP COLUMN mfu")
-    with pytest.raises(UsageError, match="column mfu"):
+        store.add([record, changed(record, 1)])
+        made_by_1_0_0(store, of_palm=0.875)
+    with pytest.raises(UsageError, match=f"column {MFU_NAME}"):
         Store.open(url, read_only=True)
     with Store.open(url) as store, store.engine.connect() as connection:
-        assert store.record(record.run_id).mfu == record.mfu and faults(store) == []
-        rates = connection.exec_driver_sql("SELECT mfu FROM v_result").scalars().all()
-        assert rates == [None]
+        assert faults(store) == [] and store.record(record.run_id) == record
+        rows = connection.exec_driver_sql("SELECT * FROM v_result").mappings().all()
+        assert [row[MFU_NAME] for row in rows] == [record.mfu_megatron] * 2 and "mfu" not in rows[0]
+        assert not any(0.875 in row.values() for row in rows)
+        assert connection.exec_driver_sql("SELECT version FROM store_version").scalars().all() == [VERSION]
     with Store.open(url, read_only=True) as store:
-        assert [point.mfu for point in store.points()[record.series.fingerprint()]] == [None]
+        assert [point.mfu_megatron for point in store.points()[series]] == [record.mfu_megatron] * 2
+
+
+def test_a_row_that_was_changed_before_the_new_figure_stays_damaged(url: str, record: RunRecord) -> None:
+    with Store.open(url) as store:
+        store.add([record, changed(record, 1)])
+        made_by_1_0_0(store, of_palm=0.875)
+        execute(store, f"UPDATE run SET mfu = 0.5 WHERE run_id = '{record.run_id}'")
+    with Store.open(url) as store:
+        (fault,) = faults(store)
+        assert f"run {record.run_id}:" in fault
 
 
 def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> None:
     with Store.open(url) as store:
         store.add([record])
-        execute(store, "UPDATE run SET mfu = NULL")
+        execute(store, "UPDATE run SET mfu_megatron = NULL")
         (fault,) = faults(store)
         assert f"run {record.run_id}:" in fault

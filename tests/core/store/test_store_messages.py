@@ -60,12 +60,12 @@ def databases(tmp_path: Path, record: RunRecord) -> Iterator[str]:
         other.execute("BEGIN IMMEDIATE")
         yield message(lambda: store.add([record.model_copy(update={"run_id": "new"})]))
         other.execute("ROLLBACK")
-        other.execute("UPDATE run SET mfu = 7 WHERE rowid = 1")
+        other.execute("UPDATE run SET mfu_megatron = 7 WHERE rowid = 1")
         yield from faults(store)
         other.execute("DELETE FROM raw WHERE rowid = 1")
         yield from faults(store)
         other.execute("DROP VIEW v_result")
-        other.execute("ALTER TABLE run DROP COLUMN mfu")
+        other.execute("ALTER TABLE run DROP COLUMN mfu_megatron")
     yield message(lambda: Store.open(str(old), read_only=True))
     with closing(sqlite3.connect(old, isolation_level=None)) as other:
         other.execute("UPDATE store_version SET version = '2.0.0'")
@@ -77,7 +77,7 @@ def lines(record: RunRecord) -> Iterator[str]:
     content = json.loads(line_of(record))
     changes = {"schema": "levelfield.record/2", "began": "yesterday", "window": [11, 99999999999], "reason": "a\0b"}
     planted = [json.dumps({**content, name: value}) for name, value in changes.items()]
-    planted += [json.dumps({**content, "mfu": 0.25}), json.dumps({**content, "reason": "\ud800"}), "{", "[1]"]
+    planted += [json.dumps({**content, "mfu_megatron": 0.25}), json.dumps({**content, "reason": "\ud800"}), "{", "[1]"]
     planted.append(line_of(record).replace('"verdict"', '"losses":[NaN],"verdict"', 1))
     for line in planted:
         yield message(lambda line=line: document_of(line.encode(), "line 4"))  # type: ignore[misc]
