@@ -54,16 +54,17 @@ INTRODUCTION = """# result.json, field by field
 
 Made by `.venvs/dev/bin/python tools/result_page.py` from the model that writes the file; do not edit.
 
-Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same
-bytes again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and
-sources are in [measurement.md](measurement.md), words in [glossary.md](glossary.md).
+    python run_benchmarks.py evidence collect RUN --check
+    python run_benchmarks.py report RUN --format json
 
-- The first key is `schema`: `{schema}`. A reader that finds another one has to refuse the file.
-- A figure that is not known is null, and a sentence beside it says why. Zero is never used for unknown.
-- The unit follows the type: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is
-  50 %); B is a single byte, so a GiB is 2^30.
-- A type with `?` may be null. A field that came later is null, or has its default, in results of an earlier version.
-- Keys are in the order of this page. Unknown keys are an error."""
+`result.json` of a run directory is computed from its raw files alone ([formulas](measurement.md),
+[words](glossary.md)).
+
+- The first key is `schema`: `{schema}`. Refuse a file with another one. Unknown keys are an error.
+- An unknown figure is null, with a sentence beside it; zero never means unknown.
+- Units are SI without prefixes unless the name says otherwise; `1` is a ratio; B is a byte.
+- A type with `?` may be null. In results of an earlier version, later fields are null or have their default.
+- Keys are in the order of this page: name, type, unit, meaning."""
 
 
 def page() -> str:
@@ -121,7 +122,7 @@ def _nested(model: type[BaseModel], before: str) -> Iterator[tuple[str, type[Bas
 
 def _section(title: str, opening: str, model: type[BaseModel]) -> list[str]:
     rows = [_row(model, name, field) for name, field in model.model_fields.items()]
-    return [f"\n## {title}\n\n{opening}| field | type | unit | meaning |\n|---|---|---|---|", *rows]
+    return [f"\n## {title}\n\n{opening}{rows[0]}", *rows[1:]]
 
 
 def _row(model: type[BaseModel], name: str, field: FieldInfo) -> str:
@@ -129,7 +130,7 @@ def _row(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     description = meaning(model, name) + ("" if plain else f" Default: {_json(field.default)}.")
     kind = _type(field.annotation)
     kind = f"{kind.removesuffix(' or null')}?" if kind.endswith(" or null") else kind
-    return f"| `{name}` | {', '.join(filter(None, (kind, unit(model, name))))} | {description} |"
+    return f"- `{name}`, {', '.join(filter(None, (kind, unit(model, name))))}: {description}"
 
 
 def _json(value: Any) -> str:
