@@ -25,15 +25,19 @@ def results() -> dict[str, Any]:
 
 
 def aligned(runs: dict[str, Any]) -> Iterator[str]:
-    """Every run at smoke scale that ended valid, with the largest difference in each layer of its verdict."""
-    rows = []
+    """Valid runs at smoke scale with the largest difference in each layer; those that are not aligned one by one."""
+    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
     for name, run in runs.items():
-        layers = {layer["name"]: layer for layer in (run["alignment"] or {}).get("layers", ())}
+        layers = {layer["name"]: layer["value"] for layer in (run["alignment"] or {}).get("layers", ())}
         if run["status"]["word"] == "valid" and layers:
-            cells = (f"{layers[layer]['value']:.1e}" if layer in layers else "-" for layer in LAYERS)
-            rows.append((*name.split(), f"{run['framework']} {run['framework_version']}", run["precision"], *cells,
-                         run["alignment"]["verdict"]))  # fmt: skip
-    yield from markdown(("chip", "entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
+            verdict, (chip, entry) = run["alignment"]["verdict"], name.split()
+            which = "aligned" if verdict == "aligned" else f"{entry}: {verdict}"
+            groups.setdefault((chip, run["precision"], which), []).append(layers)
+    rows = []
+    for group, members in sorted(groups.items()):
+        largest = ([layers[layer] for layers in members if layer in layers] for layer in LAYERS)
+        rows.append((*group, str(len(members)), *(f"{max(values):.1e}" if values else "-" for values in largest)))
+    yield from markdown(("chip", "precision", "verdict of the day", "runs", *LAYERS), rows)
 
 
 def full(runs: dict[str, Any]) -> Iterator[str]:

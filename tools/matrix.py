@@ -40,7 +40,7 @@ from levelfield.testing.framework_kit.small_jobs import (
 )
 from trainings.frameworks_page import PAGE, all_runs, page
 from trainings.references import HONEST, curve_of, honest_noise, machine, train_references
-from trainings.rehearsed_page import REHEARSED, rehearsed_page
+from trainings.rehearsed_page import REHEARSED, REHEARSED_ROWS, rehearsed_page, rehearsed_rows
 
 STEPS = 40
 
@@ -296,6 +296,7 @@ def main() -> None:
             measure(registry, label, options.precision, options.again)
     PAGE.write_text(page(registry))
     REHEARSED.write_text(rehearsed_page(registry))
+    REHEARSED_ROWS.write_text(rehearsed_rows(registry))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from matrix import (
     reduced,
 )
 from trainings.frameworks_page import PAGE, all_runs, counting, page
-from trainings.rehearsed_page import REHEARSED, rehearsed_page
+from trainings.rehearsed_page import REHEARSED, REHEARSED_ROWS, rehearsed_page, rehearsed_rows
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -210,6 +210,7 @@ def test_the_page_is_made_from_the_files() -> None:
 
 def test_the_page_of_rehearsals_is_made_from_its_file() -> None:
     assert REHEARSED.read_text() == rehearsed_page(Registry()), "run `python tools/matrix.py --docs`"
+    assert REHEARSED_ROWS.read_text() == rehearsed_rows(Registry()), "run `python tools/matrix.py --docs`"
 
 
 def test_the_page_says_how_many_runs_count() -> None:

@@ -1,6 +1,9 @@
-"""docs/verified/rehearsed.md, from docs/verified/rehearsed.json and the code at hand."""
+"""docs/verified/rehearsed.md and its rows, from docs/verified/rehearsed.json and the code at hand."""
 
 from __future__ import annotations
+
+import csv
+import io
 
 from layouts import ROOT
 from levelfield.catalog.registry import Registry
@@ -8,50 +11,77 @@ from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.specs.rehearsed_runs import RehearsedRow
 
 REHEARSED = ROOT / "docs" / "verified" / "rehearsed.md"
+REHEARSED_ROWS = ROOT / "docs" / "data" / "rehearsed.csv"
 GIB = 2**30
 
-INTRODUCTION = """# Rehearsed: the real code on devices that only keep books
+INTRODUCTION = """# Rehearsed: the real code on simulated devices
 
-A rehearsal runs the unmodified training at full scale, with the framework's own allocator, streams and collectives.
-In the place of the device is a library that counts: kernels compute nothing, and memory is only booked. So it shows
-what the code asks of a device, and nothing about speed or about numbers. No row here is a result.
+A rehearsal runs the unmodified training at full scale on simulated NVIDIA devices: kernels compute nothing, memory is
+only booked. It shows what the code asks of a device, and nothing about speed or numbers. No row here is a result.
 
-## All rows
+    make rehearse
+    .venvs/dev/bin/python tools/rehearse.py CASE
 
-GiB of the fullest device: planned without the planner's margin, then the allocator's two peaks. Failed: allocations
-that failed, and flushes of its cache. Waits: how often the host waited for the device in the last step. Counts: the
-code that the row rests on has not changed since. `show frameworks` and `show vendors` take only such rows, and only
-where no allocation failed.
+Fullest device, GiB. *Error*: the largest difference of planned, without the planner's margin, from allocated. *Counts*:
+rows whose code has not changed since; `show frameworks` and `show vendors` take only these. [All rows with the reason
+where one does not count](../data/rehearsed.csv); `rehearsed.json` (schema `levelfield.rehearsed/2`) is the evidence.
 """
 
 EMPTY = "No rehearsal is recorded yet."
-HEAD = (
-    "| case | framework | chip | nodes x devices | layout | micro-batch | recompute | planned | allocated | reserved "
+SUMMARY_HEAD = (
+    "| case, framework | plans | counts | devices | allocated | reserved | error | failed allocations |\n"
+    + "|---" * 8
+    + "|"
 )
-HEAD += "| failed | waits | counts |"
-END = """Made by `make rehearse`, which repeats all of it; do not edit. `rehearsed.json` (schema
-`levelfield.rehearsed/2`) is the evidence. It also has the date of each row, its ranks (all of them with their messages
-delivered, or each alone), the layers' library, the kernels and the attention. tools/rehearsal/README.md says what the
-stand-in is and is not."""
+HEAD = (
+    *("case", "framework", "chip", "nodes", "devices", "layout", "micro_batch", "recompute", "planned_gib"),
+    *("allocated_gib", "reserved_gib", "failed_allocations", "flushes", "waits", "counts"),
+)
+END = "Made by `tools/matrix.py --docs`; do not edit. tools/rehearsal/README.md says what the simulation leaves out."
 
 
 def rehearsed_page(registry: Registry) -> str:
     """The page, whole. registry: of the frameworks, whose code is compared."""
     faults = Rehearsals(registry).faults
-    rows = [_row(row, fault) for row, fault in faults.items()]
-    table = [HEAD, "|---" * HEAD.count(" | ") + "|---|", *rows] if rows else [EMPTY]
-    return "\n".join([*INTRODUCTION.splitlines(), "", *table, "", *END.splitlines()]) + "\n"
+    names = dict.fromkeys((row.case, row.framework) for row in faults)
+    lines = [
+        _summary(name, {row: fault for row, fault in faults.items() if (row.case, row.framework) == name})
+        for name in names
+    ]
+    table = [SUMMARY_HEAD, *lines] if lines else [EMPTY]
+    return "\n".join([*INTRODUCTION.splitlines(), "", *table, "", END]) + "\n"
 
 
-def _row(row: RehearsedRow, fault: str | None) -> str:
-    planned = "-" if row.planned_bytes is None else _gib(row.planned_bytes)
+def rehearsed_rows(registry: Registry) -> str:
+    """Every row as CSV, with the reason where it does not count."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(HEAD)
+    for row, fault in Rehearsals(registry).faults.items():
+        planned = "" if row.planned_bytes is None else _gib(row.planned_bytes)
+        table.writerow((
+            row.case, row.framework, row.chip, row.nodes, row.devices, row.layout, row.micro_batch,
+            row.tuning.recomputation, planned, _gib(row.allocated_bytes), _gib(row.reserved_bytes),
+            row.failed_allocations, row.flushes, row.waits, fault or "yes",
+        ))  # fmt: skip
+    return text.getvalue()
+
+
+def _summary(name: tuple[str, str], rows: dict[RehearsedRow, str | None]) -> str:
+    errors = [abs(row.planned_bytes / row.allocated_bytes - 1) for row in rows if row.planned_bytes is not None]
     cells = (
-        row.case, row.framework, row.chip, f"{row.nodes} x {row.devices}", row.layout, row.micro_batch,
-        row.tuning.recomputation,
-        planned, _gib(row.allocated_bytes), _gib(row.reserved_bytes), f"{row.failed_allocations}, {row.flushes}",
-        row.waits, fault or "yes",
+        " ".join(name), len(rows), sum(fault is None for fault in rows.values()),
+        _span([row.nodes * row.devices for row in rows], "{:d}"),
+        _span([row.allocated_bytes / GIB for row in rows], "{:.1f}"),
+        _span([row.reserved_bytes / GIB for row in rows], "{:.1f}"),
+        f"{max(errors):.1%}" if errors else "-", sum(row.failed_allocations for row in rows),
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _span(values: list[int] | list[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def _gib(count: int) -> str:
