@@ -99,10 +99,17 @@ def _kinds(registry: Registry) -> Iterator[str]:
     heads = ["framework", *(HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
     yield from _head(heads)
     support = list(rows(registry))
+    elsewhere = []
     for label in registry.labels():
         framework_rows = [row for row in support if row.framework == label]
-        cells = (WORDS[_worst_state(row.cells[key] for row in framework_rows)] for key in LAYOUTS)
+        states = [_worst_state(row.cells[key] for row in framework_rows) for key in LAYOUTS]
+        if {*states} <= {"chip", "-"}:
+            elsewhere.append(f"{label} ({_precisions_with(framework_rows, ('chip',))})")
+            continue
+        cells = (WORDS[state] for state in states)
         yield _line([label, *cells, _on_processors(framework_rows), _precisions_with(framework_rows, ("chip",))])
+    if elsewhere:
+        yield from ("", f"Only on accelerators, and not run there yet: {'; '.join(elsewhere)}.")
 
 
 def _worst_state(states: Iterable[State]) -> State:
