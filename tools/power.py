@@ -105,9 +105,9 @@ def section(data: Mapping[str, Rows]) -> str:
     trained = {p: [row[p] for row in data["honest"] if row[p]] for p in PRECISIONS}
     honest = [f"{trained[p].count('aligned')} of {len(trained[p])}" for p in PRECISIONS]
     deciding += [f"| honest runs that are aligned | {' | '.join(honest)} |"]
-    missing = ["| layers | faults missed | of | which |", "|---|---|---|---|"]
+    missing = ["| layers | faults missed | of |", "|---|---|---|"]
     for row in data["missed"]:
-        missing.append(f"| {row['layers']} | {row['missed']} | {row['of']} | {'; '.join(row['which'])} |")
+        missing.append(f"| {row['layers']} | {row['missed']} | {row['of']} |")
     return "\n".join([*deciding, "", *missing])
 
 

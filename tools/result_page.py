@@ -71,8 +71,12 @@ def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION.format(schema=Result.schema_name()), *_section("Top level", "", Result)]
     for path, model in _nested(Result, ""):
-        parts += _section(f"`{path}`", f"{_first_line(model)}\n\n", model)
-    parts += _section("A figure", f"{_first_line(Figure)} The type of every field that is called a figure.\n\n", Figure)
+        parts += _section(f"`{path}`", _opening(model), model)
+    parts += _section(
+        "A figure",
+        "A number, or the reason why there is none. The type of every field that is called a figure.\n\n",
+        Figure,
+    )
     return "\n".join(parts)
 
 
@@ -160,9 +164,11 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is tuple
 
 
-def _first_line(model: type[BaseModel]) -> str:
-    texts = {"Layout": "The parallel layout.", "EntryUsed": "Which entry of which suite the run is."}
-    return texts.get(model.__name__) or (model.__doc__ or "").strip().splitlines()[0]
+def _opening(model: type[BaseModel]) -> str:
+    """Return what a model's first line says beyond its first sentence, which the field above has said."""
+    first_line = (model.__doc__ or "").strip().splitlines()[0]
+    _, _, more = first_line.partition(". ")
+    return f"{more}\n\n" if more and model.__name__ not in SHARED else ""
 
 
 if __name__ == "__main__":

@@ -172,21 +172,22 @@ def rows_of(case: str) -> Iterator[dict[str, Any]]:
 
 
 def section(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what stands between the marks of docs/alignment.md: each fault, and the honest run nearest to a limit."""
-    lines = [
-        "| products in 8 bits | case | verdict | layers beyond | window, times its limit |",
-        "|---|---|---|---|---|",
-    ]
-    for row in (row for row in rows if row["kind"] == "fault"):
-        beyond, times = ", ".join(row["beyond"]) or "none", row["times_limit"]
-        times_text = "-" if times is None else f"{times:.2g}"
-        lines.append(f"| {row['run']} | {row['case']} | {row['verdict']} | {beyond} | {times_text} |")
-    for case in dict.fromkeys(row["case"] for row in rows if row["kind"] == "honest"):
-        honest = [row for row in rows if row["kind"] == "honest" and row["case"] == case]
-        most = max(honest, key=lambda row: row["times_limit"])
-        word = f"{sum(not row['beyond'] for row in honest)} of {len(honest)} within every limit"
-        lines.append(f"| none, honest (nearest: {most['run']}) | {case} | {word} | | {most['times_limit']:.2g} |")
-    return "\n".join(lines)
+    """Return what stands between the marks of docs/alignment.md: each fault by case, and honest runs."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    lines = [f"| matmuls in 8 bits | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
+    for name in dict.fromkeys(row["run"] for row in rows if row["kind"] == "fault"):
+        lines.append(f"| {name} | {' | '.join(_cell(rows, case, name) for case in cases)} |")
+    honest = [[row for row in rows if row["kind"] == "honest" and row["case"] == case] for case in cases]
+    counts = [f"{sum(not row['beyond'] for row in some)} of {len(some)}" if some else "-" for some in honest]
+    return "\n".join([*lines, f"| none: honest runs within every limit | {' | '.join(counts)} |"])
+
+
+def _cell(rows: Sequence[dict[str, Any]], case: str, name: str) -> str:
+    """Return the verdict on a fault, and how many times its limit the window's largest number is."""
+    row = next((row for row in rows if (row["kind"], row["case"], row["run"]) == ("fault", case, name)), None)
+    if row is None:
+        return "-"
+    return row["verdict"] + ("" if row["times_limit"] is None else f", {row['times_limit']:.2g} times")
 
 
 def main() -> None:
