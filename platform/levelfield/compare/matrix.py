@@ -1,6 +1,6 @@
 """Matrices case x vendor and case x framework: the latest good result of each cell, and ratios between columns.
 
-A row is one training on one kind of machine, with everything equal but the column and the free choices of a tuning. A
+A row is one training on one kind of machine: everything is equal but the column and the free choices of a tuning. A
 cell is the fastest series of its row and column, by the runs that stand for it. An empty cell says why it is empty. A
 run that other programs disturbed is in a cell, and a row of such runs in a mean, only where there is no quiet one.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
 from levelfield.compare.comparison import (
@@ -40,7 +40,8 @@ from levelfield.compare.sides import (
     tuning_of,
 )
 from levelfield.report.sheets import Sheet
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, Series
+from levelfield.specs.short_names import short_digest
 
 Dimension = Literal["vendor", "framework"]
 
@@ -50,20 +51,41 @@ _SCALES = ("full", "smoke")
 _COLUMNS = 3  # of one table; more columns make further tables
 
 
-@dataclass(frozen=True, order=True)
-class MatrixRow:
-    """What is equal along a row."""
+class Training(NamedTuple):
+    """What is equal in all runs of a training: a row of a matrix has it, and a training of the pages."""
 
     case: str
     scale: str
     precision: str
-    other: str  # the framework of a matrix by vendor, the chip of one by framework
     nodes: int
     devices: int
+    work: str
+    corpus: str
+    device_is: str
+
+    @property
+    def digests(self) -> str:
+        """What tells it from a training of the same name: the beginnings of the digests of work and corpus."""
+        return f"{short_digest(self.work, 6)}/{short_digest(self.corpus, 6)}"
+
+
+def training_of(series: Series) -> Training:
+    return Training(*(getattr(series, name) for name in Training._fields))
+
+
+@dataclass(frozen=True, order=True)
+class MatrixRow:
+    """What is equal along a row."""
+
+    training: Training
+    other: str  # the framework of a matrix by vendor, the chip of one by framework
+    is_ambiguous: bool = False  # whether another row has its name
 
     @property
     def label(self) -> str:
-        return f"{self.case} ({self.scale}) {self.other} {self.nodes}x{self.devices // self.nodes}"
+        name = f"{self.training.case} ({self.training.scale}) {self.other}"
+        name += f" {self.training.nodes}x{self.training.devices // self.training.nodes}"
+        return f"{name} {self.training.digests}" if self.is_ambiguous else name
 
 
 @dataclass(frozen=True)
@@ -153,15 +175,20 @@ def matrix(
 
     histories: stored runs of their series, which show the noise of a cell of few runs, as in `compare`.
     """
-    runs_by_place: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
+    runs_of_rows: dict[MatrixRow, dict[str, list[RunRecord]]] = {}
     for record in records:
-        series = record.series
-        names = series.framework_label, chip_of(series)
+        names = record.series.framework_label, chip_of(record.series)
         name, other = names if dimension == "framework" else names[::-1]
-        row = MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
         # Base and peak have a column each, as in SPEC CPU; runs of an earlier version have another.
         column = " ".join(filter(None, (name, tuning_of(record))))
-        runs_by_place.setdefault((row, column), []).append(record)
+        of_row = runs_of_rows.setdefault(MatrixRow(training_of(record.series), other), {})
+        of_row.setdefault(column, []).append(record)
+    labels = Counter((row.label, row.training.precision) for row in runs_of_rows)
+    runs_by_place = {
+        (replace(row, is_ambiguous=labels[row.label, row.training.precision] > 1), column): runs
+        for row, of_row in runs_of_rows.items()
+        for column, runs in of_row.items()
+    }
     rows = tuple(sorted({row for row, _ in runs_by_place}))
     latest = {place: column_cell(runs, histories or {}, duels) for place, runs in runs_by_place.items()}
     headings = {column for _, column in latest}
@@ -172,12 +199,12 @@ def matrix(
     ratios = []
     for column in columns[1:]:  # over the rows in which both columns have a comparable figure
         pairs = []
-        for row in rows:
+        for number, row in enumerate(rows):
             cell, first = cells[row, column], cells[row, columns[0]]
             if cell.ratio and cell.ratio.value and cell.side and cell.values and first.side and first.values:
-                pairs.append(TrainingPair(row.label, (cell.side, first.side), (cell.values, first.values)))
+                pairs.append(TrainingPair(row.label, (cell.side, first.side), (cell.values, first.values), number))
         ratios.append(column_ratio(column, columns[0], pairs))
-    absent = tuple(case for case in cases if case not in {row.case for row in rows})
+    absent = tuple(case for case in cases if case not in {row.training.case for row in rows})
     return ResultMatrix(dimension, columns, rows, cells, tuple(ratios), absent)
 
 
@@ -318,7 +345,11 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
         "dimension": results.dimension,
         "columns": list(results.columns),
         "rows": [
-            {**asdict(row), "cells": {column: _cell_values(results, row, column) for column in results.columns}}
+            {
+                **row.training._asdict(),
+                "other": row.other,
+                "cells": {column: _cell_values(results, row, column) for column in results.columns},
+            }
             for row in results.rows
         ],
         "not_run": list(results.not_run),

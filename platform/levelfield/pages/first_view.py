@@ -13,7 +13,7 @@ from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Duels, Histories, side_ratio
-from levelfield.compare.matrix import ColumnRatio, column_cell
+from levelfield.compare.matrix import ColumnRatio, column_cell, training_of
 from levelfield.compare.ranking import (
     PARTS,
     Contender,
@@ -35,7 +35,6 @@ from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped
 from levelfield.predict.pass_timing import moved_bytes
 from levelfield.predict.setup import setup_of
 from levelfield.specs.record import RunRecord
-from levelfield.specs.short_names import short_digest
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -162,15 +161,10 @@ def ranked_trainings(content: PagesContent, results: StoredResults) -> list[Rank
     Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
     fields (peak).
     """
-    rows = sorted(grouped(content.series.values(), _training).items())
+    rows = sorted(grouped(content.series.values(), lambda runs: training_of(runs.series)).items())
     names = Counter(place[:5] for place, _ in rows)
     trainings = [_ranked(row, names[place[:5]] > 1, results) for place, row in rows]
     return sorted(trainings, key=lambda training: training.first.series.scale != "full")
-
-
-def _training(runs: SeriesRuns) -> tuple[str, ...]:
-    s = runs.series
-    return (s.case, s.scale, s.precision, f"{s.nodes:06}", f"{s.devices:06}", s.work, s.corpus, s.device_is)
 
 
 def _ranked(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredResults) -> RankedTraining:
@@ -193,12 +187,11 @@ def _ranked(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredRes
             newest = max(members, key=attrgetter("began"))
             absent.append(AbsentRuns(chip, framework, cell.state, by_digest[newest.series.fingerprint()]))
     first, ran = series[0], {(side.chip, side.framework) for side in contenders}
-    digests = [short_digest(text, 6) for text in (first.series.work, first.series.corpus)]
     contenders.sort(key=lambda side: -(side.side.first.tokens_per_second_per_device or 0.0))
     missing = {(runs.chip, runs.framework): runs for runs in absent if (runs.chip, runs.framework) not in ran}
     return RankedTraining(
         first=first,
-        digest="/".join(digests) if is_ambiguous else "",
+        digest=training_of(first.series).digests if is_ambiguous else "",
         contenders=tuple(contenders),
         absent=tuple(missing.values()),
         slugs=slugs,
@@ -295,7 +288,7 @@ def _others(rankings: Sequence[tuple[RankedTraining, Ranking]], answer: Overall,
     """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
     bars = []  # column, name, and the training but for its number of devices
     for training, ranked in rankings:
-        place = _training(training.first)
+        place = training_of(training.first.series)
         for bar in ranked.bars:
             column = bar.contender.chip if answer.is_by_chip else bar.contender.framework
             name = f"{bar.contender.chip} {column}" if has_chips and not answer.is_by_chip else column

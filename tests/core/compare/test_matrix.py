@@ -21,7 +21,7 @@ def numbered(run: RunRecord, number: int) -> RunRecord:
 
 
 def cell(results: ResultMatrix, case: str, column: str) -> MatrixCell:
-    return next(cell for (row, name), cell in results.cells.items() if (row.case, name) == (case, column))
+    return next(cell for (row, name), cell in results.cells.items() if (row.training.case, name) == (case, column))
 
 
 def of_day(day: int) -> str:
@@ -110,15 +110,29 @@ def test_cells_that_nobody_ran_are_shown() -> None:
     assert "not run" in text and "llama" in text
 
 
+@pytest.mark.parametrize("change", [{"work": "sha256:" + "9" * 64}, {"corpus": "sha256:" + "9" * 64}], ids=str)
+def test_another_work_or_corpus_is_a_row_of_its_own(change: dict[str, object]) -> None:
+    """After a change of a case its newer runs hide none of before, and its one name stands in no two rows."""
+    runs = [*repeats(1000), *repeats(500, framework="paddle", first=2)]
+    results = matrix(
+        [*runs, *repeats(300, first=3, **change), *repeats(600, framework="paddle", first=4, **change)], "framework"
+    )
+    assert all(results.cells[row, results.columns[1]].ratio for row in results.rows)
+    assert len({row.label for row in results.rows}) == 2
+    (ratio,) = results.ratios
+    assert ratio.trainings == 2 and ratio.ratio.value == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
         ("window", {"window": (11, 29)}),
-        ("work", {"work": "sha256:" + "9" * 64}),
         ("formulas", {"formulas": ("palm/2",)}),
     ],
 )
-def test_a_cell_of_other_work_is_not_comparable_and_in_no_mean(field: str, change: dict[str, object]) -> None:
+def test_a_cell_of_another_window_or_formula_is_not_comparable_and_in_no_mean(
+    field: str, change: dict[str, object]
+) -> None:
     runs = [*repeats(1000, case="a"), *repeats(500, case="a", framework="paddle", first=2, **change)]
     runs += [*repeats(1000, case="b", first=3), *repeats(800, case="b", framework="paddle", first=4)]
     results = matrix(runs, "framework")

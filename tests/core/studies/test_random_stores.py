@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from levelfield.compare import matrix as matrix_module
 from levelfield.compare import ranking as ranking_module
 from levelfield.compare import series_runs
 from levelfield.compare.comparison import Comparison, compare
-from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_cell, matrix
+from levelfield.compare.matrix import ColumnRatio, MatrixCell, ResultMatrix, Training, column_cell, matrix, training_of
 from levelfield.compare.ranking import TOKENS, RankedBar
 from levelfield.compare.ratios import Ratio, mean_ratio
 from levelfield.compare.series_runs import ChosenRuns, recent_runs
@@ -24,14 +24,17 @@ from levelfield.compare.sides import ComparedSide, exclusion, side_of, tuning_of
 from levelfield.errors import UsageError
 from levelfield.pages import first_view as first_view_module
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import first_view, ranked_trainings
+from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, Series
 from levelfield.studies import compared_runs
 from levelfield.studies.compared_runs import BundleRuns, named_runs
 
 STORES, FRAMEWORKS = 60, ("torch", "jax")
 OTHER_WORK = "sha256:" + "7" * 64
+WORKS, CORPORA = ("sha256:" + "1" * 64, "sha256:" + "5" * 64), ("sha256:" + "2" * 64, "sha256:" + "6" * 64)
+TRAININGS = list(product(WORKS, CORPORA))
+Place = tuple[str, str, str, str, str]  # case, work, corpus, framework and tuning
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Command:
     runs: tuple[RunRecord, ...]
     tuning: str
     micro_batch: int
+    training: tuple[str, str]  # work, corpus
     place: tuple[str, str]  # node, variables
     counts: bool
     is_disturbed: bool
@@ -89,18 +93,23 @@ def commanded(rng: random.Random, framework: str, hour: int, **changes: Any) -> 
 def random_store(seed: int) -> RandomStore:
     rng = random.Random(seed)
     commands: dict[str, list[Command]] = {framework: [] for framework in FRAMEWORKS}
+    trainings = rng.choice((TRAININGS[:1], TRAININGS[:1], TRAININGS[:2], TRAININGS[:1] * 2 + TRAININGS))
     for framework in FRAMEWORKS:
         for hour in sorted(rng.sample(range(96), rng.randint(1, 4))):
             tuning, micro_batch = rng.choice(("base", "base", "base", "peak")), rng.choice((8, 8, 8, 4))
             variables, node = rng.choice(({}, {}, {"OMP": "1"})), rng.choice(("node-1", "node-1", "node-1", "node-2"))
             ended = rng.choice(({}, {}, {}, {"verdict": "different"}, {"word": "failed"}))
             disturbed = rng.random() < 0.2
+            work, corpus = rng.choice(trainings)
             runs = commanded(
                 rng, framework, hour, repeats=rng.choice((1, 2, 3, 3, 4)), tuning=tuning, disturbed=disturbed,
-                micro_batch=micro_batch, variables=variables, node=node, **ended,
+                micro_batch=micro_batch, variables=variables, node=node, work=work, corpus=corpus, **ended,
             )  # fmt: skip
             place = node, str(variables)
-            commands[framework].append(Command(hour, tuple(runs), tuning, micro_batch, place, not ended, disturbed))
+            training = work, corpus
+            commands[framework].append(
+                Command(hour, tuple(runs), tuning, micro_batch, training, place, not ended, disturbed)
+            )
     trials: list[RunRecord] = []
     for case, change in (("gpt+steps14", {}), ("llama", {"verdict": "not checked"}), ("qwen", {})):
         if rng.random() < 0.3:
@@ -154,41 +163,57 @@ def disagreements(store: RandomStore) -> Iterator[str]:
     latest = [run for series in source.series() for run in recent_runs(source.newest(series))]
     table = matrix(latest, "framework", histories=histories)
     view = first_view(ranked_trainings(content, results), TOKENS, histories)
-    of_page: dict[tuple[str, ...], RankedBar] = {}
-    for training in view.trainings:
-        for bar in training.ranking.bars:
-            who = bar.contender
-            of_page[training.training.first.series.case, who.framework, who.tuning] = bar
-    cells: dict[tuple[str, ...], MatrixCell] = {
-        (row.case, *column.split()): cell for (row, column), cell in table.cells.items() if cell.value
-    }
+    of_page, cells = bars_of(view), cells_of(table)
+    if len({row.label for row in table.rows}) < len(table.rows):
+        yield f"rows of one name: {[row.label for row in table.rows]}"
     if cells.keys() != of_page.keys():
         yield f"matrix has {[*cells]}, page has {[*of_page]}"
         return
-    sides: dict[tuple[str, ...], ComparedSide] = {}
+    sides: dict[Place, ComparedSide] = {}
     for place, cell in cells.items():
         assert cell.side
         ids = ids_of(cell.side)
         if ids != ids_of(of_page[place].contender.side):
             yield f"{place}: matrix and page take other runs"
-        case, framework, tuning = place
+        case, work, corpus, framework, tuning = place
         micro_batch = cell.side.first.series.micro_batch
-        of_series = [command for command in store.commands[framework] if command.micro_batch == micro_batch]
+        of_framework = [c for c in store.commands[framework] if c.training == (work, corpus)]
+        of_series = [command for command in of_framework if command.micro_batch == micro_batch]
         has_base = any(command.counts and command.tuning == "base" for command in of_series)
         if case != "gpt" or (tuning == "peak" and has_base):
             continue
         expected = expected_runs([command for command in of_series if command.tuning == tuning])
-        sides[place] = side_of(framework, named_runs(source, f"gpt:{framework} mb{micro_batch}").runs)
+        sides[place] = side_of(
+            framework, named_runs(source, f"gpt:{framework} mb{micro_batch} work={work} corpus={corpus}").runs
+        )
         if not ids == ids_of(sides[place]) == expected:
             yield f"{place}: matrix has {ids}, compare {ids_of(sides[place])}, expected {expected}"
-    for tuning in ("base", "peak"):
-        places: list[tuple[str, ...]] = [("gpt", framework, tuning) for framework in FRAMEWORKS]
+    for (work, corpus), tuning in product(TRAININGS, ("base", "peak")):
+        places: list[Place] = [("gpt", work, corpus, framework, tuning) for framework in FRAMEWORKS]
         if all(place in sides for place in places):
             outcome = compare([sides[place] for place in places], histories)
             bars, of_matrix = [of_page[place] for place in places], [cells[place].ratio for place in places]
             yield from differing_ratios(outcome, bars, of_matrix, table.columns[0] == f"{FRAMEWORKS[0]} {tuning}")
     if not store.has_peak and len(table.ratios) == 1 and not same(view.lead, table.ratios[0].ratio):
         yield f"page says {view.lead}, matrix says {table.ratios[0].ratio}"
+
+
+def bars_of(view: FirstView) -> dict[Place, RankedBar]:
+    bars: dict[Place, RankedBar] = {}
+    for bar in (bar for training in view.trainings for bar in training.ranking.bars):
+        who, series = bar.contender, bar.contender.side.first.series
+        bars[series.case, series.work, series.corpus, who.framework, who.tuning] = bar
+    return bars
+
+
+def cells_of(table: ResultMatrix) -> dict[Place, MatrixCell]:
+    """Return the measured cells."""
+    cells: dict[Place, MatrixCell] = {}
+    for (row, column), cell in table.cells.items():
+        if cell.value:
+            framework, tuning = column.split()
+            cells[row.training.case, row.training.work, row.training.corpus, framework, tuning] = cell
+    return cells
 
 
 def ids_of(side: ComparedSide) -> list[str]:
@@ -220,6 +245,10 @@ def newest_series(runs: Sequence[RunRecord], histories: Any, duels: Any = ()) ->
     return column_cell([run for run in runs if run.series == newest.series], histories, duels)
 
 
+def joined(series: Series) -> Training:
+    return training_of(series)._replace(work="", corpus="")
+
+
 PLANTED = Ratio(1.0, None, None, "inconclusive", "planted")
 FAULTS: dict[str, tuple[object, str, object]] = {
     "base and peak are one side": (series_runs, "tuning_of", lambda record: "base"),
@@ -232,6 +261,8 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "a label takes every run": (compared_runs, "labelled_runs", lambda records: ChosenRuns(tuple(records))),
     "a matrix takes the newest series": (matrix_module, "column_cell", newest_series),
     "a page takes the newest series": (first_view_module, "column_cell", newest_series),
+    "a matrix joins trainings of one name": (matrix_module, "training_of", joined),
+    "a page joins trainings of one name": (first_view_module, "training_of", joined),
     "a page reads one run": (first_view_module, "recent_runs", lambda newest: islice(newest, 1)),
     "a page has other ratios": (ranking_module, "side_ratio", lambda quantity, side, base: PLANTED),
     "a trial is in the mean of a matrix": (
