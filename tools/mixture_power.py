@@ -197,7 +197,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
     first = {kind: Counter(row["failed"][0] for row in faults[kind] if row["failed"]) for kind in kinds}
     layers = [word for word in ORDER if any(first[kind][word] for kind in kinds)]
     lines = [
-        ("mixture", *kinds),
+        ("model", *kinds),
         ("faults", *(len(faults[kind]) for kind in kinds)),
         *((f"decided by {word}", *(first[kind][word] for kind in kinds)) for word in layers),
         ("faults that are aligned", *(aligned(faults[kind], "verdict") for kind in kinds)),

@@ -213,7 +213,7 @@ def is_told(row: Row) -> bool:
 
 
 TITLES = {
-    "a sleep": "sleep in one layer's attention", "a norm": "slow norm", "a product": "additional products",
+    "a sleep": "sleep in one layer's attention", "a norm": "slow norm", "a product": "additional matmuls",
     "an mlp": "slow mlp", "a core": "slow attention core", "an optimizer": "slow optimizer", "a reader": "slow reader",
     "garbage": "garbage collection", "a late rank": "late rank of two", "math": "attention by math",
     "recomputation": "full recomputation", "slow links": "slow link between two hosts",

@@ -45,7 +45,7 @@ def row_errors_lines(registry: Registry) -> Iterator[str]:
         "",
         "The `error` of `plan --chip A,B`: the median error of published runs like the row. None of them sets a rate.",
         "",
-        "| maker, framework, precision, model | runs | own constants | of the program |",
+        "| vendor, framework, precision, model | runs | own constants | of the program |",
         "|---|---|---|---|",
     ]
     errors = row_errors(registry)

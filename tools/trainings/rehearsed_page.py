@@ -22,17 +22,14 @@ only booked. It shows what the code asks of a device, and nothing about speed or
     make rehearse
     .venvs/dev/bin/python tools/rehearse.py CASE
 
-Fullest device, GiB. *Error*: the largest difference of planned, without the planner's margin, from allocated. *Counts*:
-rows whose code has not changed since; `show frameworks` and `show vendors` take only these. [All rows with the reason
-where one does not count](../data/rehearsed.csv); `rehearsed.json` (schema `levelfield.rehearsed/2`) is the evidence.
+GiB of the fullest device. *Error*: the largest difference of planned, without margin, from allocated. *Failed*:
+allocations. *Counts*: rows whose code has not changed since; `show frameworks` and `show vendors` take only these. [All
+rows, with the reason where one does not count](../data/rehearsed.csv); `rehearsed.json` (schema
+`levelfield.rehearsed/2`) is the evidence.
 """
 
 EMPTY = "No rehearsal is recorded yet."
-SUMMARY_HEAD = (
-    "| case, framework | plans | counts | devices | allocated | reserved | error | failed allocations |\n"
-    + "|---" * 8
-    + "|"
-)
+SUMMARY_HEAD = "| case, framework | plans | counts | devices | allocated | error | failed |\n" + "|---" * 7 + "|"
 HEAD = (
     *("case", "framework", "chip", "nodes", "devices", "layout", "micro_batch", "recompute", "planned_gib"),
     *("allocated_gib", "reserved_gib", "failed_allocations", "flushes", "waits", "counts"),
@@ -73,7 +70,6 @@ def _summary(name: tuple[str, str], rows: dict[RehearsedRow, str | None]) -> str
         " ".join(name), len(rows), sum(fault is None for fault in rows.values()),
         _span([row.nodes * row.devices for row in rows], "{:d}"),
         _span([row.allocated_bytes / GIB for row in rows], "{:.1f}"),
-        _span([row.reserved_bytes / GIB for row in rows], "{:.1f}"),
         f"{max(errors):.1%}" if errors else "-", sum(row.failed_allocations for row in rows),
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
