@@ -33,14 +33,14 @@ _WORDS = {
 # Values that other documents hold too are described here, by model and field: (unit, meaning).
 SHARED: dict[str, dict[str, tuple[str, str]]] = {
     "Layout": {
-        "data": ("count", "Data-parallel size: replicas of the model, each with its own sequences."),
-        "tensor": ("count", "Tensor-parallel size: devices that share each matrix."),
-        "pipeline": ("count", "Pipeline stages: devices that share the layers."),
-        "sequence_parallel": ("", "Whether the tensor-parallel devices also divide the sequence."),
+        "data": ("count", "Data-parallel size."),
+        "tensor": ("count", "Tensor-parallel size."),
+        "pipeline": ("count", "Pipeline stages."),
+        "sequence_parallel": ("", "Whether tensor ranks also divide the sequence."),
         "sharding_stage": ("ZeRO stage", "From 0 (nothing is sharded) to 3."),
-        "sharding_degree": ("count", "Ranks that share one set of sharded states, of data x context."),
-        "context": ("count", "Context-parallel size: devices that share each sequence. Left out where it is 1."),
-        "expert": ("count", "Ranks of data x context that divide the experts of a mixture. Left out where it is 1."),
+        "sharding_degree": ("count", "Ranks that share one set of states, of data x context."),
+        "context": ("count", "Context-parallel size; left out where 1."),
+        "expert": ("count", "Expert-parallel size, a part of data x context; left out where 1."),
     },
     "EntryUsed": {
         "suite": ("", "Name of the suite."),
