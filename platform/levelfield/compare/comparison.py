@@ -27,6 +27,7 @@ from levelfield.specs.prices import Prices
 from levelfield.specs.record import DuelConclusion, Point, RunRecord, StoreEvent
 from levelfield.specs.short_names import short_value
 
+_SAME_CONSTANT = 1e-9  # of logarithms: how far a constant may differ by rounding
 _APART = 0.02  # from which on a ratio is told apart from that of the medians
 NEWEST = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
@@ -117,21 +118,34 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:
-    """Return the figures of a side with what every ratio needs: the noise of its history, and of speeds its duels."""
+    """Return the figures of a side with what every ratio needs: the noise of its history, and its duels."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
     noise = _noise(quantity, side, points) if points and side.counted else None
     values = tuple(value for run in side.counted if (value := quantity.read(run)) is not None)
-    return SideValues(values, noise, tuple(_duel_arms(side, duels)) if quantity is RATE else ())
+    return SideValues(values, noise, tuple(_duel_arms(quantity, side, duels)))
 
 
-def _duel_arms(side: ComparedSide, duels: Duels) -> Iterator[DuelArm]:
-    """Yield the side's part in each duel of which it has all runs. A disturbed run counts there, as in the duel."""
-    rates = {run.run_id: RATE.read(run) or 0.0 for run in side.runs if exclusion(run) is None}
-    logarithms = {run_id: math.log(rate) for run_id, rate in rates.items() if rate > 0}
+def _duel_arms(quantity: Quantity, side: ComparedSide, duels: Duels) -> Iterator[DuelArm]:
+    """Yield the side's part in each duel of which it has all runs. A disturbed run counts there, as in the duel.
+
+    None where the figure has more in it than the speed and a constant, such as energy or another peak.
+    """
+    logarithms = dict[str, tuple[float, float]]()  # of the speed and of the figure
+    for run in side.runs if quantity.power and duels else ():
+        rate, value = RATE.read(run) or 0.0, quantity.read(run) or 0.0
+        if exclusion(run) is None and rate > 0 and 0 < value < math.inf:
+            logarithms[run.run_id] = math.log(rate), math.log(value)
     for duel in duels:
         for is_b, ids in enumerate(zip(*duel.pairs, strict=True)):
-            if logarithms.keys() >= set(ids):
-                yield DuelArm(duel, bool(is_b), math.fsum(logarithms[run] for run in ids) / len(ids))
+            if logarithms.keys() >= set(ids) and quantity.power:
+                speeds, values = zip(*(logarithms[run] for run in ids), strict=True)
+                rest = [value - quantity.power * speed for speed, value in zip(speeds, values, strict=True)]
+                if max(rest) - min(rest) <= _SAME_CONSTANT:
+                    yield DuelArm(duel, bool(is_b), _mean(speeds), _mean(values), quantity.power)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def stated_duels(events: Iterable[StoreEvent]) -> Duels:

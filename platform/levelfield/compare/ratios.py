@@ -48,7 +48,9 @@ class DuelArm:
 
     duel: DuelConclusion
     is_b: bool
-    log_mean: float  # of their speeds
+    log_speed: float  # the mean of the logarithms of their speeds
+    log_mean: float  # the same of the figure, which is a constant of the side times their speeds, or over them
+    power: Literal[1, -1] = 1  # of the speed in the figure
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,14 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
 def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
     """Return what the newest duel of both sides showed, side over base; None without one that fits their runs."""
     for arm in reversed(side.duels):
-        duel = arm.duel
+        duel, sign = arm.duel, 1 if arm.is_b else -1
         for other in (other for other in base.duels if other.duel == duel and other.is_b != arm.is_b):
-            standing = standing_of(duel.low, duel.high)
-            b_over_a = Ratio(duel.ratio, duel.low, duel.high, standing, duel.reason, len(duel.pairs))
-            ratio = b_over_a if arm.is_b else b_over_a.inverse
-            if ratio.value and abs(math.log(ratio.value) - (arm.log_mean - other.log_mean)) <= _SAME_RUNS:
-                return ratio
+            speeds = arm.log_speed - other.log_speed
+            if abs(sign * math.log(duel.ratio) - speeds) <= _SAME_RUNS and arm.power == other.power:
+                factor, power = math.exp(arm.log_mean - other.log_mean - arm.power * speeds), arm.power * sign
+                value, *ends = (factor * end**power for end in (duel.ratio, duel.low, duel.high))
+                low, high = sorted(ends)
+                return Ratio(value, low, high, standing_of(low, high), duel.reason, len(duel.pairs))
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
+from typing import Literal
 
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
@@ -169,6 +170,8 @@ class Quantity:
     covers: Callable[[RunRecord], str | None] = lambda record: None
     # the figure of a stored night of a run's series; None where nights do not store it
     read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
+    # of the speed in the figure, where the rest of it may be a constant of a side; 0: there is more in it
+    power: Literal[1, 0, -1] = 0
 
 
 def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
@@ -208,6 +211,7 @@ def _quantity(figure: RunFigure) -> Quantity:
         is_optional=figure.is_optional,
         basis=lambda record: value_at(record.result, *figure.basis) if figure.basis else None,
         read_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
+        power=1 if figure.name in ("tokens_per_second_per_device", MFU_NAME) else 0,
     )
 
 
@@ -249,4 +253,5 @@ def cost_quantity(prices: Prices) -> Quantity:
         basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
         covers=covers,
         read_night=read_night,
+        power=-1,
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compared_records import other_use, record, with_result
+from compared_records import mfu_row, other_use, record, with_result
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare, stated_duels
 from levelfield.compare.matrix import matrix
@@ -20,7 +20,9 @@ from levelfield.errors import LevelfieldError
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store.database import Store
 from levelfield.studies.duels import DuelOutcome, conclusion, duel, duel_values, looks_of
 from pydantic import ValidationError
@@ -111,6 +113,45 @@ def test_a_duel_holds_for_its_own_runs_alone(door: Door) -> None:
     assert ratio and ratio.pairs is None, "it is not the ratio of these runs"
     ratio = door(a, b, [stated(outcome), stated(later)])
     assert ratio and ratio.value == pytest.approx(outcome.ratio.value), "the other duel has other speeds"
+
+
+RENT = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 2.0}}})
+OWN = {"capital": 10_000, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.1, "pue": 1.2}
+OWNED = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "own": OWN}}})
+
+
+def with_mfu(side: list[RunRecord], per_speed: float) -> list[RunRecord]:
+    rates = [run.tokens_per_second_per_device or 0.0 for run in side]
+    uses = [mfu_row(per_speed * rate, peak_tflops=100.0) for rate in rates]
+    return [with_result(run, utilisation=[use]) for run, use in zip(side, uses, strict=True)]
+
+
+def ratios_of(a: list[RunRecord], b: list[RunRecord], event: StoreEvent, prices: Prices) -> dict[str, Ratio]:
+    outcome = compare([side_of("A", a), side_of("B", b)], prices=prices, duels=stated_duels([event]))
+    return {figure.quantity.column.name: figure.ratios[0] for figure in outcome.figures}
+
+
+def test_what_follows_from_the_speed_alone_is_by_pairs_too() -> None:
+    """MFU and rent are a constant of the side times the speed, or over it: 1.5 times as many FLOPs on side B."""
+    outcome = fought()
+    a, b = runs_of(outcome)
+    ratios = ratios_of(with_mfu(a, 1e-4), with_mfu(b, 1.5e-4), stated(outcome), RENT)
+    speed = outcome.ratio
+    assert speed.value and speed.low and speed.high
+    mfu, cost = ratios[MFU_NAME], ratios["cost_per_million_tokens"]
+    assert (mfu.value, mfu.low, mfu.high) == pytest.approx((1.5 * speed.value, 1.5 * speed.low, 1.5 * speed.high))
+    assert (cost.value, cost.low, cost.high) == pytest.approx((1 / speed.value, 1 / speed.high, 1 / speed.low))
+    assert (mfu.pairs, mfu.standing, cost.pairs, cost.standing) == (3, "higher", 3, "higher")
+
+
+def test_what_has_more_in_it_than_the_speed_is_not_by_pairs() -> None:
+    """Energy, a price with the energy in it, and an MFU of which one run refers to another peak."""
+    outcome = fought()
+    a, b = runs_of(outcome)
+    ratios = ratios_of([*with_mfu(a[:2], 1e-4), *with_mfu(a[2:], 1.1e-4)], with_mfu(b, 1e-4), stated(outcome), OWNED)
+    assert ratios["tokens_per_second_per_device"].pairs == 3
+    others = {name: ratio.pairs for name, ratio in ratios.items() if name != "tokens_per_second_per_device"}
+    assert {MFU_NAME, "joules_per_token", "cost_per_million_tokens"} <= others.keys() and not any(others.values())
 
 
 def replace_run(run: RunRecord) -> RunRecord:
