@@ -153,6 +153,7 @@ class TrainingFigures:
     reference: str | None  # the name of the stored one
     lines: tuple[LossLine, ...]
     ticks: tuple[tuple[str, float], ...]  # of the vertical axis of the losses
+    steps: tuple[tuple[str, float], ...]  # of their horizontal axis
     memory: tuple[MemoryBar, ...]
 
 
@@ -181,8 +182,20 @@ def training_figures(
         pairs = zip(losses, reference, strict=False) if contender_or_none else ()
         difference = max((abs(loss / expected - 1) for loss, expected in pairs if expected), default=None)
         lines.append(LossLine(contender_or_none, losses, polyline, difference))
-    ticks = tuple((f"{value:.2f}", height(value)) for value in (low, (low + high) / 2, high))
-    return TrainingFigures(training, name, tuple(lines), ticks, tuple(map(_memory_bar, training.contenders)))
+    ticks = tuple((f"{value:g}", height(value)) for value in round_ticks(low, high))
+    marked = [int(step) for step in round_ticks(1, most) if step == int(step)]
+    steps_axis = tuple((f"{step}", LEFT + (step - 1) * across) for step in marked)
+    bars = tuple(map(_memory_bar, training.contenders))
+    return TrainingFigures(training, name, tuple(lines), ticks, steps_axis, bars)
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return the multiples of 1, 2 or 5 times a power of ten from low to high, at least three where these differ."""
+    if not high > low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / 3))
+    step = next(power * digit for digit in (5, 2, 1) if (high - low) / (power * digit) >= 3 or digit == 1)
+    return [float(f"{number * step:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _memory_bar(contender: Contender) -> MemoryBar:

@@ -306,7 +306,7 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
     """Return the bars with their places. By MFU the axis ends at the peak of the chip."""
     axis = 1.0 if metric.name == "mfu" else _axis_end([(bar.value, bar.high) for bar in ranked.bars])
     elsewhere = OF_TRUST if metric.name == "mfu" else (*OF_TRUST, OF_MFU)
-    words = [(bar.contender.chip, bar.contender.framework, bar.contender.tuning) for bar in ranked.bars]
+    words = [(bar.contender.chip, bar.contender.framework, _tuning_name(bar.contender)) for bar in ranked.bars]
     varied = [len(set(column)) > 1 for column in zip(*words, strict=True)]
     best: dict[str, DrawnBar] = {}
     every = []
@@ -337,7 +337,7 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
             high=high,
             is_clipped=(bar.high or 0.0) > axis,
             trusted=sum(part.holds for part in bar.contender.trust),
-            row=(chip, framework, tuning, bar.value, bar.low, bar.high, *ratios),
+            row=(chip, framework, bar.contender.tuning, bar.value, bar.low, bar.high, *ratios),
             is_apart=not is_alike,
         )
         every.append(drawn)
@@ -357,6 +357,11 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
     is_told = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
     others = dict.fromkeys(f"{chip} ({framework})" for chip, framework, _ in words if is_by_chip and chip not in best)
     return DrawnTraining(training, ranked, tuple(best.values()), bars, is_told, tuple(others))
+
+
+def _tuning_name(side: Contender) -> str:
+    """Return how a reader sees the tuning of a side: peak is also what a chip can do at most."""
+    return "tuned" if side.tuning == "peak" else side.tuning
 
 
 def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:

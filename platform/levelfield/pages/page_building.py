@@ -44,6 +44,7 @@ from levelfield.store.database import rare_collections
 HERE = Path(__file__).parent
 ASSETS = (*sorted(path.name for path in (HERE / "assets").glob("*.js")), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
+MENU = ("index", "nights", "nodes", "published", "guide")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
 Summaries = Mapping[str, SeriesSummary]  # by the digest of a series
@@ -196,6 +197,7 @@ def write_pages(
         covers = {side.series.chip: views[-1].metric.quantity.covers(side) for side in sides}
         paid = [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
     switch = {"metrics": files, "lacking": lacking, "paid": paid}
+    nodes, published_rows = nodes_view(content, documents), list(_beside_rows(content, summaries, registry))
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
             (file, "index", {"v": view, "o": night, "planned": _planned(view, registry), **switch})
@@ -204,12 +206,15 @@ def write_pages(
         ),
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
-        ("nodes.html", "nodes", {"n": nodes_view(content, documents)}),
-        ("published.html", "published", {"rows": list(_beside_rows(content, summaries, registry))}),
+        ("nodes.html", "nodes", {"n": nodes}),
+        ("published.html", "published", {"rows": published_rows}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
+    # the menu names no page without content
+    filled = {"nights": night.night, "nodes": nodes.nodes, "published": published_rows}
+    shared |= {"menu": [name for name in MENU if filled.get(name, True)]}
     shared |= {"currency": prices.currency if prices else "", "left_out": _left_out(results)}
     for language in LANGUAGES:
         for name, template, more in pages:

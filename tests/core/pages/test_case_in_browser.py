@@ -118,7 +118,7 @@ def test_a_chart_says_in_words_what_it_marks(browser: Any, seeded_pages: Path) -
         section = page.locator(f"#{first_series(seeded_pages)}")
         root = ElementTree.fromstring(saved(page, section, "SVG")[1])
         texts = [text.text or "" for text in root.iter(f"{SVG}text")]
-        words = {"driver changed", "level accepted", "note", "regression"}
+        words = {"driver changed", "baseline accepted", "note", "regression"}
         assert words <= set(texts) and not {"C1", "E1"} & set(texts)
         rings = [p for p in root.iter(f"{SVG}path") if p.get("stroke") == "#c01c28" and p.get("fill") == "none"]
         assert len(rings) == 1, "the night of the regression"
@@ -262,7 +262,7 @@ def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path
 
 @pytest.mark.parametrize(
     ("device_is", "label"),
-    [("host share", "Whole machine with all programs, peak; no figure of this run"), ("card", "Device used, peak")],
+    [("host share", "Whole machine with all programs, peak; not of this run"), ("card", "Device used, peak")],
 )
 def test_the_memory_of_a_whole_machine_is_not_called_a_runs(
     browser: Any, tmp_path: Path, device_is: str, label: str

@@ -207,7 +207,10 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_store_explains_itself(tmp_path: Path) -> None:
     built(tmp_path / "site", [])
-    for name, text in (("index", "There is no run in this store yet"), ("nights", "No night has been recorded yet")):
+    for name, text in (
+        ("index", "There is no run in this store yet"),
+        ("nights", "No nightly run has been recorded yet"),
+    ):
         assert text in Page(tmp_path / "site" / f"{name}.html").text
 
 

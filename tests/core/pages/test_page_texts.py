@@ -38,6 +38,7 @@ FAMILIES = {
     "caution.": sorted(set(WHY) - set(OF_TRUST)),
     "answer.": (*RANKED, "noise", "inconclusive"),
     "by.": RANKED,
+    "is.": [f"{name}.{word}" for name in RANKED for word in ("higher", "lower")],
     "standing.": get_args(Standing),
     "clear.": sorted(set(WHY) - set(OF_TRUST)),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
@@ -96,7 +97,7 @@ def test_a_text_that_is_there_is_named() -> None:
 
 def test_chinese_texts_are_chinese() -> None:
     same = {key for key, value in texts("zh").items() if not re.search(r"[\u4e00-\u9fff]", value)}
-    assert same == {"unit.mfu", "unit.memory"}
+    assert same == {"unit.mfu", "unit.memory", "difference"}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -186,7 +186,7 @@ def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, s
         for part in (
             "software.driver: 550.90.07 → 560.35.03",
             "seven quiet nights",
-            "level accepted",
+            "baseline accepted",
             "confirmed by 4 pairs",
             "−6.1 % (−6.8 % … −5.4 %)",
             "Throughput 2.1 %",
@@ -204,9 +204,9 @@ def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_pages: 
         text = page.locator("main").inner_text()
         for part in (
             "valid",
-            "sealed",
+            "checksums ok",
             "aligned",
-            "Memory against the estimate",
+            "Memory against the prediction",
             "63.50",
             "power_watts",
             "the host's processors ran",
@@ -259,7 +259,7 @@ def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages
         page.goto(f"file://{seeded_pages}/run.html#{slug}/{run_of(page, slug, 9)}")
         page.wait_for_selector("#run[data-drawn]")
         text = page.locator("main").inner_text()
-        for part in ("rank 3 was ended by signal 9", "stands in no comparison", "finished no step"):
+        for part in ("rank 3 was ended by signal 9", "is in no comparison", "finished no step"):
             assert part in text
         page.goto(f"file://{seeded_pages}/run.html#{slug}/nothing")
         page.get_by_text("This run is not in these pages").wait_for()

@@ -206,7 +206,7 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
         ]
         root = ElementTree.fromstring(saved(page, section.locator("figure").first, "SVG")[1])
         texts = {text.text for text in root.iter(f"{SVG}text")}
-        labels = {"Parts of the step", "mlp 51.1 %", "10.84 ms"}
+        labels = {"Step time by category", "mlp 51.1 %", "10.84 ms"}
         assert labels <= texts
 
 

@@ -60,11 +60,12 @@
   function draw(place, slug, history, statements) {
     const columns = history.columns;
     const charts = el("div", { class: "charts" });
-    place.append(nodes(history), charts);
+    const isOne = columns.trend.filter(Boolean).length < 2;
+    place.append(nodes(history), isOne ? el("p", { class: "note" }, t("one-run")) : charts);
     levelfield.pairs.add(place, slug, history, statements);
     const absent = [];
     for (const name of NAMES) {
-      if (columns[name].some((value) => value !== null)) chart(charts, slug, history, statements, name);
+      if (columns[name].some((value) => value !== null)) { if (!isOne) chart(charts, slug, history, statements, name); }
       else absent.push(t(`figure.${name}`));
     }
     if (absent.length) place.append(el("p", { class: "empty" }, t("no-figure", { names: absent.join(", ") })));
