@@ -46,7 +46,7 @@ class Rehearsals:
             self.faults[row] = row.stale(code[key]) or failed
 
     def latest(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
-        """Return `rehearsed 2026-11` of the newest row that counts; None without one.
+        """Return `simulated 2026-11` of the newest row that counts; None without one.
 
         framework: with its version where that is a further one. kind: of devices. vendor: of the chip.
         """
@@ -55,4 +55,4 @@ class Rehearsals:
             spec = self._vendors[row.chip]
             of = (framework in (None, row.framework), kind in (None, spec.device_kind), vendor in (None, spec.name))
             dates += [row.date] if fault is None and all(of) else []
-        return f"rehearsed {max(dates)[:7]}" if dates else None
+        return f"simulated {max(dates)[:7]}" if dates else None

@@ -34,7 +34,7 @@ examples:
 """
 CHECK = """\
 Count a case's parameters, name what each framework refuses, and plan the smoke
-scale on a processor and the full scale on --hardware. Nothing is run. Exit code
+scale on a CPU and the full scale on --hardware. Nothing is run. Exit code
 4 unless every check passes or does not apply.
 
 examples:

@@ -83,7 +83,7 @@ def _sheets(
         *([] if is_one_place else ["devices"]),
         "layout",
         "micro",
-        "again",
+        "recompute",
         "GiB",
         "tokens/s",
         "error",
@@ -119,10 +119,9 @@ def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: R
     names = [plan.name for plan in plans]
     rated = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
     yield (
-        "the fastest row of each chip that leaves memory free (* where none does); `plan` with one chip has all rows. "
-        "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device; error: "
-        "how far plans were from published runs like the row, in the middle"
-        + (f"; ratio: over {base.name}" if base.name else "")
+        "the fastest row of each chip with memory to spare (*: none has); `plan` with one chip has all rows. "
+        "GiB: of the fullest device; recompute: activation checkpointing; tokens/s: per device; error: "
+        "median error of published runs like the row" + (f"; ratio: over {base.name}" if base.name else "")
     )
     errors = ((plan.name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
     yield from _grouped(
@@ -137,10 +136,10 @@ def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: R
     yield from _grouped([(name, f"no ratio: {reason}") for name, reason in missing if reason], names)
     if base.name and len(rated) > 1 and plans[0].plan.question.work.model.experts is None:
         middle, most = CHIP_RATIO_OFF
-        makers = " and ".join(SPEED_VENDORS)
+        vendors = " and ".join(SPEED_VENDORS)
         yield (
-            f"planned ratios of {CHIP_PAIRS} pairs of {makers} chips were off from published ones by {middle:.0%} in "
-            f"the middle and {most:.0%} at most"
+            f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: median error {100 * middle:.0f} %, "
+            f"max {100 * most:.0f} %"
         )
     notes = [(plan.name, sentence) for plan in plans if plan.speed for sentence in expected(plan.plan)]
     notes += [(plan.name, f"assumed: {remark}") for plan in plans for remark in plan.plan.remarks]
@@ -164,7 +163,7 @@ def _training(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
     """Return what a training on so many tokens takes on each chip that has a speed, with the days at both ends of the
     interval of its speed."""
     prices, rows, notes = plans[0].plan.request.prices, [], []
-    header = ("chip", "days", "in 90 of 100 runs", "device-hours", "MWh", *([prices.currency] if prices else []))
+    header = ("chip", "days", "90 % interval", "device-hours", "MWh", *([prices.currency] if prices else []))
     for plan in plans:
         if plan.row and plan.speed:
             bill, ends = plan.plan.bill(plan.row), plan.plan.bills_at_ends(plan.row)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Tables = tuple[list[Sheet], dict[str, Any], bool]
 
 _HELP = """\
-Compare runs: first what makes them comparable, then the figures with their
+Compare runs: first what makes them comparable, then the metrics with their
 ratio to the first side. A 95 % interval and a verdict on noise need at least
 3 runs of each side, or a stored history of their series.
 
@@ -42,9 +42,9 @@ A SIDE is one of these, or several joined by commas:
   a bundle, FILE.zip, or FILE.zip:NAME, where NAME is a run, pattern or series
 Runs are looked for in the folder of runs, then in the store.
 
---require 'FIGURE>=RATIO' (or <=) is met where the whole 95 % interval of the
+--require 'METRIC>=RATIO' (or <=) is met where the whole 95 % interval of the
 ratio to the first side is within it, and missed where none of it is; else it is
-undecided. 'aligned' requires that verdict of every run. A FIGURE is named as in
+undecided. 'aligned' requires that verdict of every run. A METRIC is named as in
 --json, or by a beginning that no other has.
 
 Exit code 4 where the sides are not comparable; then no ratio is printed. Also 4
@@ -70,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--across",
         choices=("precision",),
         metavar="FIELD",
-        help="precision: it differs on purpose, all else of the work is equal",
+        help="precision: it differs on purpose, all else of the workload is equal",
     )
     option(
         "--require",

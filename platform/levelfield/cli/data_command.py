@@ -1,6 +1,6 @@
-"""`data` (machines and environments): prepare or check a corpus
+"""`data` (machines and environments): prepare or check a dataset
 `data prepare`: convert text files to Megatron's indexed .bin/.idx
-`data check`: read a whole corpus; print its size and digest
+`data check`: read a whole dataset; print its size and digest
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from levelfield.corpus.facts import CorpusFacts
 
 DATA = """\
-Prepare a corpus from text, or check one.
+Prepare a dataset from text, or check one.
 
 examples:
   run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
@@ -37,7 +37,7 @@ examples:
       --output PREFIX
 """
 CHECK = """\
-Read a whole corpus and print its format, size in tokens and digest.
+Read a whole dataset and print its format, size in tokens and digest.
 
 example:
   run_benchmarks.py data check PREFIX
@@ -94,11 +94,11 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
         "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
     option("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
-    option("--force", action="store_true", help="replace an existing corpus")
+    option("--force", action="store_true", help="replace an existing dataset")
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", metavar="PREFIX", help="the path of the corpus without .bin/.idx or _ids.npy")
+    parser.add_argument("prefix", metavar="PREFIX", help="the path of the dataset without .bin/.idx or _ids.npy")
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""`compare duel` (compare chips): run two cases in turns on this machine until it is decided which is faster"""
+"""`compare duel` (compare chips): A/B run: two cases interleaved on this machine until one is faster"""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ if TYPE_CHECKING:
     from levelfield.specs.tuning import TuningChoice
 
 _HELP = """\
-Run two cases in turns on this machine (A B, B A, A B, ...) until one is shown
-to be faster, that neither is, or seven runs of each decide nothing. It takes 3
-to 7 runs of each, as many as the noise needs; --repeat N takes exactly N. A
-drift of the machine hits both alike. What the duel shows stands last, below the
-comparison of all figures. The runs are kept as any others, also where the duel
-is interrupted.
+A/B run of two cases, interleaved on this machine (A B, B A, A B, ...). It ends
+when one is faster, when neither is, or undecided after seven runs of each. It
+takes 3 to 7 runs of each, as many as the noise needs; --repeat N takes exactly
+N. A drift of the machine hits both alike. The result is printed last, below the
+comparison of all metrics. The runs are kept, also after an interruption.
 
-Exit code 0 when it ran to its end, also where that decides nothing. 3: a run
-failed. 4: the two are not comparable. 130: interrupted.
+Exit code 0 when it ran to its end, also where it is undecided. 3: a run failed.
+4: the two are not comparable. 130: interrupted.
 
---a and --b take the free options of a run for one side, in quotes: --layout,
+--a and --b take the free options of A or B, in quotes: --layout,
 --micro-batch, --virtual-pipeline, --recompute, --recompute-layers, --compile,
 --graph, --attention, --threads, --env and --base. So one case can meet itself
 in two settings.
@@ -75,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="PERCENT",
-        help="the least difference of speed that matters (default: 1)",
+        help="smallest difference of speed that matters (default: 1)",
     )
     scale_option(parser)
     python_option(parser)

@@ -1,7 +1,7 @@
-"""`evidence` (compare chips): results that follow from raw files: collect, bundle, verify
-`evidence collect`: compute the result of a run again from its raw files
-`evidence bundle`: write runs into one archive, without names and secrets
-`evidence verify`: compute the figures of a bundle again from its raw files
+"""`evidence` (compare chips): archives of results with raw files: collect, bundle, verify
+`evidence collect`: recompute the result of a run from its raw files
+`evidence bundle`: write runs into one archive (a bundle), without names and secrets
+`evidence verify`: recompute the metrics of a bundle from its raw files
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from levelfield.specs.paths import RunPaths
 
 EVIDENCE = """\
-Evidence of results: the raw files and archives of them. docs/evidence.md says
-what each of these shows.
+Archive results with their raw files, and recompute them on any machine.
+docs/evidence.md says what each of these shows.
 
 examples:
   run_benchmarks.py evidence bundle latest --output run.zip
@@ -46,10 +46,10 @@ examples:
 """
 BUNDLE = """\
 Write runs into one archive: raw files, and the results that follow from them.
-`evidence verify` computes every figure again, on any machine, without a GPU.
+`evidence verify` recomputes every metric, on any machine, without a GPU.
 
 Secrets, and the names of users, hosts, folders and devices, are replaced
-by placeholders. So are the values of the shell's variables, but for those
+by placeholders. So are environment variables, but for those
 that trainings are known to read. The manifest lists them. Read the archive
 before you publish it: no list of forms is complete. Captured tensors and
 weights are left out, and long logs keep their last part. --sign adds a
@@ -63,14 +63,14 @@ examples:
   run_benchmarks.py evidence bundle latest --output run.zip --sign ~/.ssh/id_rsa
 """
 VERIFY = """\
-Recompute every figure and verdict of a bundle from the raw files in it,
-offline, and name what does not follow. Nothing is extracted or started.
+Recompute every metric and verdict of a bundle from the raw files in it,
+offline, and name what does not reproduce. Nothing is extracted or started.
 
-It shows that the stated results follow from the raw files, and that these
+It shows that the stated results reproduce from the raw files, and that these
 have not changed since the runs ended. It cannot show that they are true:
-a signature, or a digest kept elsewhere, shows whose word they are.
+a signature, or a digest kept elsewhere, shows who states them.
 
-Exit code 0: everything follows. 4: something does not, or the bundle was
+Exit code 0: everything reproduces. 4: something does not, or the bundle was
 changed. 2: the file is no bundle.
 
 examples:
@@ -167,7 +167,10 @@ def _packed_rows(bundle: Packed, path: Path, size: int, key: Path | None) -> Ite
     for replacement in manifest.replacements:
         times[replacement.kind] += replacement.times
     replaced = ", ".join(f"{kind} {count}x" for kind, count in sorted(times.items()))
-    yield "replaced", f"{replaced or 'nothing'}; {manifest.kept} name(s) kept that are also words"
+    left = (
+        f"{manifest.kept} name(s) left, which are also ordinary words" if manifest.kept else "no name left unredacted"
+    )
+    yield "replaced", f"{replaced or 'nothing'}; {left}"
     yield "signed", f"with {key}" if key else "no; --sign KEY does"
     yield "digest", manifest.digest
 
@@ -229,8 +232,8 @@ def _verified_rows(
         yield "run", f"{run.name}: {run.word}"
         yield from (("", line) for line in _run_lines(run))
     wrong = sum(run.word != "follows" for run in runs)
-    follow = "every figure and verdict follows from the raw files; not that these are true (docs/evidence.md)"
-    yield "shown", f"{wrong} of {len(runs)} run(s) do not follow from their raw files" if wrong else follow
+    follow = "all metrics reproduce from the raw files; their authenticity is not proven (docs/evidence.md)"
+    yield "shown", f"{wrong} of {len(runs)} run(s) do not reproduce from their raw files" if wrong else follow
 
 
 def _run_lines(run: VerifiedRun) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""`nightly accept`: accept the level of a series, with a reason
-`nightly accept-step`: accept the newest change of conditions, such as of a driver
-`nightly note`: add a remark to a series; it changes no level
-`nightly levels`: list the accepted levels, steps and remarks
-`nightly history`: a series over time: segments, level, what it shows
+"""`nightly accept`: accept the baseline of a series, with a reason
+`nightly accept-step`: accept the newest change of environment, such as of a driver
+`nightly note`: add a remark to a series; it changes no baseline
+`nightly levels`: list the accepted baselines, steps and remarks
+`nightly history`: a series over time: segments, baseline, smallest visible change
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from levelfield.store.database import Store
 
 ACCEPT = """\
-Accept the level of a series: of its unchanged nights, or of --run. A
-run that is not valid, not sealed or of a bad night is no evidence. One night
-is enough where a finished comparison by pairs judged it.
+Accept the baseline of a series: from its unchanged nights, or from --run. A run
+that is not valid, was changed since it ended, or is of a bad night does not
+count. One night is enough where a finished comparison by pairs judged it.
 
-With --all every series of the last night whose evidence suffices is accepted,
-for one reason, and the others are listed with theirs. Series that the night
-found worse are left out, unless --worse is given.
+With --all every series of the last night with enough runs is accepted, for one
+reason, and the others are listed with theirs. Series that got worse in that
+night are left out, unless --worse is given.
 
 examples:
   run_benchmarks.py nightly accept SERIES --reason "flash kernels, merge 12"
-  run_benchmarks.py nightly accept --all --reason "first levels" --dry-run
+  run_benchmarks.py nightly accept --all --reason "first baselines" --dry-run
   run_benchmarks.py nightly accept SERIES --reason "known" --until 2026-12-31
 """
 STEP = """\
-Accept the newest change of conditions of a series, such as of a driver. Then
-the series has a new level, from the nights after it. With --everywhere the same
-change is accepted in every series that has it.
+Accept the newest change of environment of a series, such as of a driver. Then
+the series has a new baseline, from the nights after it. With --everywhere the
+same change is accepted in every series that has it.
 
 examples:
   run_benchmarks.py nightly accept-step SERIES --reason "driver 560 costs 6 %"
   run_benchmarks.py nightly accept-step SERIES --reason "driver" --everywhere
 """
 NOTE = """\
-Add a remark to a series, for readers of its history. It changes no level.
+Add a remark to a series, for readers of its history. It changes no baseline.
 
 example:
   run_benchmarks.py nightly note SERIES --reason "the rack was moved"
 """
 LEVELS = """\
-List the events of all series, or of one: accepted levels, steps, remarks.
+List the events of all series, or of one: accepted baselines, steps, remarks.
 
 examples:
   run_benchmarks.py nightly levels
@@ -68,7 +68,7 @@ examples:
 """
 HISTORY = """\
 Print the series of a case over time: its segments between changes of
-conditions, with the step at each; its level and the accepted level; and the
+environment, with the step at each; its level and the accepted baseline; and the
 smallest change that one night and three nights show.
 
 examples:

@@ -1,6 +1,6 @@
-"""`nightly` (every night): run a suite, judge it by its levels, find what broke
-`nightly run`: run a suite within a budget, confirm suspicions, end with the gate
-`nightly gate`: compare a night with its levels; 4 when something got worse
+"""`nightly` (every night): run a suite, compare with baselines, find what broke
+`nightly run`: run a suite within a budget, confirm candidate regressions, gate
+`nightly gate`: compare a nightly run with the baselines; 4 when worse
 `nightly bisect`: the first commit that made a case worse
 """
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from levelfield.series.pairs import Side
 
 NIGHTLY = """\
-Run a suite every night, compare each series with the level that somebody
-accepted, and find what made it worse. Until somebody accepts a level, the old
-one stays: a regression fails every night, and a gain of less than seven nights
-can be lost unseen. Each event says who, when, why, and on which runs. SERIES is
-a case with one series, a part of a label, or the start of a digest; `nightly
+Run a suite every night, compare each series with its accepted baseline, and
+find what made it worse. Until somebody accepts a new baseline, the old one
+stays: a regression fails every night, and a gain of less than seven nights can
+be lost unseen. Each event says who, when, why, and on which runs. SERIES is a
+case with one series, a part of a label, or the start of a digest; `nightly
 history CASE` prints them.
 
 examples:
@@ -48,13 +48,12 @@ examples:
   run_benchmarks.py nightly accept SERIES --reason "flash kernels, merge 12"
 """
 RUN = """\
-Run a suite, store each result, compare each series with its accepted level,
-and confirm a suspicion by pairs of the accepted build and tonight's, before it
-is called a regression. Under a new driver or kernel both builds run in pairs,
-too: it may hide a slower build. What --pairs does not hold is inconclusive. A
-nightly that was killed goes on when it is started again: no run that has ended
-is made again. docs/nightly.md has templates for GitHub Actions, GitLab CI,
-cron, systemd and Slurm.
+Run a suite, store each result and compare each series with its baseline. A
+candidate regression is confirmed by interleaved pairs of the accepted build and
+tonight's. Under a new driver or kernel both builds run in pairs, too: it may
+hide a slower build. What exceeds --pairs is inconclusive. A killed nightly run
+continues when it is started again: no finished run is repeated. docs/nightly.md
+has templates for GitHub Actions, GitLab CI, cron, systemd and Slurm.
 
 Without a terminal nothing is printed before the end, so that a mail begins with
 the verdict; --progress prints it all. LEVELFIELD_WEBHOOK, or the file of
@@ -68,14 +67,14 @@ examples:
   run_benchmarks.py nightly run --suite mine.yaml --markdown n.md --junit n.xml
 """
 GATE = """\
-Compare a night with the accepted levels of its series, without running
-anything. Figures: tokens/s/device, memory, J/token; a training that differs
+Compare a nightly run with the accepted baselines of its series, without running
+anything. Metrics: tokens/s/device, memory, J/token; a training that differs
 fails by itself. Pairs that `nightly run` made in that night count; without them
-a suspicion becomes a regression when a second night shows it.
+a candidate becomes a regression when a second night shows it.
 
 Exit code 4 for a regression, a training that differs or an environment step
 that nobody accepted; 3 for what is missing, invalid or incomparable; else 0.
-docs/gate.md explains every word, the rule, and how often it is wrong.
+docs/gate.md explains every status, the rule, and how often it is wrong.
 
 examples:
   run_benchmarks.py nightly gate

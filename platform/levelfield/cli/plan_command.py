@@ -56,8 +56,8 @@ examples:
   run_benchmarks.py plan llama3_8b:torch:H100:1:8
 
 --layout shows one layout, whether it fits or not, and by how much. --program
-takes the constants of other people's training code (configs/planner).
-docs/planner.md explains the formulas and their error against published figures
+takes the constants of another training stack (configs/planner).
+docs/planner.md explains the formulas and their error against published results
 """
 SWEEP = """\
 Run the best layouts of the plan on this machine's devices, one after another.
@@ -93,7 +93,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--precision",
         choices=PRECISIONS,
-        help="plan in this precision; fp8: also mxfp8; nvfp4: fp8 with products in NVFP4, predicted only",
+        help="plan in this precision; fp8: also mxfp8; nvfp4: fp8 with matmuls in NVFP4, predicted only",
     )
     option("--scale", choices=("full", "smoke"), default="full", help="default: full")
     option("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
@@ -112,14 +112,17 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     only = parser.add_argument_group("only these rows").add_argument
     only("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
     only("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
-    only("--recompute", choices=("none", "selective", "full"), help="what is computed again")
+    only("--recompute", choices=("none", "selective", "full"), help="activation checkpointing: what is recomputed")
     only(
-        "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
+        "--recompute-layers",
+        type=int,
+        metavar="N",
+        help="with --recompute full: only the first N layers of each virtual stage",
     )
-    only("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
+    only("--virtual-pipeline", type=int, metavar="N", help="virtual stages of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_HELP)
-    program("--program", metavar="NAME", help="others' code, a name of `show programs`")
+    program("--program", metavar="NAME", help="another training stack, a name of `show programs`")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
     program(
         "--tensor-overlap",

@@ -12,7 +12,7 @@ from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
 from levelfield.predict.machines import ASSUMED
-from levelfield.report.sheets import padded
+from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
@@ -49,12 +49,8 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     yield from _beyond(plan, beyond)
     yield from _not_offered(plan)
     if ranking.rows:
-        yield wrapped(
-            f"{len(ranking.rows):,} of {ranking.considered:,} layouts fit. GiB of the fullest device; again: what is "
-            f"recomputed, with a number only of so many first layers of each chunk; chunks: per pipeline stage. "
-            f"{_legend(plan)}. --explain ROW shows the arithmetic",
-            0,
-        )
+        yield f"{len(ranking.rows):,} of {ranking.considered:,} layouts fit; --explain ROW shows the arithmetic"
+        yield from (labelled(f"  {label}", text, 13) for label, text in _legend(plan, rows))
 
 
 def _table(
@@ -67,7 +63,7 @@ def _table(
     """Yield a table of rows with their numbers and cells of their own, below the headings `numbers` and `further`."""
     speed = "assumed" if plan.assumes_rates else "tokens/s"
     widths = (*_WIDTHS, *widths)
-    yield padded((numbers, "layout", "micro", "chunks", "again", "GiB", speed, *further), widths, " ")
+    yield padded((numbers, "layout", "micro", "VPP", "recompute", "GiB", speed, *further), widths, " ")
     for number, row, cells in rows:
         tuning = row.tuning
         choices = row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation
@@ -81,30 +77,39 @@ def _speed_cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, str]:
     return NONE if mfu is None else f"{mfu:.1%}", "tight" if is_tight(plan.question, row.memory.total) else ""
 
 
-def _legend(plan: AnsweredPlan) -> str:
-    free = plan.question.constants.keeping.uncertainty
-    tight = f"tight: leaves less than {free:.0%} of the memory free, so a default run takes another row"
+def _legend(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[LabelledText]:
+    """Yield what the columns mean; of the notations only what these rows have."""
+    if any(row.layout.sharding_stage for row in rows):
+        yield "SH2SP8", "ZeRO stage 2, states sharded over 8 ranks"
+    if any(row.tuning.virtual_pipeline > 1 for row in rows):
+        yield "VPP", "virtual stages per pipeline stage"
+    if any(row.tuning.recompute_layers for row in rows):
+        yield "recompute", "activation checkpointing; `full 1`: the first layer of each virtual stage"
+    yield "GiB", "of the fullest device"
+    if any(is_tight(plan.question, row.memory.total) for row in rows):
+        yield "tight", f"<{plan.question.constants.keeping.uncertainty:.0%} headroom, not chosen by default"
     if plan.assumes_rates:
-        return f"assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them; {tight}"
-    speed = "; ".join(["tokens/s is per device", *expected(plan)])
-    return f"{speed}. MFU is by formula {HEADLINE_FORMULA}, of the {plan.precision} peak; {tight}"
+        yield "assumed", "speed over row 1's, by assumed rates; they give no speed and no MFU"
+        return
+    yield "tokens/s", "; ".join(["per device", *expected(plan)])
+    yield "MFU", f"by formula {HEADLINE_FORMULA}, of the {plan.precision} peak"
 
 
 def expected(plan: AnsweredPlan) -> Iterator[str]:
-    """Yield how far published runs of unknown programs were from the plan; nothing on a host."""
+    """Yield how far published runs of unknown training stacks were from the plan; nothing on a host."""
     if plan.question.on_host:
         return
     if plan.question.work.model.experts is not None:
-        yield "no published mixture set the rates, and some are off by more than a third"
+        yield "MoE: not calibrated; some rows are off by more than a third"
     elif plan.vendor not in SPEED_VENDORS:
-        yield f"{_no_run_on(plan)}, so it has no interval"
+        yield _not_calibrated(plan)
     else:
         low, high = SPEED_INTERVAL
-        yield f"90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
+        yield f"90 % of published runs reach {100 * low:.0f}-{100 * high:.0f} % of the predicted speed"
 
 
-def _no_run_on(plan: AnsweredPlan) -> str:
-    return f"no published run on a chip of {plan.vendor} set the rates"
+def _not_calibrated(plan: AnsweredPlan) -> str:
+    return f"{plan.vendor}: not calibrated; error unknown"
 
 
 def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
@@ -136,8 +141,8 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     """Return between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
     row = plan.ranking.rows.with_margin_first()[0]
     if (ends := plan.bills_at_ends(row)) is None:
-        near = "no published run near to this one says how far it may be off"
-        return f"no interval: {near if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
+        near = "no published run is near to this one"
+        return f"no interval: {near if plan.vendor in SPEED_VENDORS else _not_calibrated(plan)}"
     figures: dict[str, list[float | None]] = {
         "days": [end.days for end in ends],
         "MWh": [end.megawatt_hours for end in ends],
@@ -146,7 +151,7 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     between = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in figures.items() if all(both))
     low, high = SPEED_INTERVAL
     number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here,")
-    return f"{number} in 90 of 100 runs: {between}, as its speed is within {low:.0%} to {high:.0%}"
+    return f"{number}, 90 % interval: {between} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
 
 
 def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 READ = """\
 Read logs that other tools wrote: Megatron, NeMo, torchtitan, FlagPerf,
 PaddleNLP, OneFlow, MLPerf (`:::MLLOG`), and archives of them, such as those of
-dgxc-benchmarking. Each figure is printed in the log, or computed from what is
-printed there or given here; else it is absent, with the reason. Two figures
+dgxc-benchmarking. Each metric is printed in the log, or computed from what is
+printed there or given here; else it is absent, with the reason. Two values
 that contradict each other give none.
 
 Such a run is *reported*: `report --with-published` and the pages show it beside
@@ -58,13 +58,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
     option("--output", type=Path, metavar="NAME.json", help="write the reported runs to this new file")
     json_option(parser)
     chips_option(parser)
-    by_word = parser.add_argument_group("by your word, where the log does not print it").add_argument
+    by_word = parser.add_argument_group("what the log does not print").add_argument
     by_word("--case", metavar="NAME", help="the case whose model was trained")
     by_word("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
     by_word("--devices", type=int, metavar="N", help="the devices of all nodes together")
     by_word("--global-batch", type=int, metavar="N", help="the sequences of a step")
     by_word("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
-    by_word("--precision", choices=PRECISIONS, help="the precision of its multiplications")
+    by_word("--precision", choices=PRECISIONS, help="the precision of its matmuls")
 
 
 def _read(options: argparse.Namespace) -> int:

@@ -83,7 +83,7 @@ def _work_options(what: Options) -> None:
         "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"
     )
     what.add_argument(
-        "--data", metavar="PREFIX", help="a corpus, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
+        "--data", metavar="PREFIX", help="a dataset, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
     )
 
 
@@ -99,8 +99,8 @@ def _way_options(how: Options) -> None:
     how.add_argument(
         "--no-certificate",
         action="store_true",
-        help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
-        "minute; without that certificate no run is aligned",
+        help="in 16 bits or at full scale: skip the fp32 equivalence check, about a minute at smoke scale; without it "
+        "no run is aligned",
     )
     how.add_argument(
         "--explain-step",
@@ -108,7 +108,7 @@ def _way_options(how: Options) -> None:
         nargs="?",
         const=_EXPLAINED,
         metavar="N",
-        help=f"record N steps more after the last one ({_EXPLAINED}) for `report explain`; no figure changes",
+        help=f"record N steps more after the last one ({_EXPLAINED}) for `report explain`; no metric changes",
     )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     chips_option(how)
@@ -133,10 +133,10 @@ def _place_options(where: Options) -> None:
     where.add_argument(
         "--quiet-machine",
         action="store_true",
-        help="measure that first, and train nothing where others use a device or the processors",
+        help="measure that first, and train nothing where others use a device or the CPUs",
     )
     where.add_argument(
-        "--devices", metavar="N,N-N", help="take these devices of this machine, by the maker's tool, such as 0-3"
+        "--devices", metavar="N,N-N", help="take these devices of this machine, by the vendor's tool, such as 0-3"
     )
     where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
     where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)

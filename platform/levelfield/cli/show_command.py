@@ -1,4 +1,4 @@
-"""`show` (compare chips): cases, frameworks, vendors, chips, suites, programs; one case in full"""
+"""`show` (compare chips): cases, frameworks, vendors, chips, suites, training stacks; one case in full"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HELP = """\
 List what there is, one line about each, or show every value of a case, at full
 and at smoke scale. NAME is a case or one of these kinds: cases, frameworks,
 vendors, chips, suites, published, programs. Without NAME: every kind. Programs
-are others' training code, which `plan --program` plans for.
+are others' training stacks, which `plan --program` plans for.
 
 --vendor adds a case's free fields after the vendor's tuning; --diff shows only
 what that tuning changes.
@@ -161,7 +161,7 @@ def frameworks(registry: Registry) -> list[Row]:
         manifest, _ = registry.labelled(name)
         verified = {}
         for kind, needs in manifest.requirements.items():
-            ran = "pins ran nowhere yet" if needs.verified == "none" else needs.verified
+            ran = "pinned versions not run yet" if needs.verified == "none" else needs.verified
             verified[kind] = _joined(ran, rehearsals.latest(framework=name, kind=kind))
         verified |= {"every device": SIMULATED} if manifest.simulated else {}
         row: Row = {"name": name, "version": manifest.version, "families": manifest.families}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = "levelfield.site-check/1"
 PREFLIGHT = """\
 Measure what the nodes of a case reach before an hour is lost on a bad one:
-matrix products, then the collectives of the very process group that the run
+matmuls, then the collectives of the very process group that the run
 would have. Settings and load are compared. Nothing is trained.
 
 A node is compared with the other nodes; no limit is a constant of a machine.
@@ -123,7 +123,7 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
     option("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
     option("--short", action="store_true", help="less time for each check, as before a run")
     option("--pairs", action="store_true", help="also messages between every two nodes")
-    option("--quiet-machine", action="store_true", help="exit code 4 where others use a device or the processors")
+    option("--quiet-machine", action="store_true", help="exit code 4 where others use a device or the CPUs")
     site_options(parser)
     runtime_option(parser)
     option("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")

@@ -63,7 +63,7 @@ EXPORT = """\
 Write the runs of the store.
 
   jsonl  everything; `store import` reads it
-  csv    a row of figures for each run
+  csv    a row of metrics for each run
 
 examples:
   run_benchmarks.py store export --output results.jsonl

@@ -255,7 +255,7 @@ def announcement(plan: Plan) -> list[str]:
     if plan.scale == "smoke":
         lines.append(f"smoke scale: {plan.scale_reason}")
         lines.append(f"the smoke scale has {plan.parameters:,} parameters and {plan.work.training.steps} steps")
-    lines += [f"differs from what was asked for: {d}" for d in plan.deviations]
+    lines += [f"differs from the request: {d}" for d in plan.deviations]
     return [*lines, *(f"notice: {notice}" for notice in plan.notices)]
 
 

@@ -141,12 +141,11 @@ def _whole(text: str) -> str:
 
 def _conclusion(findings: Sequence[CheckFinding], bad: Sequence[str]) -> str:
     if bad:
-        return f"{len(bad)} of {len(findings)} checks {'is' if len(bad) == 1 else 'are'} not well: {', '.join(bad)}"
+        return f"{len(bad)} of {len(findings)} checks failed: {', '.join(bad)}"
     others = sum(finding.status == "not applicable" for finding in findings)
     warned = [finding.check for finding in findings if finding.status == "warns"]
     warnings = f"; read the warning{'s' if len(warned) > 1 else ''} of {', '.join(warned)}" if warned else ""
-    do = "does" if others == 1 else "do"
-    return f"all {len(findings) - others} checks that apply are well; {others} {do} not apply{warnings}"
+    return f"all {len(findings) - others} checks passed; {others} not applicable{warnings}"
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:

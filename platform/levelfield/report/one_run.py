@@ -28,40 +28,44 @@ def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str
 def _rows(result: Result) -> Iterator[LabelledText]:
     yield "result", result_words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
-    yield from (("tuning", sentence) for sentence in result_words.tuning_lines(result))
     throughput, mfu = result.throughput, result_words.utilisation(result, HEADLINE_FORMULA)
     if throughput:
-        step = throughput.step_seconds
         yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
+    yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
+    if result.alignment.limits:
+        yield "", f"limits: {result_words.limits_basis(result.alignment.limits)}"
+    yield from _next_steps(result)
+    name, memory = result_words.worst_memory(result)
+    yield "memory", f"{words.gib(memory)} ({name}), predicted {result_words.prediction(result)}"
+    if result.memory.expectation and result.memory.expectation.remark:
+        yield "", f"remark: {result.memory.expectation.remark}"
+    if mfu:
+        peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
+        yield "MFU", f"{result_words.percent(mfu)} {mfu.formula} {peak}".rstrip()
+        yield "", result_words.peak_origin(mfu.peak_source) if mfu.peak_source else f"{mfu.reason}"
+    beyond = (use for use in result.utilisation if use.is_above_peak and use != mfu)
+    yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in beyond)
+    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
+    yield "loss", f"{first} -> {last}, mean of the last steps"
+    yield from (("", sentence) for sentence in result_words.to_loss_lines(result))
+    if throughput:
+        step = throughput.step_seconds
         yield "step", f"{step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps"
         yield from (("", f"flagged: {result_words.flag(flag)}") for flag in step.flags)
     if result.disturbance:
         yield from (("", f"flagged: {flag}") for flag in result.disturbance.flags)
     yield from (("waited", sentence) for sentence in result_words.pace_lines(result))
-    if mfu:
-        peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
-        yield "MFU", f"{result_words.percent(mfu)} {mfu.formula} {peak}".rstrip()
-        yield "", f"{mfu.peak_source or mfu.reason}"
-    beyond = (use for use in result.utilisation if use.is_above_peak and use != mfu)
-    yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in beyond)
-    name, memory = result_words.worst_memory(result)
-    yield "memory", f"{words.gib(memory)} ({name})"
-    yield "", f"expected {result_words.expectation(result)}"
-    if result.memory.expectation and result.memory.expectation.remark:
-        yield "", f"remark: {result.memory.expectation.remark}"
     yield from (("" if number else "energy", line) for number, line in enumerate(result_words.energy_lines(result)))
-    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
-    yield "loss", f"{first} -> {last}, mean of the last steps"
-    yield from (("", sentence) for sentence in result_words.to_loss_lines(result))
+    yield from (("tuning", sentence) for sentence in result_words.tuning_lines(result))
     yield from (("experts", sentence) for sentence in result_words.expert_lines(result))
     yield from result_words.node_rows(result)
     if result.preflight:
         yield "before", result.preflight
     yield from (("warning", warning) for warning in result.warnings)
-    yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
-    if result.alignment.limits:
-        yield "limits", result.alignment.limits
-    # what a reader does next of a run that is not as expected
+
+
+def _next_steps(result: Result) -> Iterator[LabelledText]:
+    """Yield what a reader does next about a run that is not as expected."""
     verdict = result.alignment
     if verdict.verdict in ("different", "not comparable") and "initial_weights" in verdict.reason:
         check = f"`framework check {result.framework}`"

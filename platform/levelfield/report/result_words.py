@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _TREND = re.compile(
     r"(?P<drift>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
 )
+_LIMITS = re.compile(
+    r"tolerance limit of (?P<count>\d+) rows?(?: \((?P<kinds>[^)]*)\))?(?:: the reference's noise)?(?P<source>.*)"
+)
+_PLURALS = {"framework": "frameworks", "layout": "layouts", "micro-batch": "micro-batches"}  # kinds of reference runs
 _CHANGE = re.compile(r"(?P<shift>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
 MOST_NODES = 8  # in the report of one run; report.md has all
 
@@ -79,14 +83,32 @@ def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
     )
 
 
-def expectation(result: Result) -> str:
-    """Return the expected memory, and which measured figure is how many times that."""
+def prediction(result: Result) -> str:
+    """Return the predicted memory, and by how much the measured figure is above or below it."""
     comparison = result.memory.expectation
-    expected = gib(result.memory.expected_bytes)
+    predicted = gib(result.memory.expected_bytes)
     if comparison is None or comparison.ratio is None:
-        return expected
-    measured = f"the {comparison.figure}, {gib(comparison.measured.value)}"
-    return f"{expected}; {measured}, is {number(comparison.ratio, 2)} times that"
+        return predicted
+    over = f"{comparison.ratio - 1:+.0%}".replace("%", " %")
+    if comparison.measured.value == worst_memory(result)[1]:
+        return f"{predicted} ({over})"
+    return f"{predicted} (the {comparison.figure}, {gib(comparison.measured.value)}: {over})"
+
+
+def limits_basis(stored: str) -> str:
+    """Return from which runs the limits of a verdict follow: `from 11 reference run(s) (other frameworks, ...)`."""
+    rows = _LIMITS.fullmatch(stored)
+    if rows is None:
+        return stored
+    kinds = [kind.split(" ", 1)[1] for kind in (rows["kinds"] or "").split(", ") if kind]
+    names = ", ".join(_PLURALS.get(kind, kind) for kind in kinds)
+    return f"from {rows['count']} reference run(s){f' (other {names})' if names else ''}{rows['source']}"
+
+
+def peak_origin(stored: str) -> str:
+    """Return where a peak is from, without the conditions of its measurement: report.md and result.json have them."""
+    origin, _, conditions = stored.partition("; measured at ")
+    return f"{origin}; it may be too low" if "it may be too low" in conditions else origin
 
 
 def reason_without_limits(alignment: Alignment) -> str:
@@ -177,8 +199,11 @@ def chosen_fields(result: Result) -> str:
 
 
 def tuning_lines(result: Result) -> tuple[str, ...]:
-    """Return `base`, or `peak` with the chosen fields; none for a result of an earlier version."""
-    return (": ".join(filter(None, (result.tuning.word, chosen_fields(result)))),) if result.tuning else ()
+    """Return `base`, or `tuned` with the chosen fields; none for a result of an earlier version."""
+    if result.tuning is None:
+        return ()
+    word = "tuned" if result.tuning.word == "peak" else result.tuning.word  # a peak is also a chip's best rate
+    return (": ".join(filter(None, (word, chosen_fields(result)))),)
 
 
 def to_loss(result: Result) -> str:
@@ -188,14 +213,13 @@ def to_loss(result: Result) -> str:
 
 
 def to_loss_lines(result: Result) -> tuple[str, ...]:
-    """Return the time and tokens to a loss in a sentence, with what is not counted; none for a run without."""
+    """Return the time and tokens to a loss, without the steps that are not counted; none for a run without."""
     time = result.to_loss
     if time is None or time.seconds is None:
         return ()
     return (
-        f"{number(time.seconds, 2)} s and {number(time.tokens, 0)} tokens to a loss of {time.level:g}, in step "
-        f"{number(time.step, 2)} (loss averaged over {time.averaged_steps} steps); the seconds do not count start, "
-        f"compilation and steps 1 to {time.uncounted_steps}",
+        f"time to loss {time.level:g}: {significant(time.seconds)} s, {number(time.tokens, 0)} tokens "
+        f"(after {time.uncounted_steps} warm-up steps)",
     )
 
 

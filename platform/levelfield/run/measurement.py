@@ -309,7 +309,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
             f"installed first, into {environment.folder} (about 1 GB); trainings by torch use it too"
         )
     with environment_in_use(environment, say):
-        say("measuring matrix products, memory and messages of this machine, once (about a minute)")
+        say("measuring matmul, memory and message rates of this machine, once (about a minute)")
         before = host_counters(ranks_are_children=True)
         try:
             printed = command_output(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)

@@ -30,8 +30,8 @@ def refuse_running(paths: RunPaths) -> None:
     if not goes_on:
         return
     raise StillRunning(
-        f"{paths.root.name} is running (process {platform.process} of {platform.host}, phase {status.get('phase')}); "
-        "its files are left alone. Wait for its end"
+        f"{paths.root.name} is running (process {platform.process} of {platform.host}, "
+        f"phase {status.get('phase')}); try again when it has ended"
     )
 
 

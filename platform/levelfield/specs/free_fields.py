@@ -31,12 +31,14 @@ RECOMPUTE_LAYERS = "recompute_layers"  # a part of `recompute` in sentences
 FREE_FIELDS = {
     "layout": FreeField("parallel layout, such as DP4TP2PP1", str, "{}"),
     "micro_batch": FreeField("sequences per forward pass", int, "micro-batch {}"),
-    "virtual_pipeline": FreeField("interleaved model chunks per pipeline stage", int, "virtual pipeline {}"),
-    "threads": FreeField("processor threads per process", int, "{} threads"),
-    "recompute": FreeField(
-        "activations to recompute in the backward pass", ("none", "selective", "full"), "recompute {}", True
+    "virtual_pipeline": FreeField(
+        "virtual stages per pipeline stage (interleaved schedule)", int, "virtual pipeline {}"
     ),
-    RECOMPUTE_LAYERS: FreeField("with --recompute full: only the first N layers of each chunk", int, ""),
+    "threads": FreeField("CPU threads per process", int, "{} threads"),
+    "recompute": FreeField(
+        "activation checkpointing: what is recomputed", ("none", "selective", "full"), "recompute {}", True
+    ),
+    RECOMPUTE_LAYERS: FreeField("with --recompute full: only the first N layers of each virtual stage", int, ""),
     "compile": FreeField("compile the model", bool, "compiled", True),
     "graph": FreeField(
         "replay each training step as one CUDA graph: the host launches once (one CUDA device; not yet run on a chip)",

@@ -54,7 +54,7 @@ def test_without_evidence_nothing_is_listed(folder: Path) -> None:
 
 def test_a_rehearsal_counts_for_its_framework_its_kind_and_its_vendor(folder: Path) -> None:
     record(folder)
-    assert latest() == latest(framework="torch", kind="nvidia") == latest(vendor="nvidia") == "rehearsed 2026-11"
+    assert latest() == latest(framework="torch", kind="nvidia") == latest(vendor="nvidia") == "simulated 2026-11"
     assert latest(framework="megatron") is latest(kind="cpu") is latest(vendor="amd") is None
 
 
@@ -114,10 +114,10 @@ def test_the_listings_say_when_and_fit_80_columns(folder: Path, capsys: pytest.C
     assert main(["show", "frameworks"]) == 0
     frameworks = capsys.readouterr().out
     cell = " ".join(vendors.split())  # it is folded where the name of this machine's processor is long
-    assert cell.endswith("rehearsed 2026-11") and vendors.count("rehearsed") == 1
-    assert re.search(r"nvidia:.*; rehearsed 2026-11$", frameworks, re.MULTILINE) and frameworks.count("rehearsed") == 1
+    assert cell.endswith("simulated 2026-11") and vendors.count("simulated") == 1
+    assert re.search(r"nvidia:.*; simulated 2026-11$", frameworks, re.MULTILINE) and frameworks.count("simulated") == 1
     assert max(map(len, (vendors + frameworks).splitlines())) <= 80
     assert main(["show", "frameworks", "--json"]) == 0
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["frameworks"]}
-    assert listed["torch"]["verified"]["nvidia"].endswith("rehearsed 2026-11")
+    assert listed["torch"]["verified"]["nvidia"].endswith("simulated 2026-11")
     assert "rehearsed" not in listed["jax"]["verified"]["nvidia"]

@@ -340,7 +340,7 @@ def test_a_run_that_goes_on_is_left_alone_and_called_running(
     before = {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()}
     done = command(*words, "latest", *(["--reference", "abcdef"] if words == ("align",) else []))
     assert (done.code, done.out) == (2, "")
-    assert other.root.name in done.err and f"(process {os.getpid()} of" in done.err and "Wait for" in done.err
+    assert other.root.name in done.err and f"(process {os.getpid()} of" in done.err and "try again" in done.err
     assert {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()} == before
 
 

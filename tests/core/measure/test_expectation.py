@@ -140,7 +140,7 @@ def test_a_missing_counter_is_null_with_the_reason(run: RunPaths) -> None:
     change_steps(run, lambda event: event["memory"].pop("process_peak_bytes"))
     finding, reason = expectation(run), "the framework gave no figure for rank 1"
     assert (finding.measured.value, finding.ratio, finding.measured.reason) == (None, None, reason)
-    expected, how = report_rows(run, collect(run))["memory, expected"]
+    expected, how = report_rows(run, collect(run))["memory, predicted"]
     assert expected == "1.00 GiB" and how.endswith(f": {reason}")
 
 
@@ -161,11 +161,11 @@ def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
     result = collect(run)
     remark = expectation(run).remark
     assert remark is not None and "2 times" in remark
-    expected, how = report_rows(run, result)["memory, expected"]
+    expected, how = report_rows(run, result)["memory, predicted"]
     assert expected == "0.50 GiB"
-    assert "2.00 times" in how and how.endswith(f"remark: {remark}")
+    assert "+100 %" in how and how.endswith(f"remark: {remark}")
     line = terminal_rows(result)["memory"]
-    assert [text for text in ("0.50 GiB;", "1.00 GiB,", "2.00 times", f"remark: {remark}") if text not in line] == []
+    assert [text for text in ("0.50 GiB", "1.00 GiB", "+100 %", f"remark: {remark}") if text not in line] == []
     assert all(len(line) <= 80 for text in result_lines(result) for line in text.splitlines())
     (row,) = csv.DictReader(io.StringIO(results_as("csv", [result], [None])))
     assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
@@ -179,5 +179,5 @@ def test_a_result_from_before_it_was_kept_can_be_read(run: RunPaths) -> None:
     memory = {k: v for k, v in result.memory.model_dump().items() if k != "expectation"}
     older = Result.model_validate(result.model_dump() | {"memory": memory})
     assert older.memory.expectation is None and load(Plan, run.plan)
-    assert "expected" in " ".join(result_lines(older))
-    assert "memory, expected" not in report_rows(run, older)
+    assert "predicted" in " ".join(result_lines(older))
+    assert "memory, predicted" not in report_rows(run, older)

@@ -109,7 +109,10 @@ def test_the_sample_of_the_readme_has_the_rows_of_a_screen(valid: Result) -> Non
     alignment = valid.alignment.model_copy(update={"limits": "tolerance"})
     lines = result_lines(valid.model_copy(update={"alignment": alignment, "warnings": ()}))
     sample = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("## What a run gives")[2].partition("\n\nTwo ")[0]
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("## What a run prints")[2]
+        .partition("\n\nOn two ")[0]
     )
     labels = [line[4:13].strip() for line in sample.strip("\n").splitlines()[1:]]
     screen_labels = [line[:9].strip() for line in lines[1:] if not line.startswith(("energy", " "))]

@@ -370,7 +370,7 @@ def test_new_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert f"{program} framework check acme --plugins . --fast" in output.replace(" \\\n           ", " ")
     assert all(len(line) <= 80 for line in output.replace(program, "").splitlines())
     assert main(["show", "frameworks", "--plugins", "."]) == 0
-    assert "nowhere yet" in capsys.readouterr().out
+    assert "not run yet" in capsys.readouterr().out
     for name, words in (("acme", "exists"), ("torch", "'torch' exists"), ("Bad_Name", "lower-case")):
         assert main(["framework", "new", name]) == 2
         assert words in capsys.readouterr().err
