@@ -28,5 +28,6 @@ def test_entries_run_scaled_to_what_is_here_and_one_that_cannot_hinders_none(ben
     table = [line for line in done.stdout.splitlines() if not line.startswith("run ")]
     assert table[0] == "suite elsewhere" and max(map(len, table)) <= 80 and "[possible]" in table
     (row,) = [line for line in table if line.startswith("sharded ")]
-    assert row.split()[1] == "valid" and float(row.split()[3].replace(",", "")) > 0
+    cells = row.replace(" (disturbed)", "").split()  # by others, while the tests run
+    assert cells[1] == "valid" and float(cells[3].replace(",", "")) > 0
     assert any(line.startswith("impossible ") and "unsupported" in line for line in table)

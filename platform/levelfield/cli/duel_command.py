@@ -39,7 +39,9 @@ A/B run of two cases, interleaved on this machine (A B, B A, A B, ...). It ends
 when one is faster, when neither is, or undecided after seven runs of each. It
 takes 3 to 7 runs of each, as many as the noise needs; --repeat N takes exactly
 N. A drift of the machine hits both alike. The result is printed last, below the
-comparison of all metrics. The runs are kept, also after an interruption.
+comparison of all metrics. The runs are kept, also after an interruption. Before
+a pair it waits while other programs use more than a tenth of the cores, at most
+5 minutes in all; then it runs beside that load, and the result names it.
 
 Exit code 0 when it ran to its end, also where it is undecided. 3: a run failed.
 4: the two are not comparable. 130: interrupted.
@@ -89,6 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the duel and print what it shows. Return the exit code of what stopped it, else 0."""
     from levelfield.plan.request import UserRequest
+    from levelfield.run.quiet import QuietWait
     from levelfield.studies import duels
 
     registry, looks = registry_of(options), duels.looks_of(options.repeat, options.min_effect)
@@ -98,7 +101,8 @@ def execute(options: argparse.Namespace) -> int:
     arms = _planned(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
     terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
-    duel = duels.duel(names, looks, _starting(registry, runs_of(options), arms, names, looks, terminal))
+    start = _starting(registry, runs_of(options), arms, names, looks, terminal)
+    duel = duels.duel(names, looks, start, QuietWait(terminal.say))
     print_compared(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
     if event := duel.event(utc_now()):
         state(event, options.store, options.no_store)

@@ -98,10 +98,11 @@ def _collect(options: argparse.Namespace) -> int:
 
 def _write(paths: RunPaths) -> None:
     """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
+    from levelfield.report.result_words import status
     from levelfield.run.runner import finish
 
     result = finish(paths)
-    print(f"{result.run_id}: {result.status.word}")
+    print(f"{result.run_id}: {status(result)}")
     if result.seal and result.seal.word == "tampered":
         raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
 

@@ -299,8 +299,9 @@ def _sweep_lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
         predicted = (row.layout, row.tuning.micro_batch, row.tuning.recomputation, f"{row.tokens_per_second:,.0f}")
         yield padded((*predicted, *measured), widths, " ")
     for pair in pairs:
-        if pair.result and pair.result.status.word != "valid":
-            yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
+        if pair.result and status(pair.result) != "valid":
+            texts = (str(pair.row.layout), status(pair.result), pair.result.status.evidence)
+            yield wrapped(": ".join(filter(None, texts)), 4)
 
 
 def _sweep_content(pair: PredictedRun) -> dict[str, object]:

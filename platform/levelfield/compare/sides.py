@@ -14,7 +14,7 @@ from typing import Literal
 
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
-from levelfield.measure.other_use import HOST_LIMIT
+from levelfield.measure.other_use import use_beyond_limits
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import Prices
@@ -124,14 +124,8 @@ def quiet_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def busy(record: RunRecord) -> tuple[float, str]:
-    """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
-    use = record.result.other_use
-    if use is None:
-        return 0.0, ""
-    cores, limit = use.host_in_window.value, use.host_cores
-    if cores is not None and limit is not None and cores > HOST_LIMIT * limit:
-        return cores, f"up to {cores:.1f} of {limit} cores"
-    return 0.0, "a device" if any(device.in_use for device in use.devices) else ""
+    """Return what others used of the machine beyond the limits of a warning, in cores and in words."""
+    return use_beyond_limits(record.result.other_use)
 
 
 def began(record: RunRecord) -> datetime | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from levelfield.measure.raw_facts import NANOSECONDS, HostReading, too_little
+from levelfield.specs.result import DISTURBED, OtherUse, Result
 
 HOST_LIMIT = 0.10
 Counter = Callable[[HostReading], float]
@@ -40,6 +41,26 @@ def host_sentence(use: HostUse, when: str) -> str:
         f"other programs used {use.other_cores:.2f} of {use.cores} cores {when} (limit: {use.limit:.2g}); "
         "run again on an idle machine for a figure to compare"
     )
+
+
+def use_beyond_limits(use: OtherUse | None) -> tuple[float, str]:
+    """Return what others used beyond the limits of a warning, in cores and in words; (0, "") where it was no more.
+
+    The cores are those in the window; where these are unknown, those shortly before the training.
+    """
+    if use is None:
+        return 0.0, ""
+    cores, limit = use.host_in_window.value, use.host_cores
+    cores = use.host_before.value if cores is None else cores
+    if cores is not None and limit is not None and cores > HOST_LIMIT * limit:
+        return cores, f"up to {cores:.1f} of {limit} cores"
+    return 0.0, "a device" if any(device.in_use for device in use.devices) else ""
+
+
+def shown_word(result: Result) -> str:
+    """Return the word of the result's status, `valid (disturbed)` for a valid run beside a load above the limits."""
+    is_disturbed = result.status.word == "valid" and use_beyond_limits(result.other_use)[1]
+    return DISTURBED if is_disturbed else result.status.word
 
 
 def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> HostUse:

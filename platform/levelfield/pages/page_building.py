@@ -39,6 +39,7 @@ from levelfield.report.costs import price_lines
 from levelfield.series.ticket import Tickets
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.result import DISTURBED
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
@@ -259,7 +260,7 @@ def _ours(runs: SeriesRuns, latest: Point) -> FigureRow:
         layout=str(s.layout),
         micro_batch=s.micro_batch,
         precision=s.precision,
-        status=f"{latest.word}, disturbed" if runs.is_disturbed else latest.word,
+        status=DISTURBED if runs.is_disturbed else latest.word,
         source="",
         tokens_per_second_per_device=latest.tokens_per_second_per_device,
         tokens_from="measured",

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
+from levelfield.compare.sides import busy
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import STORED
@@ -31,10 +32,11 @@ class GivenRuns:
         self._series: dict[str, list[RunRecord]] = defaultdict(list)
         self._points: dict[str, list[Point]] = defaultdict(list)
         self._surroundings: dict[str, Conditions | Subject] = {}
-        digests, names = Digests(), Point.model_fields.keys() - {"conditions", "subject"}
+        digests, names = Digests(), Point.model_fields.keys() - {"conditions", "subject", "disturbance"}
         for record in self._records.values():
             digest, conditions, subject = map(digests.of, (record.series, record.conditions, record.subject))
             values = {name: getattr(record, name) for name in names}
+            values["disturbance"] = busy(record)[1] or None
             self._series[digest].append(record)
             self._surroundings |= {conditions: record.conditions, subject: record.subject}
             self._points[digest].append(Point(**values, conditions=conditions, subject=subject))
@@ -197,7 +199,7 @@ def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, A
         row = {
             "run": point.run_id,
             "time": seconds_of(point.began),
-            "word": distinct["words"].index(point.word),
+            "word": distinct["words"].index(point.shown_word),
             "node": distinct["nodes"].index(point.node),
             "verdict": distinct["verdicts"].index(point.verdict),
             "purpose": distinct["purposes"].index(point.purpose),

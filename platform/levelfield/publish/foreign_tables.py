@@ -79,7 +79,7 @@ def notes(runs: Sequence[ReportedRun]) -> list[str]:
     remarks = []
     for r in (run.result for run in runs):
         remarks += [f"{r.run_id}: smoke scale, never to be compared with a full run"] * (r.scale == "smoke")
-        remarks += [f"{r.run_id}: {status(r)}"] * (r.status.word != "valid")
+        remarks += [f"{r.run_id}: {status(r)}"] * (status(r) != "valid")
         remarks += [f"{r.run_id}: {reason}" for reason in (*r.status.reasons, *r.deviations)]
     return remarks
 

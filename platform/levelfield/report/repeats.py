@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from levelfield.measure.other_use import shown_word
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
@@ -59,10 +60,12 @@ class RepeatedFigure:
 
 @dataclass(frozen=True)
 class Repeats:
-    """At least two runs of one plan. Only valid runs have figures; a figure needs two of them."""
+    """At least two runs of one plan. Only valid runs have figures, disturbed ones where none is quiet; a figure needs
+    two runs."""
 
     results: tuple[Result, ...]
     valid: int
+    disturbed: int  # of the valid ones
     figures: tuple[RepeatedFigure, ...]
 
     @property
@@ -73,6 +76,8 @@ class Repeats:
         return (
             f"{name}{first.case} ({first.scale}) {first.framework} {first.nodes}x{first.devices // first.nodes} "
             f"{first.chip} {first.layout}, {len(self.results)} repeats, {self.valid} valid"
+            + f", {self.disturbed} of them disturbed"
+            * bool(self.disturbed)
         )
 
 
@@ -110,13 +115,14 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
     repeats = []
     for group in groups.values():
         valid = [result for result in group if result.status.word == "valid"]
-        figures = []
+        quiet = [result for result in valid if shown_word(result) == "valid"]
+        counted, figures = quiet or valid, []
         for column in columns:
-            values = [value for value in map(column.read, valid) if value is not None]
-            if len(values) > 1 and len({column.basis(result) for result in valid}) == 1:
+            values = [value for value in map(column.read, counted) if value is not None]
+            if len(values) > 1 and len({column.basis(result) for result in counted}) == 1:
                 figures.append(RepeatedFigure(column, over_repeats(values, column.most)))
         if len(group) > 1:
-            repeats.append(Repeats(tuple(group), len(valid), tuple(figures)))
+            repeats.append(Repeats(tuple(group), len(valid), len(valid) - len(quiet), tuple(figures)))
     return repeats
 
 
@@ -132,10 +138,14 @@ def as_lines(
         notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
         basis = FIGURE_COLUMNS[MFU_NAME].basis
         peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
+        quiet = repeats.valid - repeats.disturbed
         if not repeats.figures:
-            notes = [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
+            found = f"{quiet} quiet" if quiet and repeats.disturbed else f"{repeats.valid} valid"
+            notes = [f"no figure over repeats: {found} run(s), expected at least 2"]
         elif len(peaks) > 1:
             notes.insert(0, f"{MFU_TITLE}: no median, as the runs refer to {len(peaks)} different measured peaks")
+        if quiet and repeats.disturbed:
+            notes.append(f"not counted: {repeats.disturbed} disturbed run(s), as other programs used the machine")
         if is_markdown:
             lines += ["", f"Over repeats: {markdown(repeats.title)}", ""]
             lines += table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))

@@ -224,8 +224,11 @@ def to_loss_lines(result: Result) -> tuple[str, ...]:
 
 
 def status(result: Result) -> str:
-    failure = result.status.failure
-    return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
+    """Return how the run ended: the word, the class of a failure, and `disturbed` where others used the machine."""
+    from levelfield.measure.other_use import shown_word
+
+    word, failure = shown_word(result), result.status.failure
+    return f"{word} ({failure})" if failure and failure != word else word
 
 
 def _cell(figure: RunFigure, result: Result) -> str:

@@ -66,6 +66,7 @@ def as_json(
         summary = {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in group.figures}
         runs = [result.run_id for result in group.results]
         about = {"schema": repeats.SCHEMA, "title": group.title, "runs": runs, "valid": group.valid}
+        about["disturbed"] = group.disturbed
         rows.append({**about, "figures": summary})
     return json_text([*rows, *more]) + "\n"
 

@@ -19,6 +19,8 @@ from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError, remedy, write_error
 from levelfield.explain.explanation import Explanation
 from levelfield.judge.collector import collect
+from levelfield.judge.node_figures import other_use
+from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.peak import with_peak
@@ -35,7 +37,9 @@ from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.node_readings import read_nodes, read_software
+from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -43,7 +47,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.preflight_report import PreflightReport
 from levelfield.specs.reference import Reference
-from levelfield.specs.result import Result
+from levelfield.specs.result import DISTURBED, Result
 
 FEATURES: tuple[RunFeature, ...] = (Preflight(), Explanation())
 
@@ -244,6 +248,8 @@ def _execute(
     follower = Follower(paths.events, plan)
     try:
         with node_power_sampled(plan, paths), devices_sampled(plan, vendor, paths):
+            if load := load_before(plan, paths):
+                listener.say(load)
             outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.revised(outcome)
     except OSError as error:
@@ -255,6 +261,24 @@ def _execute(
         remarks = node_remarks(paths.root, plan.hardware.nodes, not plan.hardware.is_host)
         outcome = replace(outcome, warnings=(*outcome.warnings, *remarks))
     return corpus.revised(code.revised(outcome), listener.say)
+
+
+def load_before(plan: Plan, paths: RunPaths) -> str | None:
+    """Return a sentence about what other programs use of this machine before the training; None within the limits.
+
+    The figures are those of `other_use` in the result. Nodes that a launcher reaches write theirs later.
+    """
+    if plan.launch:
+        return None
+    use, _ = other_use(plan, node_parts(plan, read_raw(paths)))
+    cores, text = use_beyond_limits(use)
+    if use is None or not text:
+        return None
+    load = f"{cores:.2f} of {use.host_cores} cores (limit: {HOST_LIMIT * (use.host_cores or 0):.2g})" if cores else text
+    return (
+        f"the machine is busy: other programs use {load}, so this run may end as '{DISTURBED}', whose speed does not "
+        "count beside that of a quiet run; for one that counts, stop it by Ctrl-C and wait for an idle machine"
+    )
 
 
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:

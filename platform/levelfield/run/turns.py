@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
+from levelfield.compare.sides import disturbance
 from levelfield.report.words import duration
 from levelfield.series.findings import FIGURES, figure_value, percent_change
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_PAIRS
@@ -24,9 +25,12 @@ def abba_order(pairs: int) -> Iterator[tuple[str, str]]:
         yield ("a", "b") if number % 2 == 0 else ("b", "a")
 
 
-def alternating_pairs(pairs: int, run: Callable[[str], RunRecord]) -> Iterator[tuple[RunRecord, RunRecord]]:
+def alternating_pairs(
+    pairs: int, run: Callable[[str], RunRecord], before_pair: Callable[[], None] = lambda: None
+) -> Iterator[tuple[RunRecord, RunRecord]]:
     """Run and yield one pair after another, the record of `a` first. run: runs the arm of this name."""
     for order in abba_order(pairs):
+        before_pair()
         records = {arm: run(arm) for arm in order}
         yield records["a"], records["b"]
 
@@ -69,7 +73,7 @@ class PairProgress:
     def _line(self, arm: str, record: RunRecord) -> str:
         done = sum(map(len, self._costs.values()))
         value = f"{figure_value(getattr(record, self.figure), self.figure)} {FIGURES[self.figure]}"
-        outcome = value if record.word == "valid" else record.word
+        outcome = value + ", disturbed" * bool(disturbance(record)) if record.word == "valid" else record.word
         pairs = zip(self._costs["a"], self._costs["b"], strict=False)
         differences = [b - a for a, b in pairs if a is not None and b is not None]
         mean = percent_change(change_of(fmean(differences), self.figure)) if differences else None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from levelfield.errors import StillRunning
+from levelfield.errors import DocumentError, StillRunning
 from levelfield.node.process_identity import ProcessIdentity, identity_from, identity_of, is_alive
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
@@ -43,11 +43,19 @@ def state_words(paths: RunPaths) -> str:
     if platform and was_killed(paths, platform):
         how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {how}"
+    from levelfield.measure.other_use import shown_word
     from levelfield.rundir.seal import seal_finding
+    from levelfield.specs.base import load
+    from levelfield.specs.result import Result
 
-    if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
+    if (status["phase"], status["state"]) != ("done", "valid"):
+        return f"{status['phase']}: {status['state']}"
+    if (seal := seal_finding(paths)).word != "sealed":
         return f"done: {seal.word}"
-    return f"{status['phase']}: {status['state']}"
+    try:
+        return f"done: {shown_word(load(Result, paths.result))}"
+    except DocumentError:
+        return "done: valid"
 
 
 def has_job(paths: RunPaths) -> bool:

@@ -29,7 +29,7 @@ from pydantic import (
 
 from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
-from levelfield.specs.result import Result, Word
+from levelfield.specs.result import DISTURBED, Result, Word
 from levelfield.specs.run_figures import FORMER_COLUMNS, GATED, STORED, value_at
 from levelfield.specs.selector import labelled
 from levelfield.specs.short_names import clipped, short_value
@@ -345,6 +345,13 @@ class Point(StoredFigures):
     word: Word
     evidence: Evidence
     verdict: str
+    # What others used of the machine beyond the limits; null for no more, and for rows from before the store had it.
+    disturbance: str | None = None
+
+    @property
+    def shown_word(self) -> str:
+        """Return the status as it is shown: `valid (disturbed)` for a valid run beside a load above the limits."""
+        return DISTURBED if self.word == "valid" and self.disturbance else self.word
 
     @property
     def is_comparable(self) -> bool:

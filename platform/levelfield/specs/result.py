@@ -21,6 +21,7 @@ Word = Literal[
     "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only", "unsealed",
     "tampered",
 ]  # fmt: skip
+DISTURBED = "valid (disturbed)"  # in place of `valid` where a status is shown: others used more than the limits
 
 # What computes attention: torch's own kernels by its names, the package flash-attn, transformer-engine's choice of its
 # kernels, and separate products with the scores between them in memory.

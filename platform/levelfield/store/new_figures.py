@@ -10,8 +10,8 @@ from sqlalchemy import BindParameter, Connection, bindparam, column, func, selec
 from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.compression import inflated, unpacked_json
-from levelfield.store.rows import PLAIN, row_digest
-from levelfield.store.schema import RAW, RUN, SERIES
+from levelfield.store.rows import PLAIN, disturbance_in, row_digest
+from levelfield.store.schema import FROM_RESULTS, RAW, RUN, SERIES
 
 _BATCH = 500
 
@@ -23,7 +23,7 @@ def fill_figures(connection: Connection, present: Sequence[str]) -> None:
     """
     former = {name: before for before, name in FORMER_COLUMNS.items() if before in present}
     plain = [former.get(name, name) for name in PLAIN]
-    new = [name for name in STORED if name not in present]
+    new = [name for name in FROM_RESULTS if name not in present]
     around = {number: (inflated(sample), device_is == HOST_SHARE) for number, sample, device_is in
               connection.execute(select(SERIES.c.id, SERIES.c.sample, SERIES.c.device_is))}  # fmt: skip
     query = select(RUN, *map(column, former.values()), RAW.c.steps, RAW.c.losses, RAW.c.documents).join(
@@ -50,7 +50,8 @@ def filled(
         if row_digest(row, row, plain) != bytes(row["row_digest"]):
             return {}
         result = unpacked_json(row["documents"], sample)[0]
+        figures = {name: STORED[name].value_and_reason(result, is_host)[0] for name in new if name in STORED}
+        figures |= {"disturbance": disturbance_in(result)} if "disturbance" in new else {}
     except (ValueError, TypeError, LookupError):
         return {}
-    figures = {name: STORED[name].value_and_reason(result, is_host)[0] for name in new}
     return {**figures, "row_digest": row_digest({**row, **figures}, row)}

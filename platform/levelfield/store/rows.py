@@ -13,8 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
 
+from levelfield.measure.other_use import use_beyond_limits
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, RunRecord, Series, Subject
+from levelfield.specs.result import OtherUse
 from levelfield.specs.run_figures import STORED
 from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
@@ -54,7 +56,7 @@ def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any], plain: Sequence[s
 
     A null counts as no value. plain: the columns of texts and figures, in their order.
     """
-    values = {name: run[name] for name in (*plain, *_NUMBERS) if run[name] is not None}
+    values = {name: run[name] for name in (*plain, *_NUMBERS, "disturbance") if run[name] is not None}
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=16)
     for name in ("steps", "losses", "documents"):
         digest.update(hashlib.blake2b(raw[name], digest_size=16).digest())
@@ -140,6 +142,7 @@ class RunInsertion:
             first_step, last_step = record.window
             run: dict[str, Any] = {
                 **{name: getattr(record, name) for name in PLAIN},
+                "disturbance": disturbance_in(record.stored_result.content),
                 **{"id": number, "is_aside": 0, "window_first": first_step, "window_last": last_step},
                 **{f"{table}_id": place for table, place in places.items()},
             }
@@ -192,6 +195,12 @@ class RunInsertion:
                 number = connection.execute(added).scalar_one()
             self._ids[key] = number
         return self._ids[key]
+
+
+def disturbance_in(result: Mapping[str, Any]) -> str | None:
+    """Return what others used beyond the limits. Only this section of the result is parsed, which takes less time."""
+    content = result.get("other_use")
+    return use_beyond_limits(OtherUse.model_validate(content))[1] or None if content else None
 
 
 class RecordReader:

@@ -91,6 +91,7 @@ RUN = Table(
     Column("reason", Text),
     *_filled(Text, "verdict"),
     *(Column(name, Double) for name in STORED),
+    Column("disturbance", Text),
     *_filled(Integer, "window_first", "window_last"),
     Index("run_of_series", "series_id", "is_aside", "began"),
     Index("run_of_night", "night"),
@@ -142,6 +143,9 @@ FINDING = Table(
 )
 
 
+# The columns that follow from a run's result. A store that was made before one of them gets it.
+FROM_RESULTS = {**dict.fromkeys(STORED, "DOUBLE PRECISION"), "disturbance": "TEXT"}
+
 STORE_VERSION = Table("store_version", MetaData(), Column("version", Text, primary_key=True))
 
 _SECONDS = {
@@ -155,7 +159,7 @@ SELECT run.run_id, run.began, {seconds} AS began_seconds, run.purpose, run.night
        series.nodes, series.devices, series.precision, series.layout, series.micro_batch, series.recompute,
        series.runtime, subject.framework_version, subject.commit_hash, subject.platform_version,
        run.evidence, run.word, run.failure, run.reason, run.verdict,
-       {figures},
+       {figures}, run.disturbance,
        run.window_first, run.window_last,
        series.digest AS series, condition.digest AS conditions, subject.digest AS subject, node.digest AS node
 FROM run
@@ -190,7 +194,7 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
     """
     with reading(engine, address) as connection:
         version = _version(connection)
-        missing = _missing_figures(connection) if version in (VERSION, FORMER_VERSION) else []
+        missing = _missing_columns(connection) if version in (VERSION, FORMER_VERSION) else []
     if version is None and not read_only:
         with writing(engine, address) as connection:
             version = _version(connection)  # another process may have been first
@@ -211,13 +215,13 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
         )
     if missing and read_only:
         raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
-    if missing:  # figures that the list got after the store was made
+    if missing:  # columns that came after the store was made
         from levelfield.store.new_figures import fill_figures
 
         with writing(engine, address) as connection:
-            present, missing = figure_columns(connection), _missing_figures(connection)  # another may have been first
+            present, missing = figure_columns(connection), _missing_columns(connection)  # another may have been first
             for name in missing:
-                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
+                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} {FROM_RESULTS[name]}"))
             connection.execute(text("DROP VIEW IF EXISTS v_result"))
             if missing:
                 fill_figures(connection, present)
@@ -228,16 +232,16 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
 
 
 def figure_columns(connection: Connection) -> list[str]:
-    """Return the columns of figures that the table of runs has, also former ones, in their order."""
+    """Return the columns from results that the table of runs has, also former ones, in their order."""
     present = [column["name"] for column in inspect(connection).get_columns(RUN.name)]
-    return [name for name in present if name in STORED or name in FORMER_COLUMNS]
+    return [name for name in present if name in FROM_RESULTS or name in FORMER_COLUMNS]
 
 
-def _missing_figures(connection: Connection) -> list[str]:
+def _missing_columns(connection: Connection) -> list[str]:
     if not connection.dialect.has_table(connection, RUN.name):
         return []  # what reads the runs says that they are gone
     present = figure_columns(connection)
-    return [name for name in STORED if name not in present]
+    return [name for name in FROM_RESULTS if name not in present]
 
 
 def _make_result_view(connection: Connection) -> None:

@@ -14,15 +14,17 @@ from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, busy, exclusion, side_of, steady_runs
+from levelfield.compare.sides import RATE, busy, disturbance, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
+from levelfield.run.quiet import QuietWait
 from levelfield.run.turns import alternating_pairs
 from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import DuelConclusion, DuelWord, Gated, RunRecord, Series, StoreEvent
+from levelfield.specs.result import DISTURBED
 
 FIGURE: Gated = "tokens_per_second_per_device"
 MOST_REPEATS = 100
@@ -56,6 +58,7 @@ class DuelOutcome:
     stopped: str | None = None  # why it ended before the test did
     exit_code: int = 0
     pair_seconds: float = 0.0  # the mean of a pair, including installations
+    waited_seconds: float = 0.0  # for a quiet machine
 
     @property
     def word(self) -> DuelWord:
@@ -80,6 +83,10 @@ class DuelOutcome:
         """Return the most that others used of the machine in a run, beyond the limits; empty where it was quiet."""
         used = max(busy(run) for pair in self.pairs for run in pair)[1]
         return f"other programs used {used}" if used else ""
+
+    @property
+    def disturbed_runs(self) -> int:
+        return sum(bool(disturbance(run)) for pair in self.pairs for run in pair)
 
     def event(self, at: str) -> StoreEvent | None:
         """Return the conclusion as a statement for the store; None for too few pairs. It has no words of the user."""
@@ -118,8 +125,11 @@ def refuse_other_work(a: Series, b: Series) -> None:
             )
 
 
-def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
-    """Run pairs until the test decides or an error stops them. Raises that error where it stopped the first pair."""
+def duel(cases: Sequence[str], looks: Looks, start: StartRun, quiet: QuietWait) -> DuelOutcome:
+    """Run pairs until the test decides or an error stops them. Raises that error where it stopped the first pair.
+
+    quiet: waits for a quiet machine before each pair.
+    """
     pairs: list[RecordedPair] = []
     rates: list[Pair] = []
     started = {"a": 0, "b": 0}
@@ -134,7 +144,7 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     stopped, exit_code = None, 0
     began = time.monotonic()
     try:
-        for pair in alternating_pairs(max(looks.alpha), next_repeat):
+        for pair in alternating_pairs(max(looks.alpha), next_repeat, quiet):
             pairs.append(pair)
             if not _compare_arms(pairs).comparability.holds:
                 raise GateFailed("the sides are not comparable")
@@ -147,9 +157,9 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
         stopped, exit_code = (
             (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
         )
-    pair_seconds = (time.monotonic() - began) / len(pairs)
+    pair_seconds = (time.monotonic() - began - quiet.waited) / len(pairs)
     ruling = pairs_so_far(rates, FIGURE, 0, looks=looks, is_last=True)
-    return DuelOutcome(cases, looks, pairs, ruling, stopped, exit_code, pair_seconds)
+    return DuelOutcome(cases, looks, pairs, ruling, stopped, exit_code, pair_seconds, quiet.waited)
 
 
 def _compare_arms(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
@@ -200,6 +210,12 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
     steady, checked = steady_runs(runs)
     if unsteady := checked - steady:
         notes.append(f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady")
+    if outcome.disturbance:
+        waited = f", after {duration(outcome.waited_seconds)} of waiting" if outcome.waited_seconds else ""
+        notes.append(
+            f"in {outcome.disturbed_runs} of {len(runs)} runs {outcome.disturbance}{waited}: their status is "
+            f"'{DISTURBED}', so repeat the duel on an idle machine"
+        )
     n = outcome.ruling.pairs
     if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
         needed = n + (outcome.ruling.more_pairs or 0)
@@ -230,6 +246,8 @@ def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str,
             "more_pairs": outcome.ruling.more_pairs,
             "unsteady_runs": checked - steady,
             "disturbed": outcome.disturbance or None,
+            "disturbed_runs": outcome.disturbed_runs,
+            "waited_seconds": outcome.waited_seconds,
             "stopped": outcome.stopped,
         },
     }

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.measure import clocks
+from levelfield.measure.other_use import HostUse
+from levelfield.run import quiet
 from levelfield.store.database import Store
 from plans import PLUGINS
 
@@ -33,6 +35,7 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     monkeypatch.setenv("FAKE_PACE", "0.01")
     monkeypatch.setattr(clocks, "SLACK_SECONDS", 10.0)  # this clock shows its pace, however late a busy machine is
+    monkeypatch.setattr(quiet, "host_load", lambda: HostUse(0.0, 2))  # nor is a busy one waited for
     training = (quick / "train.py").read_text()
 
     def call(*words: str, pace: float = 0.01, fault: str = "") -> int:
@@ -58,6 +61,16 @@ def test_the_slower_one_is_named_and_all_runs_stay(
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 6
     assert main(["compare", "tiny:fake", "tiny:quick", "--runs", str(tmp_path / "runs")]) == 0
     assert "0.9524" in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_waited_for_and_said(
+    duel: Duel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = iter([1.72, 1.72, 0.0])
+    monkeypatch.setattr(quiet, "host_load", lambda: HostUse(next(loads, 0.0), 2))
+    assert duel(pace=0.0105) == 0
+    before, _, _ = " ".join(capsys.readouterr().err.split()).partition("run 1 of")
+    assert "waiting for a quiet machine" in before and "1.72 of 2 cores" in before
 
 
 def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,15 +18,19 @@ from levelfield.compare.ranking import TOKENS
 from levelfield.compare.scaling import scaling
 from levelfield.compare.scaling import sheets as scaling_sheets
 from levelfield.compare.series_runs import MOST, recent_runs
-from levelfield.compare.sides import side_of
+from levelfield.compare.sides import disturbance, side_of
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import LANGUAGES, text
-from levelfield.pages.series_history import GivenRuns, summary_of
+from levelfield.pages.series_history import GivenRuns, SurroundingDocuments, history, summary_of
+from levelfield.report.result_words import status
 from levelfield.report.sheets import as_text
+from levelfield.run.turns import PairProgress
 from levelfield.specs.layout import Layout
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
+from levelfield.specs.result import DISTURBED
 
 
 def beside(run: RunRecord, cores: float | None, of: int | None = 2) -> RunRecord:
@@ -206,6 +210,45 @@ def test_the_summary_of_a_series_is_of_its_newest_quiet_run() -> None:
     assert (outcome.tokens, outcome.disturbed, outcome.valid, runs.is_disturbed) == (1000, 2, 3, False)
     (alone,) = read_content(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
     assert (summary_of(alone).tokens, summary_of(alone).disturbed, alone.is_disturbed) == (90, 0, True)
+
+
+def test_the_history_of_a_series_has_the_word_for_each_run() -> None:
+    results = GivenRuns([loud(1, 100), quiet(2, 1000), loud(3, 90, word="invalid"), loud(4, 90)])
+    (runs,) = read_content(results).series.values()
+    made = history(runs, SurroundingDocuments(results))
+    assert [made["kept"]["words"][place] for place in made["columns"]["word"]] == [
+        DISTURBED,
+        "valid",
+        "invalid",
+        DISTURBED,
+    ]
+    words = {text(language, f"word.{DISTURBED}") for language in LANGUAGES}
+    assert len(words) == len(LANGUAGES) and not words & {text(language, "word.valid") for language in LANGUAGES}
+
+
+def test_a_run_whose_window_is_unknown_is_disturbed_by_the_load_before_it() -> None:
+    """So is a run in a container, whose processes are not told apart from others."""
+
+    def run(before: float) -> RunRecord:
+        use = {**other_use(None, 2), "host_before": {"value": before, "unit": "cores", "reason": None}}
+        return with_result(record(1, 100), other_use=use)
+
+    assert [bool(disturbance(run(cores))) for cores in (0.1, 1.72)] == [False, True]
+    assert status(run(1.72).result) == DISTURBED and status(run(0.1).result) == "valid"
+
+
+def test_a_status_that_is_not_valid_has_its_own_class() -> None:
+    failed = with_result(loud(1, 100), status={"word": "invalid", "failure": "disturbed", "reasons": ["x"]})
+    assert status(failed.result) == "invalid (disturbed)"
+
+
+def test_the_progress_of_pairs_marks_a_disturbed_run(tmp_path: Path) -> None:
+    lines: list[str] = []
+    runs = iter([loud(1, 100), quiet(2, 100)])
+    report = PairProgress("tokens_per_second_per_device", lines.append).reporting(lambda arm, paths: next(runs))
+    for arm in "ab":
+        report(arm, RunPaths(tmp_path))
+    assert [", disturbed" in line for line in lines] == [True, False]
 
 
 # -- where runs come from

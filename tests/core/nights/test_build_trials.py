@@ -95,7 +95,8 @@ def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPat
     def record_of(commit: str) -> Any:
         slower = 1.1 if commit[0] == "b" else 1.0
         figures = {"tokens_per_second_per_device": 1000 / slower, "memory_bytes": 1e9 * slower}
-        return SimpleNamespace(word="valid", series=series, run_id="r", subject=SimpleNamespace(commit=None), **figures)
+        quiet, subject = SimpleNamespace(other_use=None), SimpleNamespace(commit=None)
+        return SimpleNamespace(word="valid", series=series, run_id="r", subject=subject, result=quiet, **figures)
 
     monkeypatch.setattr(build_pairs, "run_of", run_of)
     monkeypatch.setattr(bisection, "record_of", record_of)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from compared_records import record, repeats
+from compared_records import other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
@@ -56,6 +56,26 @@ def test_few_series_need_no_groups(browser: Any, tmp_path: Path) -> None:
         page.locator("section[data-series]").first.scroll_into_view_if_needed()
         page.wait_for_selector("section[data-drawn] canvas")
         assert page.locator("details.group, .grouping").count() == 0
+
+
+@pytest.mark.parametrize(("language", "word"), [("", "valid (disturbed)"), ("zh/", "有效（受干扰）")])
+def test_a_disturbed_run_has_the_word_in_the_table_of_runs_and_on_its_page(
+    browser: Any, tmp_path: Path, language: str, word: str
+) -> None:
+    runs = [with_result(record(n, 1000), other_use=other_use(cores, 2)) for n, cores in ((1, 0.0), (2, 1.72))]
+    build_pages(GivenRuns(runs), tmp_path / "site", Registry())
+    (case,) = (tmp_path / "site" / language).glob("case-*.html")
+    with watched(browser) as page:
+        page.goto(f"file://{case}")
+        section = page.locator("section[data-series]").first
+        section.scroll_into_view_if_needed()
+        page.wait_for_selector("section[data-drawn]")
+        unfold(section.locator("details").last)
+        words = section.locator("details").last.locator("tbody tr span.word.w-valid-disturbed")
+        assert words.all_inner_texts() == [word]
+        page.goto(f"file://{case.parent}/run.html#{section.get_attribute('id')}/{runs[1].run_id}")
+        page.wait_for_selector("h1.id")
+        assert page.locator("span.word").first.inner_text() == word
 
 
 def test_charts_of_one_axis_are_enlarged_together_and_the_address_keeps_it(browser: Any, seeded_pages: Path) -> None:

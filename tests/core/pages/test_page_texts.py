@@ -15,7 +15,7 @@ from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import EventKind, Evidence, Purpose
-from levelfield.specs.result import Word
+from levelfield.specs.result import DISTURBED, Word
 from levelfield.specs.run_figures import GATED
 from levelfield.specs.step_parts import PARTS as STEP_PARTS
 
@@ -26,7 +26,7 @@ MODULES = "".join(path.read_text() for path in PAGES.glob("*.py"))
 RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
-    "word.": (*WORDS, *get_args(Word), "reported"),
+    "word.": (*WORDS, *get_args(Word), DISTURBED, "reported"),
     "means.": WORDS,
     "todo.": WORDS,
     "js.event.": get_args(EventKind),

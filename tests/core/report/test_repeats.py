@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared_records import other_use
 from golden_files import golden
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
@@ -112,6 +113,30 @@ def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Resul
     assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
     (alone,) = repeats.repeats_of([five[0], invalid(five[1])], SAME[:2])
     assert (alone.valid, alone.figures) == (1, ())
+
+
+def disturbed(result: Result) -> Result:
+    return Result.model_validate({**result.model_dump(), "other_use": other_use(1.72, 2)})
+
+
+def test_a_disturbed_repeat_gives_no_figure_beside_a_quiet_one(five: list[Result]) -> None:
+    results = [five[0], disturbed(five[1]), *five[2:]]
+    (group,) = repeats.repeats_of(results, SAME)
+    assert (group.valid, group.disturbed) == (5, 1)
+    assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
+    text = "\n".join(repeats.as_lines(results, SAME))
+    assert "5 valid, 1 of them disturbed" in text and "not counted: 1 disturbed" in text
+    assert json.loads(as_json(results, SAME))[-1]["disturbed"] == 1
+    alone = "\n".join(repeats.as_lines(results[:2], SAME[:2]))
+    assert "1 quiet run" in alone and "tokens/s" not in alone
+
+
+def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -> None:
+    results = [*map(disturbed, five)]
+    (group,) = repeats.repeats_of(results, SAME)
+    assert group.disturbed == 5 and group.figures[0].interval == over_repeats(RATES)
+    text = "\n".join(repeats.as_lines(results, SAME))
+    assert "5 of them disturbed" in text and "not counted" not in text
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from compared_records import other_use
 from levelfield.errors import UsageError
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, StoredResult
+from levelfield.specs.result import DISTURBED
 from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store import schema
 from levelfield.store.database import Store
@@ -84,11 +86,12 @@ def made_by_1_0_0(store: Store, of_palm: float) -> None:
         for row in rows:
             raw = {name: bytes(row[name]) for name in ("steps", "losses", "documents")}
             run_id = connection.exec_driver_sql(f"SELECT run_id FROM run WHERE id = {row['id']}").scalar_one()
-            digest = row_digest({**row, "run_id": run_id}, raw, plain)
+            digest = row_digest({**row, "run_id": run_id, "disturbance": None}, raw, plain)
             connection.execute(update(RUN).where(RUN.c.id == row["id"]).values(row_digest=digest))
 
     store.written(change)
     execute(store, "DROP VIEW v_result", f"ALTER TABLE run DROP COLUMN {MFU_NAME}")
+    execute(store, "ALTER TABLE run DROP COLUMN disturbance")
     execute(store, "UPDATE store_version SET version = '1.0.0'")
 
 
@@ -118,6 +121,28 @@ def test_a_row_that_was_changed_before_the_new_figure_stays_damaged(url: str, re
     with Store.open(url) as store:
         (fault,) = faults(store)
         assert f"run {record.run_id}:" in fault
+
+
+def test_a_store_knows_which_runs_were_disturbed_also_those_of_1_0_0(url: str, record: RunRecord) -> None:
+    content = {**record.stored_result.content, "other_use": other_use(1.72, 2)}
+    loud = changed(record, 1, stored_result=StoredResult(content))
+    series = record.series.fingerprint()
+
+    def disturbances(store: Store) -> dict[str, str | None]:
+        return {point.run_id: point.disturbance for point in store.points()[series]}
+
+    expected = {record.run_id: None, loud.run_id: "up to 1.7 of 2 cores"}
+    with Store.open(url) as store:
+        store.add([record, loud])
+        assert disturbances(store) == expected
+        made_by_1_0_0(store, of_palm=0.875)
+    with Store.open(url) as store:
+        assert disturbances(store) == expected and faults(store) == []
+        assert {point.shown_word for point in store.points()[series]} == {"valid", DISTURBED}
+        assert {run.word for run in store.records([*expected])} == {"valid"}
+        execute(store, "UPDATE run SET disturbance = NULL")
+        (fault,) = faults(store)
+        assert f"run {loud.run_id}:" in fault
 
 
 def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> None:

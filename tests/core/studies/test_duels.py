@@ -10,11 +10,13 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from compared_records import record, step_times, with_result
+from compared_records import other_use, record, step_times, with_result
 from levelfield.compare.comparison import sheets
 from levelfield.errors import GateFailed, RunFailed, UsageError
+from levelfield.measure.other_use import HostUse
 from levelfield.report.sheets import as_text
 from levelfield.report.words import duration
+from levelfield.run.quiet import QuietWait
 from levelfield.series.pairs import PairRuling, pairs_so_far
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
@@ -32,6 +34,7 @@ from levelfield.studies.duels import (
 )
 
 CASES = ("gpt:torch", "gpt:jax")
+QUIET = QuietWait(pytest.fail, lambda: HostUse(0.0, 2))
 FRAMEWORKS = {"a": "torch", "b": "jax"}
 Rates = Callable[[str, int], float]
 
@@ -45,7 +48,7 @@ def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **cha
         more = changes if arm == "b" else {}
         return record(len(order), rates(arm, number), framework=FRAMEWORKS[arm], **more)
 
-    return duel(CASES, looks_of(repeats, least), start)
+    return duel(CASES, looks_of(repeats, least), start, QUIET)
 
 
 def text_of(outcome: DuelOutcome) -> str:
@@ -161,6 +164,30 @@ def test_what_weakens_the_conclusion_stands_below_it() -> None:
     assert f"{len(looks_of(None, 1).alpha)} looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
 
 
+def test_each_pair_waits_for_a_quiet_machine_and_the_notes_name_the_load() -> None:
+    """Others use 1.7 of 2 cores from the second pair on, and go on: the third pair waits no more."""
+    happened: list[str] = []
+    wait = QuietWait(
+        happened.append, lambda: HostUse(1.7 if len(happened) > 1 else 0.0, 2), iter(range(0, 9000, 200)).__next__
+    )
+
+    def start(arm: str, number: int) -> RunRecord:
+        happened.append(arm)
+        run = record(len(happened), 1000.0 + number, framework=FRAMEWORKS[arm])
+        return with_result(run, other_use=other_use(1.7 if number > 1 else 0.0, 2))
+
+    outcome = duel(CASES, looks_of(3, 1), start, wait)
+    first, goes_on = (place for place, text in enumerate(happened) if "1.70 of 2 cores" in text)
+    assert [*happened[:first], *happened[goes_on + 1 :]] == ["a", "b", "b", "a", "a", "b"] and first == 2
+    assert (outcome.waited_seconds, outcome.disturbed_runs) == (wait.limit, 4)
+    text = text_of(outcome)
+    assert "in 4 of 6 runs other programs used up to 1.7 of 2 cores, after 5:00 of waiting" in text
+    assert "up to 1.7 of 2 cores" in conclusion(outcome)
+    values = duel_values(outcome)["duel"]
+    assert (values["disturbed_runs"], values["waited_seconds"]) == (4, wait.limit)
+    assert "waiting" not in text_of(run_duel(noisy(0.002)))
+
+
 def fails_from(number: int, **changes: Any) -> DuelOutcome:
     """Return a duel whose B fails from this run of it on."""
 
@@ -168,7 +195,7 @@ def fails_from(number: int, **changes: Any) -> DuelOutcome:
         more = changes if arm == "b" and repeat >= number else {}
         return record(2 * repeat + (arm == "b"), 1000.0 + repeat, framework=FRAMEWORKS[arm], **more)
 
-    return duel(CASES, looks_of(None, 1), start)
+    return duel(CASES, looks_of(None, 1), start, QUIET)
 
 
 def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
@@ -189,7 +216,7 @@ def test_a_run_without_a_figure_before_a_whole_pair_is_an_error(bad: dict[str, A
         return record(number, **{"framework": FRAMEWORKS[arm], **(bad if arm == "b" else {})})
 
     with pytest.raises(RunFailed, match="gpt:jax: "):
-        duel(CASES, looks_of(None, 1), start)
+        duel(CASES, looks_of(None, 1), start, QUIET)
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:

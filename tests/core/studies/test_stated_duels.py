@@ -17,9 +17,11 @@ from levelfield.compare.ranking import TOKENS
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import side_of
 from levelfield.errors import LevelfieldError
+from levelfield.measure.other_use import HostUse
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
+from levelfield.run.quiet import QuietWait
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.specs.run_figures import MFU_NAME
@@ -43,7 +45,8 @@ def fought(speeds: list[tuple[float, float]] = DRIFTING, busy_run: int | None = 
         runs.append(with_result(run, repeat=number, **use))
         return runs[-1]
 
-    return duel(["gpt:torch --env X=/home/me", "gpt:jax"], looks_of(len(speeds), 1.0), start)
+    quiet = QuietWait(pytest.fail, lambda: HostUse(0.0, 2))
+    return duel(["gpt:torch --env X=/home/me", "gpt:jax"], looks_of(len(speeds), 1.0), start, quiet)
 
 
 def runs_of(outcome: DuelOutcome) -> tuple[list[RunRecord], list[RunRecord]]:

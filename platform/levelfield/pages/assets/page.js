@@ -111,7 +111,7 @@ const levelfield = (() => {
   function word(name) {
     const key = `word.${name}`;
     const text = t(key);
-    const kind = /^[a-z -]+$/.test(name) ? `w-${name.replaceAll(" ", "-")}` : "";
+    const kind = /^[a-z ()-]+$/.test(name) ? `w-${name.replace(/[()]/g, "").replaceAll(" ", "-")}` : "";
     return el("span", { class: `word ${kind}` }, text === key ? name : text);
   }
 
