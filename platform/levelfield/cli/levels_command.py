@@ -173,10 +173,17 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.series.findings import FAILURES
     from levelfield.series.level import FEWEST_NIGHTS
+    from levelfield.specs.record import branch_of
 
     until, who, at, lines = _day(options.until), options.who or user_name(), utc_now(), list[str]()
     with opened_store(options.store) as store:
-        night = gate_input(store, chosen_night(store, options.night), None)
+        name = chosen_night(store, options.night)
+        if branch_of(name):
+            raise UsageError(
+                f"nightly accept --night {name}: found a night of a branch, expected one of the default branch, whose "
+                "levels these are"
+            )
+        night = gate_input(store, name, None)
         tonights = sorted(night.tonights, key=night.label)
         runs = {point.run_id: series for series in tonights for point in night.tonights[series]}
         failed = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]

@@ -20,7 +20,7 @@ from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
 from levelfield.cli.site_options import base_image, container_options
-from levelfield.cli.store_options import opened_store, results_for_pages, store_option
+from levelfield.cli.store_options import last_night, opened_store, results_for_pages, store_option
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
@@ -102,6 +102,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     option("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
     option("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
     option("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
+    option("--branch", type=_branch, metavar="NAME", help="a night of this branch: compared with the levels, in none")
     store_option(parser)
     container_options(parser)
     python_option(parser, "train with this Python")
@@ -157,18 +158,28 @@ def _night(text: str) -> str:
     return text
 
 
+def _branch(text: str) -> str:
+    """Return the name as a part of the name of a night. Raises ArgumentTypeError."""
+    name = re.sub(r"[^0-9A-Za-z._]+", "-", text)[:60].strip("-")
+    if not name:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected the name of a branch with a letter or a digit")
+    return name
+
+
 def _run(options: argparse.Namespace) -> int:
     """Run the night. Where the checkout has other code by now, this process becomes one of the night's own checkout."""
     from levelfield.nights.night_code import CheckoutMoved
+    from levelfield.specs.record import BRANCH_MARK
 
-    night = options.night or datetime.now(timezone.utc).date().isoformat()
+    name = options.night or datetime.now(timezone.utc).date().isoformat()
+    night = f"{name}{BRANCH_MARK}{options.branch}" if options.branch else name
     variables = {name: text for name, text in os.environ.items() if name != "LEVELFIELD_ROOT"}  # with the webhook's
     try:
         return _run_here(options, night)
     except CheckoutMoved as moved:
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
         words = _words_of(moved.build.folder, options, sys.argv[1:])
-        same = ["--night", night, "--runs", str(runs_of(options).absolute())]
+        same = ["--night", name, "--runs", str(runs_of(options).absolute())]
         sys.stdout.flush()
         os.execve(sys.executable, [*program, *words, *same], variables)
 
@@ -195,6 +206,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
     from levelfield.plan.request import UserRequest
     from levelfield.series.finding_forms import WRITERS
     from levelfield.series.findings import FindingPage
+    from levelfield.specs.record import night_options
 
     image = base_image(options.base_image, options.runtime)
     request = NightRequest(
@@ -218,7 +230,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         except KeyboardInterrupt:  # between two runs of pairs
             report = None
         if report is None:
-            print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
+            print(f"levelfield: interrupted; start it again with {night_options(night)}: it goes on", file=sys.stderr)
             return INTERRUPTED
         tickets = night_tickets(session, report, options.page_url, options.bisect_budget)
         index = str(options.html / "index.html") if options.html else None
@@ -243,13 +255,17 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
 
 
 def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:
-    """Write the static site, with the findings of this night and their commits."""
+    """Write the static site, with this night's findings and their commits; for a night of a branch as it stands."""
     from levelfield.pages.page_building import build_pages
+    from levelfield.specs.record import branch_of
 
-    findings = [finding.model_dump(mode="json") for finding in page.findings]
+    findings, tickets = page.findings, page.tickets
+    if branch_of(page.night):
+        findings, tickets = last_night(session.store, session.store.nights(), session.request.runs)
     with session.output.bytes_progress("writing pages") as progress:
         results = results_for_pages(session.store, session.request.store, session.request.runs)
-        build_pages(results, folder, session.registry, findings, progress, tickets=page.tickets)
+        content = [finding.model_dump(mode="json") for finding in findings]
+        build_pages(results, folder, session.registry, content, progress, tickets=tickets)
 
 
 def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:

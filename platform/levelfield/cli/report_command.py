@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
 from levelfield.cli.options import RUN_HELP, format_options, raising_usage_error, registry_of, runs_of
-from levelfield.cli.store_options import opened_store, prices_of, prices_option, results_for_pages, store_option
+from levelfield.cli.store_options import (
+    last_night,
+    opened_store,
+    prices_of,
+    prices_option,
+    results_for_pages,
+    store_option,
+)
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
@@ -284,9 +291,6 @@ def _results(
     from levelfield.catalog.registry import Registry
     from levelfield.evidence.verification import record_of_files
     from levelfield.explain.explanation import recomputed
-    from levelfield.nights.gate import compared
-    from levelfield.nights.stored_nights import gate_input
-    from levelfield.nights.tickets import NightTickets
     from levelfield.pages.series_history import GivenRuns
     from levelfield.studies.compared_runs import RunPlaces
 
@@ -309,13 +313,9 @@ def _results(
             yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), [], {}
             return
         results = results_for_pages(store, address, selected.runs)
-        nights = results.nights()
-        night = gate_input(store, nights[-1], None) if nights else None
-        findings = compared(night, night.stored_pairs).findings if night else ()
         ours = {"", *results.points()}
-        shown = [finding for finding in findings if finding.series in ours]
-        tickets = NightTickets(store, night, selected.runs).all(shown) if night else {}
-        yield results, [finding.model_dump(mode="json") for finding in shown], tickets
+        findings, tickets = last_night(store, results.nights(), selected.runs, ours)
+        yield results, [finding.model_dump(mode="json") for finding in findings], tickets
 
 
 def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:

@@ -259,6 +259,7 @@ class _ImportSource:
         from levelfield.explain.explanation import recomputed
         from levelfield.nights.nightly import nights_of_runs
         from levelfield.rundir.run_state import refuse_running
+        from levelfield.specs.record import purpose_of
         from levelfield.store.run_record import record_of, storable
 
         refuse_running(paths)
@@ -277,7 +278,7 @@ class _ImportSource:
             with self._problem_added():
                 self._nights[folder] = nights_of_runs(folder)
         if night := self._nights[folder].get(record.run_id):
-            record = record.model_copy(update={"purpose": "nightly", "night": night})
+            record = record.model_copy(update={"purpose": purpose_of(night), "night": night})
         return storable(record, str(paths.root))
 
 

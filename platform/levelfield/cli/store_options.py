@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,8 @@ from levelfield.specs.paths import RunPaths
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.pages.series_history import StoredResults
+    from levelfield.series.findings import Finding
+    from levelfield.series.ticket import Tickets
     from levelfield.specs.prices import Prices
     from levelfield.specs.record import StoreEvent
     from levelfield.store.database import Store
@@ -84,6 +86,25 @@ def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredRe
     run_ids = {plan.parent.name for folder in (runs, runs / PAIRS) for plan in folder.glob("*/plan.json")}
     results = CheckoutRuns(store, run_ids.union(nights_of_runs(runs)))
     return results if results.points() else store
+
+
+def last_night(
+    store: Store, nights: Sequence[str], runs: Path, series: Collection[str] | None = None
+) -> tuple[tuple[Finding, ...], Tickets]:
+    """Return the findings of the last of these nights, judged again by what the store has, and their tickets.
+
+    series: only findings about these.
+    """
+    from levelfield.nights.gate import compared
+    from levelfield.nights.stored_nights import gate_input
+    from levelfield.nights.tickets import NightTickets
+
+    if not nights:
+        return (), {}
+    night = gate_input(store, nights[-1], None)
+    findings = compared(night, night.stored_pairs).findings
+    findings = tuple(finding for finding in findings if series is None or finding.series in series)
+    return findings, NightTickets(store, night, runs).all(findings)
 
 
 def recording_options(parser: Options) -> None:

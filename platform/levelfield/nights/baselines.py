@@ -150,7 +150,9 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
         if run not in stored:
             raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
         if not is_evidence(stored[run]) or run in bad:
-            raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
+            raise UsageError(
+                f"--run {run}: found no evidence: the run is not valid, not sealed, of a branch, or of a bad night"
+            )
     points = level_points(stored[run] for run in evidence.runs) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
     decided = [f for f in evidence.past if f.pairs and not f.named]

@@ -11,6 +11,7 @@ from levelfield.run.builds import CommitBuild, build_of
 from levelfield.run.provenance import source
 from levelfield.specs.base import Value, json_digest
 from levelfield.specs.plan import Plan
+from levelfield.specs.record import night_options
 
 
 class NightCode(Value):
@@ -78,5 +79,5 @@ def require_trainings(code: NightCode | None, now: NightCode, is_whole: bool, ni
 def _refusal(night: str, began: str, reason: str) -> UsageError:
     return UsageError(
         f"night {night} began with {began}: {reason}. It does not go on with other code; bring that code back, or "
-        f"begin another night: --night {night}.b"
+        f"begin another night: {night_options(night, '.b')}"
     )

@@ -58,7 +58,7 @@ from levelfield.nights.nightly import (
     state_path,
     write_state,
 )
-from levelfield.nights.stored_nights import gate_input
+from levelfield.nights.stored_nights import gate_input, judged_points
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, build_of
@@ -74,7 +74,7 @@ from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Point, Purpose, RunRecord, Subject
+from levelfield.specs.record import Point, Purpose, RunRecord, Subject, branch_of, purpose_of
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import short_digest
 from levelfield.store.database import Store
@@ -105,7 +105,7 @@ class NightRequest:
     """What the user wants of a night."""
 
     suite: str  # a name or a file
-    night: str
+    night: str  # with its branch where that is not the default one
     runs: Path
     store: str | None
     request: UserRequest  # how its entries run
@@ -151,7 +151,8 @@ class NightSession:
             session = cls(request, suite, store, registry, output, work, state)
             session.save(state)
             newest = store.newest_run_night()
-            if newest and request.night[:10] < newest[:10] and request.night not in store.nights():
+            is_of_branch = branch_of(request.night) is not None
+            if newest and not is_of_branch and request.night[:10] < newest[:10] and request.night not in store.nights():
                 store.add_finding(request.night, set_back_finding(request.night, newest).model_dump(mode="json"))
             store.expect(request.night, suite, {run.name: run.series for run in work})
             yield session
@@ -247,7 +248,7 @@ class NightSession:
     def _record(self, paths: RunPaths, slow: str | None) -> None:
         """Store a run. slow: what the control found of this machine; the gate names it."""
         night = self.request.night
-        record = record_of(paths, "nightly", night)
+        record = record_of(paths, purpose_of(night), night)
         self.store.add([record])
         if slow:
             node, label = record.node, f"node {short_digest(record.node)}"
@@ -319,7 +320,8 @@ class NightSession:
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""
-        points = (point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
+        judged = judged_points(self.store.points([series])[series], self.request.night)
+        points = (point for point in reversed(judged) if point.is_of_trend)
         tonight = next((point for point in points if night_of(point) == self.request.night), None)
         if tonight is None:
             return "the series has no run of this night"

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
+from typing import Any
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
@@ -14,7 +15,7 @@ from levelfield.series.examination import holds, standing_baseline
 from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
-from levelfield.specs.record import Conditions, Point
+from levelfield.specs.record import Conditions, Point, branch_of
 from levelfield.specs.short_names import refuse_any, short_digest
 from levelfield.store.database import Store, StoredSeries
 
@@ -27,7 +28,11 @@ _REASON_LENGTH = 400  # characters of why a run is not valid
 
 
 def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
-    """Return what a gate needs of the night. suite: only the entries of this suite."""
+    """Return what a gate needs of the night. suite: only the entries of this suite.
+
+    A night of a branch stands behind the history of the default branch, as if it were its newest, and no other night
+    has anything of it.
+    """
     expected = store.expected(night)
     if suite is not None:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
@@ -42,12 +47,15 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     expected = {entry: previous_series.get(entry, series) for entry, series in expected.items()}
     stored = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
+    if branch_of(night):
+        past += _parsed(store.findings(night))
     end_of_night = f"{night}~"  # sorts behind every time of that day
     # the series whose level rests on nights that may be older than the last days
     accepted = {event.series for event in events if event.kind == "baseline" and holds(event, end_of_night)}
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
     read_whole = ({series.digest for series in stored} - accepted) | changed
-    all_points = _recent(store, stored, night, read_whole)
+    recent = _recent(store, stored, night, read_whole)
+    all_points = {series: judged_points(series_points, night) for series, series_points in recent.items()}
     points = {series: drop_trials(series_points, nights) for series, series_points in all_points.items()}
     points = {series: series_points for series, series_points in points.items() if series_points}
     counted = {point.run_id for series_points in points.values() for point in series_points}
@@ -70,8 +78,14 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         partial(_reason, store),
         cache(partial(_has_commit, store)),
         sum(point.began[:10] == night[:10] for point in trials),
-        store.nights(suite),
+        () if branch_of(night) else store.nights(suite),
     )
+
+
+def judged_points(points: Iterable[Point], night: str) -> list[Point]:
+    """Return the runs that a night is judged by: those of the default branch, and its own as runs of its trend."""
+    own = (p for p in points if p.night == night or branch_of(p.night) is None)
+    return [p.model_copy(update={"purpose": "nightly"}) if p.purpose == "branch" else p for p in own]
 
 
 def drop_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:
@@ -99,16 +113,19 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
     """Return the stored findings of gates that changed something, in order of the nights. since: the first night."""
-    rows = store.changed_findings(since or "")
+    return _parsed(store.changed_findings(since or ""))
+
+
+def _parsed(rows: Iterable[dict[str, Any]]) -> list[Finding]:
     return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in rows]
 
 
 def chosen_night(store: Store, name: str | None) -> str:
-    """Return the night of this name, by default the newest. A day on which runs were made by hand is one, too.
+    """Return the night of this name, by default the newest of the default branch.
 
-    Raises UnknownName or UsageError.
+    A day on which runs were made by hand is one, too. Raises UnknownName or UsageError.
     """
-    nights = store.nights()
+    nights = store.nights(has_branches=name is not None)
     if name is not None:
         since = _days_before(name, 1)
         points = store.points(since=since) if since and name not in nights else {}

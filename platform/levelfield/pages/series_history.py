@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from levelfield.compare.sides import busy
 from levelfield.series.segments import segments_of
-from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject, branch_of
 from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store, StoredSeries
 from levelfield.store.rows import Digests
@@ -64,7 +64,9 @@ class GivenRuns:
         return self._events
 
     def nights(self) -> list[str]:
-        return sorted({*self._expected, *self._findings, *(r.night for r in self._records.values() if r.night)})
+        """Return the nights of the default branch."""
+        nights = {*self._expected, *self._findings, *(r.night for r in self._records.values() if r.night)}
+        return sorted(night for night in nights if branch_of(night) is None)
 
     def expected(self, night: str) -> Mapping[str, str | None]:
         return self._expected.get(night, {})

@@ -55,7 +55,8 @@ def _gated(name: str) -> str:
 
 
 Gated = Annotated[str, AfterValidator(_gated)]  # a figure that the gate holds to a level, by its column in the store
-Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
+Purpose = Literal["manual", "nightly", "branch", "confirm-a", "confirm-b", "null-a", "null-b"]
+BRANCH_MARK = "@"  # between a night's name and its branch
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
 OF_NULLS: tuple[Purpose, ...] = ("null-a", "null-b")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
@@ -279,7 +280,9 @@ class RunRecord(StoredFigures, Document):
     content: str  # the digest of the sealed files, by which two imports of one run are one
     began: str  # in UTC, ISO 8601
     purpose: Purpose = "manual"
-    night: str | None = None  # the name of the nightly that it belongs to, such as `2026-11-22`
+    # the name of the nightly that it belongs to, such as `2026-11-22`; with its branch where that is no default one,
+    # such as `2026-11-22.7@feature`
+    night: str | None = None
     entry: str | None = None  # suite and entry
     evidence: Evidence  # `reported` where the figures did not come with their raw files
     evidence_reason: str | None = None
@@ -363,7 +366,8 @@ class Point(StoredFigures):
         """Whether the run is a point of its series' trend and may be its latest.
 
         A run of a pair is neither: it was made for one difference, half of the pairs' runs are of an older build, and
-        after an even number of pairs such a run is the newest. Nor is one of a null pair, whose arms have one build.
+        after an even number of pairs such a run is the newest. Nor is one of a null pair, whose arms have one build,
+        nor one of a night of a branch.
         """
         return self.purpose in OF_TREND
 
@@ -413,6 +417,22 @@ class StoreEvent(Document):
         if self.kind == "duel":
             DuelConclusion.model_validate(self.data)
         return self
+
+
+def branch_of(night: str | None) -> str | None:
+    """Return the branch that a night names; None for a night of the default branch, and without a night."""
+    return (night or "").partition(BRANCH_MARK)[2] or None
+
+
+def purpose_of(night: str) -> Purpose:
+    """Return the purpose of a night's runs that are none of a pair."""
+    return "branch" if branch_of(night) else "nightly"
+
+
+def night_options(night: str, suffix: str = "") -> str:
+    """Return the options that name a night. suffix: behind its own name, for another night."""
+    name, _, branch = night.partition(BRANCH_MARK)
+    return f"--night {name}{suffix}" + (f" --branch {branch}" if branch else "")
 
 
 def nights_in_order(nights: Iterable[str]) -> list[str]:

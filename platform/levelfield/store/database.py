@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, and_, func, or_, select
 from levelfield.errors import DocumentError, LevelfieldError, UnknownName, UsageError
 from levelfield.specs.base import Value
 from levelfield.specs.record import (
+    BRANCH_MARK,
     OF_TREND,
     Conditions,
     Point,
@@ -25,6 +26,7 @@ from levelfield.specs.record import (
     Series,
     StoreEvent,
     Subject,
+    branch_of,
     first_future_date,
     nights_in_order,
 )
@@ -230,20 +232,25 @@ class Store(AbstractContextManager["Store"]):
         with reading(self.engine, self.address) as connection:
             return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
 
-    def nights(self, suite: str | None = None) -> list[str]:
-        """Return the nights of runs and of expectations, in the order of `nights_in_order`. suite: only its own."""
+    def nights(self, suite: str | None = None, has_branches: bool = False) -> list[str]:
+        """Return the nights of runs and of expectations, in the order of `nights_in_order`.
+
+        suite: only its own. has_branches: also those of branches.
+        """
         ran = select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()
         expected = select(EXPECTATION.c.night).distinct()
         if suite is not None:
             ran = ran.where(RUN.c.entry.startswith(f"{suite}/", autoescape=True))
             expected = expected.where(EXPECTATION.c.suite == suite)
         with reading(self.engine, self.address) as connection:
-            return nights_in_order({*connection.execute(ran).scalars(), *connection.execute(expected).scalars()})
+            nights = {*connection.execute(ran).scalars(), *connection.execute(expected).scalars()}
+        return nights_in_order(night for night in nights if has_branches or branch_of(night) is None)
 
     def newest_run_night(self) -> str | None:
-        """Return the night with the latest name that has runs; None without any."""
+        """Return the night of the default branch with the latest name that has runs; None without any."""
+        query = select(func.max(RUN.c.night)).where(RUN.c.night.not_like(f"%{BRANCH_MARK}%"))
         with reading(self.engine, self.address) as connection:
-            return connection.execute(select(func.max(RUN.c.night))).scalar()
+            return connection.execute(query).scalar()
 
     def add_finding(self, night: str, finding: Mapping[str, Any]) -> None:
         self.written(lambda connection: statements.add_finding(connection, night, finding))
@@ -253,7 +260,10 @@ class Store(AbstractContextManager["Store"]):
         return [finding for _, finding in self.read(lambda connection: statements.findings(connection, night))]
 
     def changed_findings(self, since: str) -> list[dict[str, Any]]:
-        """Return the findings of the nights since one, without each `no change` after another, in order of nights."""
+        """Return the findings of the nights since one, without each `no change` after another, in order of nights.
+
+        Nights of branches are left out.
+        """
         return [finding for _, finding in self.read(lambda connection: statements.changed_findings(connection, since))]
 
     def read(self, question: Callable[[Connection], T]) -> T:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, func, insert, not_, select, update
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Document
-from levelfield.specs.record import StoreEvent
+from levelfield.specs.record import BRANCH_MARK, StoreEvent
 from levelfield.store.schema import EVENT, EXPECTATION, FINDING
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def findings(connection: Connection, night: str | None) -> list[tuple[str, dict[
 
 
 def changed_findings(connection: Connection, since: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the findings of the nights since one, in order of the nights and of their making.
+    """Return the findings of the default branch's nights since one, in order of the nights and of their making.
 
     A plain `no change`, without pairs, is left out where the finding before it about the same thing is one, too.
     """
@@ -78,7 +78,7 @@ def changed_findings(connection: Connection, since: str) -> list[tuple[str, dict
     is_plain = and_(find(FINDING.c.document, '"word":"no change"') > 0, find(FINDING.c.document, '"pairs":0,') > 0)
     was_plain = func.lag(is_plain).over(partition_by=subject, order_by=(FINDING.c.night, FINDING.c.id))
     marks = select(FINDING.c.id, is_plain.label("is_plain"), was_plain.label("was_plain"))
-    row = marks.where(FINDING.c.night >= since).subquery()
+    row = marks.where(FINDING.c.night >= since, FINDING.c.night.not_like(f"%{BRANCH_MARK}%")).subquery()
     changed = select(row.c.id).where(not_(and_(row.c.is_plain, func.coalesce(row.c.was_plain, row.c.is_plain))))
     query = select(FINDING.c.night, FINDING.c.document).where(FINDING.c.id.in_(changed))
     rows = connection.execute(query.order_by(FINDING.c.night, FINDING.c.id))

@@ -10,12 +10,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from levelfield.cli.command_line import parser_of
 from plans import ROOT
 
@@ -26,7 +28,6 @@ SCHEMAS = {
     "gitlab-ci.yml": "vendor.gitlab-ci",
 }
 OWN = ROOT / ".github" / "workflows" / "ci.yml"  # the project's own checks
-GIVEN = {'"$SUITE"': "nightly", '"$BUDGET"': "3h", '"$BISECT_BUDGET"': "30m", '"$PAGE_URL"': "https://x"}  # by a caller
 UNITS = ("levelfield-nightly.service", "levelfield-nightly.timer")
 TABLES = ("crontab", "scrontab")
 CRON = re.compile(r"(?:(?:\*|\d+)(?:[-/,]\d+)*\s+){5}\S.*")
@@ -70,12 +71,9 @@ def test_a_table_of_cron_has_five_fields_and_a_command(name: str) -> None:
     assert not CRON.fullmatch("0 1 * * cd /srv")
 
 
-@pytest.mark.parametrize("name", [*SCHEMAS, UNITS[0], *TABLES])
+@pytest.mark.parametrize("name", [UNITS[0], *TABLES])
 def test_the_options_of_a_template_exist(name: str) -> None:
-    text = re.sub(r"\s*\n\s+--", " --", (FOLDER / name).read_text())
-    for name, value in GIVEN.items():
-        text = text.replace(name, value)
-    (line,) = re.findall(r"run_benchmarks\.py (nightly [^\n;>]*)", text)
+    (line,) = re.findall(r"run_benchmarks\.py (nightly [^\n;>]*)", (FOLDER / name).read_text())
     options = parser_of(shlex.split(line))
     assert (options.suite, options.budget) == ("nightly", 3 * 3600.0)
 
@@ -165,3 +163,148 @@ def test_a_second_start_pulls_nothing_under_a_running_night(name: str, tmp_path:
     shutil.rmtree(origin)
     machine.shell(f"cd {checkout}; {line}", tmp_path)
     assert len(machine.started) == 3, "a night without a pull goes on with the code that is there"
+
+
+TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|\$?[A-Za-z_][\w.]*(?:\(\))?|&&|\|\||!(?!=)")
+OPERATORS = {"&&": " and ", "||": " or ", "!": " not "}
+EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
+PRESENT = ("site", "night.md", "night.xml", "nightly.md", "nightly.xml")  # files of the night before
+REUSABLE, GITLAB = "github-reusable.yml", "gitlab-ci.yml"
+Names = Mapping[str, object]
+
+
+def value_of(expression: str, names: Names) -> Any:
+    """Evaluate an expression of GitHub's or GitLab's, of names, texts, `==`, `!=`, `&&`, `||` and `!`."""
+
+    def python(token: re.Match[str]) -> str:
+        text = token[0]
+        return OPERATORS.get(text) or (text if text[0] in "\"'" else f"names.get({text!r}, '')")
+
+    return eval(TOKEN.sub(python, expression.strip()), {"names": names})
+
+
+def filled(text: object, names: Names) -> str:
+    return EXPRESSION.sub(lambda match: str(value_of(match[1], names)), str(text))
+
+
+@dataclass
+class Job:
+    """A job of a CI system, on a machine whose files of the night before are still there."""
+
+    machine: Machine
+    checkouts: list[dict[str, str]] = field(default_factory=list)
+    uploaded: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> Path:
+        return self.machine.folder / "place"
+
+    def run(self, name: str, names: Names, fails: str = "") -> bool:
+        """Run the job of a template. fails: what fails in it. Return whether it is green."""
+        self.place.mkdir(exist_ok=True)
+        for file in PRESENT:
+            (self.place / file).write_text("of the night before")
+        content = yaml.safe_load((FOLDER / name).read_text())
+        if name == GITLAB:
+            return self._gitlab(content["levelfield-nightly"], names, fails)
+        return self._github(next(iter(content["jobs"].values())), names, fails)
+
+    def _shell(self, script: str, variables: Mapping[str, str], fails: str) -> bool:
+        code = "2" if fails == "the night" else "0"
+        return self.machine.shell(script, self.place, "-e", **variables, STUB_CODE=code).returncode == 0
+
+    def _upload(self, paths: Iterable[str]) -> None:
+        self.uploaded = [path for path in paths if (self.place / path).exists()]
+
+    def _github(self, job: Mapping[str, Any], names: Names, fails: str) -> bool:
+        is_green = True
+        variables = {name: filled(text, names) for name, text in job["env"].items()}
+        variables |= {"GITHUB_RUN_ID": str(names["run_id"]), "GITHUB_STEP_SUMMARY": str(self.place / "summary")}
+        for step in job["steps"]:
+            condition = EXPRESSION.sub(r"\1", str(step.get("if", "success()")))
+            if not value_of(condition, {**names, "always()": True, "success()": is_green}):
+                continue
+            if not is_green and "always()" not in condition:
+                continue
+            if "run" in step:
+                is_green &= self._shell(filled(step["run"], names), variables, fails)
+            elif step["uses"].startswith("actions/checkout@"):
+                self.checkouts.append({key: filled(text, names) for key, text in step["with"].items()})
+                is_green &= fails != "the checkout"
+            elif step["uses"].startswith("actions/upload-artifact@"):
+                self._upload(step["with"]["path"].split())
+        return is_green
+
+    def _gitlab(self, job: Mapping[str, Any], names: Names, fails: str) -> bool:
+        rule = next(rule for rule in job["rules"] if value_of(rule["if"], names))
+        variables = {name: str(names[text]) for name, text in rule.get("variables", {}).items()}
+        variables |= {"CI_PROJECT_DIR": str(self.place), "CI_PIPELINE_ID": str(names["run_id"])}
+        scripts = [*job["hooks"]["pre_get_sources_script"], *(job["script"] if fails != "the checkout" else ["false"])]
+        is_green = all(self._shell(script, variables, fails) for script in scripts)
+        self._upload([*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]])
+        return is_green
+
+
+def names_of(name: str, event: str, branch: str, run_id: int = 1, caller: str = "us/levelfield") -> Names:
+    """What a CI system knows of a pipeline. A pull request of GitHub has the name of its merge as the ref."""
+    is_request = event in ("pull_request", "merge_request_event")
+    if name == GITLAB:
+        which = "$CI_MERGE_REQUEST_SOURCE_BRANCH_NAME" if is_request else "$CI_COMMIT_BRANCH"
+        return {"run_id": run_id, "$CI_PIPELINE_SOURCE": event, "$CI_DEFAULT_BRANCH": "main", which: branch}
+    names: dict[str, object] = {
+        "run_id": run_id, "github.event_name": event, "github.repository": caller,
+        "inputs.repository": "us/levelfield", "inputs.suite": "nightly", "inputs.budget": "3h",
+        "inputs.bisect_budget": "30m", "inputs.data": "/data",
+    }  # fmt: skip
+    if event != "schedule":  # whose event names no repository
+        names["github.event.repository.default_branch"] = "main"
+    return names | (
+        {"github.ref_name": "12/merge", "github.head_ref": branch} if is_request else {"github.ref_name": branch}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "branch", "expected"),
+    [
+        ("github-actions.yml", "schedule", "main", None),
+        ("github-actions.yml", "workflow_dispatch", "main", None),
+        ("github-actions.yml", "workflow_dispatch", "me/fast", "me-fast"),
+        (REUSABLE, "schedule", "main", None),
+        (REUSABLE, "push", "main", None),
+        (REUSABLE, "push", "me/fast", "me-fast"),
+        (REUSABLE, "pull_request", "me/fast", "me-fast"),
+        (REUSABLE, "workflow_dispatch", "v1.0", "v1.0"),
+        (GITLAB, "schedule", "main", None),
+        (GITLAB, "schedule", "me/fast", "me-fast"),
+        (GITLAB, "merge_request_event", "me/fast", "me-fast"),
+    ],
+)
+def test_a_night_of_a_ci_system_has_its_branch_and_a_name_of_its_own(
+    name: str, event: str, branch: str, expected: str | None, tmp_path: Path
+) -> None:
+    job = Job(Machine(tmp_path / "machine"))
+    for run_id in (7, 8, 8):  # two pushes of a day, and the second one again after it was killed
+        assert job.run(name, names_of(name, event, branch, run_id))
+    options = [parser_of(arguments[1:]) for arguments in job.machine.started]
+    assert {(o.suite, o.budget, o.branch, o.page_url) for o in options} == {("nightly", 3 * 3600.0, expected, None)}
+    first, second, again = (o.night for o in options)
+    assert first < second == again
+
+
+@pytest.mark.parametrize("fails", ["the checkout", "the night"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_night_that_fails_early_uploads_no_file_of_the_night_before(name: str, fails: str, tmp_path: Path) -> None:
+    job, event = Job(Machine(tmp_path / "machine")), "push" if name == REUSABLE else "schedule"
+    assert not job.run(name, names_of(name, event, "main"), fails)
+    assert len(job.machine.started) == (fails == "the night") and job.uploaded == []
+
+
+@pytest.mark.parametrize(("caller", "places"), [("us/levelfield", [None]), ("them/kernels", [None, "caller"])])
+def test_the_reusable_workflow_checks_levelfield_out_whoever_calls(
+    caller: str, places: list[str | None], tmp_path: Path
+) -> None:
+    job = Job(Machine(tmp_path / "machine"))
+    assert job.run(REUSABLE, names_of(REUSABLE, "push", "main", caller=caller))
+    assert [checkout.get("path") for checkout in job.checkouts] == places
+    assert [checkout.get("repository") for checkout in job.checkouts] == ["us/levelfield", None][: len(places)]
+    assert not any("ref" in checkout for checkout in job.checkouts), "of a pull request its own"
