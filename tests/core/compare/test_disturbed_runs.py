@@ -193,7 +193,7 @@ def test_pages_mark_what_is_disturbed_and_say_what_is_left_out(language: str, tm
     records = [quiet(1, 1000), *(loud(n, 10) for n in (4, 5)), loud(2, 100, chip="Z9")]
     build_pages(GivenRuns(records), tmp_path / "site", Registry())
     folder = tmp_path / "site" / ("" if language == "en" else language)
-    flag = f'<span class="flag">{text(language, "flag.disturbed")}</span>'
+    flag = f'<span class="flag busy">{text(language, "flag.disturbed")}</span>'
     first = (folder / "index.html").read_text()
     case = next(folder.glob("case-*.html")).read_text()
     (bar,) = [line for line in first.splitlines() if "acme Z9</a>" in line]

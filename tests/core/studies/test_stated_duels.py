@@ -18,6 +18,7 @@ from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import side_of
 from levelfield.errors import LevelfieldError
 from levelfield.measure.other_use import HostUse
+from levelfield.pages import page_rendering
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
@@ -224,7 +225,7 @@ def test_a_store_carries_it_to_commands_pages_and_another_store(
     for words in (sides, matrix_words):
         assert '"pairs": 3' in json.dumps(json.loads(printed(*words, "--json")))
     printed("report", "pages", str(tmp_path / "site"), "--store", file)
-    assert "by 3 pairs" in (tmp_path / "site/index.html").read_text()
+    assert page_rendering.text("en", "by-pairs", pairs=3) in (tmp_path / "site/index.html").read_text()
     printed("store", "check", "--store", file)
     printed("store", "export", "--store", file, "--output", str(tmp_path / "x.jsonl"))
     printed("store", "import", str(tmp_path / "x.jsonl"), "--store", moved)
