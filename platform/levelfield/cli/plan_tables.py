@@ -150,7 +150,7 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     }
     between = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in figures.items() if all(both))
     low, high = SPEED_INTERVAL
-    number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here,")
+    number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here")
     return f"{number}, 90 % interval: {between} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
 
 
