@@ -105,11 +105,11 @@ class Side:
 def interpreter() -> Path:
     """JAX's environment, made as for a run."""
     from levelfield.catalog.registry import Registry
-    from levelfield.plan.environment import environment_of
+    from levelfield.plan.environment import plan_environment
     from levelfield.run.runtimes.environments import environment_in_use
 
     implementation, _folder = Registry().implementation("jax")
-    plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+    plan = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(plan, lambda text: print(text, file=sys.stderr)):
         return Path(plan.python)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search
-from levelfield.predict.questions import offer_of
+from levelfield.predict.questions import supported_parallelism
 from pages.unseen import CONTEXT_RUNS, GIB, MIXTURE_RUNS, RECENT_RUNS, RUNS, Questions, Run, runs_of
 
 ROWS = Path(__file__).resolve().parents[1] / "docs" / "data" / "planner_recipes.csv"
@@ -77,7 +77,7 @@ class RankedRecipe:
 
 def ranked(run: Run, questions: Questions, registry: Registry) -> RankedRecipe:
     question = questions.question(run)
-    offer = offer_of(registry.implementation(run.framework)[0], "nvidia")
+    offer = supported_parallelism(registry.implementation(run.framework)[0], "nvidia")
     kinds = offer.parallelism | {"uneven", "interleaved", "context", "expert"}
     question_with_all_layouts = replace(
         question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS)

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.run.runtimes.environments import environment_in_use
 
 KIND = "cpu"
@@ -27,7 +27,7 @@ def main() -> None:
 
 def make(registry: Registry, framework: str) -> None:
     implementation, _folder = registry.implementation(framework)
-    plan = environment_of(implementation, KIND, implementation.requirements[KIND].stages(), None, "process")
+    plan = plan_environment(implementation, KIND, implementation.requirements[KIND].stages(), None, "process")
     with environment_in_use(plan, say):
         pass
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
-from levelfield.catalog.code_basis import runs_path, training_code
+from levelfield.catalog.code_basis import tested_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, run_faults
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import dump, load
@@ -31,7 +31,7 @@ from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve
-from levelfield.testing.framework_kit.layout_checks import edited, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
 from levelfield.testing.framework_kit.small_jobs import (
     SEQUENCE_PARALLEL,
     STANDARD_VARIANTS,
@@ -196,16 +196,16 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
 
     precision: only these runs. again: also what the file has of the same code on a processor of the same name.
     """
-    implementation, folder = registry.labelled(label)
-    framework, path = implementation.framework, runs_path(implementation, folder)
+    implementation, folder = registry.implementation_of_label(label)
+    framework, path = implementation.framework, tested_path(implementation, folder)
     planned_runs = list(matrix(framework, implementation.precisions["cpu"]))
     record = RunRecord(path, implementation, folder)
     for family in dict.fromkeys(planned.family for planned in planned_runs):
         reference_of(family)  # before: what it says of the recorded runs
     current = record.current(ReferenceState(registry))
     done = set() if again else current
-    code = functools.partial(training_code, implementation, folder, "cpu")
-    environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+    code = functools.partial(training_code_digest, implementation, folder, "cpu")
+    environment = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(environment, print):
         for planned_run in planned_runs:
             if str(planned_run) in done or precision not in (None, planned_run.precision):
@@ -257,7 +257,7 @@ def _run(planned: PlannedRun, python: Path, reference: ReferenceCurve, code: Cal
     run_difference, failure, before = None, None, code()
     try:
         curve = train(*training_of_run(planned, python, STEPS))
-        failure = edited(before, code())
+        failure = changed_code_fault(before, code())
         run_difference = None if failure else compare(curve, curve_of(reference.figures))
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, job_of, train
-from levelfield.testing.framework_kit.framework_subject import RECORDED, definition_digest
+from levelfield.testing.framework_kit.framework_subject import RECORDED_FOLDER, definition_digest
 from levelfield.testing.framework_kit.layout_checks import FEW_STEPS, LARGE_STEPS
 from levelfield.testing.framework_kit.small_jobs import PART_MODELS, with_large_vocabulary, with_large_weights
 
@@ -39,10 +39,10 @@ def curve_content(job: Mapping[str, Any], curve: Curve, version: str) -> dict[st
 
 
 def main() -> None:
-    RECORDED.mkdir(exist_ok=True)
+    RECORDED_FOLDER.mkdir(exist_ok=True)
     for name, job in jobs().items():
         content = curve_content(job, train(job), version("torch").partition("+")[0])
-        (RECORDED / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
+        (RECORDED_FOLDER / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
         print(f"recorded {name}", flush=True)
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import rehearsed_code
+from levelfield.catalog.rehearsals import rehearsed_code_digest
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.rehearsed_runs import RehearsedRow, RehearsedRuns
-from levelfield.testing.framework_kit.layout_checks import edited, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
 from rehearsal.judgement import findings
 from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
@@ -101,7 +101,7 @@ class Evidence:
         wrong = findings(entry, reports)
         if wrong:
             raise RehearsalError(f"not recorded: {'; '.join(wrong)}")
-        if fault := edited(code, self.code(entry)):
+        if fault := changed_code_fault(code, self.code(entry)):
             raise RehearsalError(f"not recorded: {fault}")
         rehearsed = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_head(code)})
         self.rows[plan_key(rehearsed)] = rehearsed
@@ -115,7 +115,9 @@ class Evidence:
 
     def code(self, entry: dict[str, Any]) -> str:
         plan = entry["plan"]
-        return rehearsed_code(self.registry, plan["implementation"]["framework"], plan["hardware"]["device_kind"])
+        return rehearsed_code_digest(
+            self.registry, plan["implementation"]["framework"], plan["hardware"]["device_kind"]
+        )
 
     def write(self) -> None:
         rows = tuple(self.rows[key] for key in sorted(self.rows))

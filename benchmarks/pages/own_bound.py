@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
-from levelfield.predict.pass_timing import kernel_of, slice_of
-from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.predict.operations import ATTENTION_BACKWARD_FACTOR, BACKWARD_FACTOR, layer_forward_cost
+from levelfield.predict.pass_timing import attention_kernel, rank_slice
+from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.specs.rehearsed_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import Tuning
@@ -54,11 +54,11 @@ def bounded(registry: Registry) -> list[Bounded]:
 
 def beside(registry: Registry, row: RehearsedRow) -> Bounded:
     selector = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
-    selection = find(registry, parse_selector(selector))
+    selection = find_selection(registry, parse_selector(selector))
     question = question_of(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
     assert question is not None
     tuning = row.tuning
-    setup = setup_of(question.work, tuning, False, question.constants.keeping)
+    setup = training_setup(question.work, tuning, False, question.constants.keeping)
     planned, bound = predict(question, tuning).time.total, bound_seconds(row, setup, question)
     return Bounded(row, planned, bound, _beyond(question, tuning, planned, bound))
 
@@ -77,12 +77,12 @@ def _attention(s: TrainingSetup, question: LayoutQuestion) -> float:
     """Return the time of attention's core in the plan's kernel, without the masked half: its FLOPs are no products of
     the rehearsal. Selective recomputation may keep the core; it is counted once."""
     machine, pace = question.machine, question.constants.pace
-    passes = 1 + (BACKWARD if s.memory_model.score_bytes else FUSED_ATTENTION_BACKWARD)
-    rate = machine.attention.get(kernel_of(s, machine, pace), machine.matmul_flops_per_second)
+    passes = 1 + (BACKWARD_FACTOR if s.memory_model.score_bytes else ATTENTION_BACKWARD_FACTOR)
+    rate = machine.attention.get(attention_kernel(s, machine, pace), machine.matmul_flops_per_second)
     stages = range(s.layout.pipeline)
     layers = passes * min(s.layers_of(stage) for stage in stages)
     layers += min(s.repeated[stage][0] for stage in stages) if s.tuning.recompute == "full" else 0
-    return layers * s.micro_batches * layer_forward(s.model, slice_of(s)).attention_flops / rate
+    return layers * s.micro_batches * layer_forward_cost(s.model, rank_slice(s)).attention_flops / rate
 
 
 def _messages(row: RehearsedRow, machine: MachineRates) -> float:

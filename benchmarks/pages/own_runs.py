@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.predict.layout_search import predict
@@ -51,7 +51,7 @@ def own_runs(folder: Path = RESULTS) -> list[OwnRun]:
 
 def _beside(registry: Registry, name: str, result: Result) -> OwnRun:
     selector = f"{result.case}:{result.framework}:{result.chip}:{result.nodes}:{result.devices}"
-    selection = find(registry, parse_selector(selector))
+    selection = find_selection(registry, parse_selector(selector))
     question = question_of(LayoutTask(selection, selection.case.work("full"), result.nodes, result.devices))
     assert question is not None and result.throughput is not None
     tuning = Tuning(

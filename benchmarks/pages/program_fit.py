@@ -16,8 +16,8 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import step_time
+from levelfield.predict.setup import TrainingSetup, training_setup
+from levelfield.predict.timing import predicted_step
 from levelfield.specs import constants as constants_file
 from levelfield.specs.constants import RATES, SPEED_INTERVAL, Pace
 from pages.points import Point, halves, points_of, throughput
@@ -61,7 +61,7 @@ class Timed:
 
     def off(self, rates: Rates) -> float:
         """Return the logarithm of the predicted over the published rate."""
-        time = step_time(self.setup, self.machine, self.pace.model_copy(update=rates)).total
+        time = predicted_step(self.setup, self.machine, self.pace.model_copy(update=rates)).total
         return math.log(self.tokens / time / self.rate)
 
 
@@ -81,7 +81,7 @@ def _timed_run(run: Run, questions: Questions) -> Timed:
         chip=run.row["chip"],
         kind="mixture" if question.work.model.experts else "dense",
         fitted=run.fitted,
-        setup=setup_of(question.work, run.tuning, False, question.constants.keeping),
+        setup=training_setup(question.work, run.tuning, False, question.constants.keeping),
         machine=question.machine,
         pace=question.constants.pace,
         tokens=question.work.training.tokens_per_step / run.devices,
@@ -109,7 +109,7 @@ def _timed_point(point: Point, fitted: bool) -> Timed:
         chip=setting.chip or "",
         kind="dense",
         fitted=fitted,
-        setup=setup_of(question.work, point.tuning, False, question.constants.keeping),
+        setup=training_setup(question.work, point.tuning, False, question.constants.keeping),
         machine=question.machine,
         pace=question.constants.pace,
         tokens=question.work.training.tokens_per_step / setting.devices,

@@ -191,7 +191,7 @@ class Questions:
         chip, power = self._chip(row["chip"])
         values, products = _precision(row["precision"])
         network = row["network_bytes_per_second_per_node"]
-        machine = machines.machine_of(chip, values, row["devices_per_node"], network, products)
+        machine = machines.machine_rates(chip, values, row["devices_per_node"], network, products)
         machine = with_power(machine, power)
         constants = self.constants(run)
         work = self._work(run)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.environment_folder import Say
 from levelfield.errors import RunFailed, UsageError
-from levelfield.node.rank_processes import killed, marked
+from levelfield.node.rank_processes import kill_processes, marked_processes
 from levelfield.user_folders import config_folder, expanded, home_folder
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def end_leftover_installer(folder: Path, say: Say | None = None) -> None:
     """End what a killed platform left of an installer of this folder. Raises RunFailed for one that does not end."""
     if say and (processes := _marked(folder)):
         say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, processes))}")
-    if left := killed(lambda: _marked(folder), END_SECONDS):
+    if left := kill_processes(lambda: _marked(folder), END_SECONDS):
         raise RunFailed(
             f"{folder}: another installer still writes there and cannot be ended: process "
             f"{', '.join(map(str, left))}. Wait for its end, then start again"
@@ -343,4 +343,4 @@ def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:
 
 def _marked(folder: Path) -> list[int]:
     """Return the processes of this machine that install into the folder, except those that have ended."""
-    return [process for process in marked(f"{folder}\0", MARK) if process != os.getpid()]
+    return [process for process in marked_processes(f"{folder}\0", MARK) if process != os.getpid()]

@@ -45,7 +45,7 @@ def offered() -> list[tuple[str, str]]:
     return [
         (f.name, framework)
         for f in files
-        for framework in sorted(registry.reaching(f))
+        for framework in sorted(registry.frameworks_reaching(f))
         if {framework, "base"} & set(f.images)
     ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from levelfield.cli.main import main
-from levelfield.evidence.bundle_archive import archive
+from levelfield.evidence.bundle_archive import make_archive
 from levelfield.evidence.bundle_reader import RESULT
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
@@ -125,7 +125,7 @@ def resealed(members: Mapping[str, bytes], folder: Path, restate: bool = False) 
 
 
 def written(path: Path, members: Mapping[str, bytes]) -> Path:
-    path.write_bytes(archive(members))
+    path.write_bytes(make_archive(members))
     return path
 
 

@@ -26,7 +26,7 @@ def make_plan(registry: Registry, text: str, measured: MeasuredPeaks | None = No
     request = UserRequest(choice=choice, **taken(values, [f.name for f in fields(UserRequest)]))
     selector = parse_selector(text)
     settled = {"request": request, "scale": request.scale, **taken(values, [f.name for f in fields(Decision)])}
-    decision = Decision(text, selector, lookup.find(registry, selector), **settled)
+    decision = Decision(text, selector, lookup.find_selection(registry, selector), **settled)
     return with_peak(resolve(decision, "run-id", **values), measured or MeasuredPeaks())  # type: ignore[arg-type]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from levelfield import user_folders
-from levelfield.catalog.registry import private_chips
-from levelfield.corpus.facts import stored_files
+from levelfield.catalog.registry import private_chips_file
+from levelfield.corpus.facts import facts_files
 from levelfield.errors import UsageError
 from levelfield.store.address import address_of, default_url
 from levelfield.user_folders import user_name
@@ -34,7 +34,7 @@ def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_an_empty_home_is_none(home: Path) -> None:
-    places = [user_folders.own_cache(), stored_files(Path("/x"))[1], address_of(None).path]
+    places = [user_folders.own_cache(), facts_files(Path("/x"))[1], address_of(None).path]
     assert all(home in place.parents for place in places if place)
     assert default_url() == f"sqlite:///{home}/.local/share/levelfield/results.sqlite"
     assert user_folders.expanded("~/x") == home / "x"
@@ -59,7 +59,7 @@ def test_a_user_without_a_home_is_told_and_has_no_settings(home: Path, monkeypat
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(UsageError, match=rf"user {os.getuid()}: set HOME"):
         user_folders.own_cache()
-    assert private_chips(None) is None
+    assert private_chips_file(None) is None
 
 
 def test_programs_that_are_started_get_no_empty_home(home: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from cluster_shared import Cluster
 from driving import SHORT
 from fleet import Fleet, have_ended
-from levelfield.node.device_files import device_locked
+from levelfield.node.device_files import lock_device
 from levelfield.run.launchers import runtime_and_launcher
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -290,7 +290,7 @@ def test_a_taken_device_is_refused_with_its_holder(fleet: Fleet, tmp_path: Path)
     """The locks of the test machines are their own folders."""
     host = fleet.cluster.hosts[1]
     folder = fleet.cluster.own(host, "/tmp/levelfield-devices")
-    with device_locked(folder, "fake-0", "another_run"):
+    with lock_device(folder, "fake-0", "another_run"):
         done = fleet.run(*fleet.command())
     assert done.returncode == 3
     outcome = fleet.outcome()

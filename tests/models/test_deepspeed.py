@@ -24,7 +24,7 @@ from layouts import (
     train,
 )
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import rows
+from levelfield.catalog.support import support_rows
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 
@@ -169,7 +169,7 @@ def test_the_host_offers_fp16_on_a_cpu_under_its_condition() -> None:
     implementation, _ = Registry().implementation("deepspeed")
     assert implementation.offered_precisions("cpu") == ("fp32", "bf16", "fp16")
     assert "avx512_fp16" in implementation.conditions["cpu"]["fp16"]
-    cells = [row.cells for row in rows(Registry()) if (row.framework, row.precision) == ("deepspeed", "fp16")]
+    cells = [row.cells for row in support_rows(Registry()) if (row.framework, row.precision) == ("deepspeed", "fp16")]
     assert cells and all(found["DP"] == "some" and found["TP"] == "-" for found in cells)
 
 

@@ -12,9 +12,9 @@ import layouts
 import matrix
 import pytest
 from layouts import SINGLE, Curve, compare
-from levelfield.catalog.code_basis import training_code
+from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import REFERENCES, ReferenceState, run_faults
+from levelfield.catalog.support import REFERENCES_FILE, ReferenceState, run_faults
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
@@ -48,7 +48,7 @@ def only(models: Path) -> Registry:
 
 
 def code_of(models: Path, framework: str, kind: str = "cpu") -> str:
-    return training_code(*only(models).implementation(framework), kind)
+    return training_code_digest(*only(models).implementation(framework), kind)
 
 
 def _curve(loss: float = 5.0) -> Curve:
@@ -64,7 +64,7 @@ def record_reference(models: Path, curve: Curve) -> None:
         difference=RIGHT,
         machine=references.machine(),
     )
-    (models / "models" / "torch" / REFERENCES).write_text(dump(ReferenceCurves(curves=(row,))))
+    (models / "models" / "torch" / REFERENCES_FILE).write_text(dump(ReferenceCurves(curves=(row,))))
 
 
 def record(models: Path, framework: str = "paddle") -> Path:
@@ -129,14 +129,14 @@ def test_the_worker_s_code_counts_and_that_of_a_rehearsal_where_it_is_named(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     implementation, folder = only(models).implementation("paddle")
-    before = training_code(implementation, folder, "cpu")
-    assert training_code(implementation, folder, "cpu", folder) != before
+    before = training_code_digest(implementation, folder, "cpu")
+    assert training_code_digest(implementation, folder, "cpu", folder) != before
     worker = models / "platform" / "levelfield" / "worker"
     shutil.copytree(layouts.ROOT / "platform" / "levelfield" / "worker", worker, ignore=IGNORED)
     monkeypatch.setattr("levelfield.catalog.code_basis.checkout", lambda: models)
-    assert training_code(implementation, folder, "cpu") == before
+    assert training_code_digest(implementation, folder, "cpu") == before
     change(worker / "loop.py")
-    assert training_code(implementation, folder, "cpu") != before
+    assert training_code_digest(implementation, folder, "cpu") != before
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, python = PlannedRun("paddle", "gpt", "fp32", SINGLE), Path("python")
-    reference = load(ReferenceCurves, models / "models" / "torch" / REFERENCES).curves[0]
+    reference = load(ReferenceCurves, models / "models" / "torch" / REFERENCES_FILE).curves[0]
     monkeypatch.setattr(matrix, "train", lambda *_: _curve())
     assert matrix._run(asked, python, reference, lambda: code_of(models, "paddle")).passed
 
@@ -219,7 +219,7 @@ def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(
 def test_a_reference_whose_code_was_edited_while_it_trained_is_not_recorded(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = models / "models" / "torch" / REFERENCES
+    path = models / "models" / "torch" / REFERENCES_FILE
     change(models / "models" / "torch" / "model" / "decoder.py")
     before = path.read_text()
 
@@ -240,7 +240,7 @@ def test_another_curve_of_the_reference_makes_a_run_stale(models: Path) -> None:
     record(models)
     record_reference(models, _curve(5.01))
     assert fault(models) == "torch's reference of gpt is another curve now"
-    (models / "models" / "torch" / REFERENCES).unlink()
+    (models / "models" / "torch" / REFERENCES_FILE).unlink()
     assert fault(models) == "torch's reference of gpt is not recorded"
 
 

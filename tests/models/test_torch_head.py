@@ -151,7 +151,7 @@ def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch: pyt
     from model import head_on_accelerators as there
     from model import kernels
 
-    assert there.KERNEL_BYTES == footprint.FUSED_HEAD == sum(there.WHOLE[:2]) == sum(there.PART[:2])
+    assert there.KERNEL_BYTES == footprint.FUSED_HEAD_BYTES == sum(there.WHOLE[:2]) == sum(there.PART[:2])
     kernel = SimpleNamespace(cross_entropy_=object(), part_cross_entropy_=print)
     monkeypatch.setitem(kernels._chosen, "cross_entropy", kernel)
     weight = torch.empty(128256, 8, device="meta")

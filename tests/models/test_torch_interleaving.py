@@ -26,7 +26,7 @@ from layouts import (
 )
 from levelfield.catalog.registry import Registry
 from levelfield.predict.activations import waiting_layers
-from levelfield.predict.setup import setup_of
+from levelfield.predict.setup import training_setup
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference
 from levelfield.specs.tuning import Tuning
@@ -189,7 +189,7 @@ def test_the_planner_counts_what_waits_in_torchs_schedule(layers: int, ranks: in
     case = Registry().case("llama3_8b").work("full")
     work = case.model_copy(update={"model": case.model.model_copy(update={"layers": layers})})
     tuning = Tuning(layout=Layout(pipeline=ranks), virtual_pipeline=chunks)
-    setup = setup_of(work, tuning, on_host=False)
+    setup = training_setup(work, tuning, on_host=False)
     fields = {"n_local_stages": chunks, "pp_group_size": ranks, "microbatches_per_round": ranks}
     schedule: Any = SimpleNamespace(**fields, _n_microbatches=setup.micro_batches)
     sizes = [len(stage_of(layers, ranks * chunks, part).layers) for part in range(ranks * chunks)]

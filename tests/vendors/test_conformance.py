@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing.check_suite import CHECKS, check, run_one_check
+from levelfield.testing.check_suite import CHECKS, run_checks, run_one_check
 from levelfield.testing.subject import VendorSubject
 
 VENDORS = sorted(Registry().vendors)
@@ -20,7 +20,7 @@ FAST = [item for item in CHECKS if not item.slow]
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
-    findings = list(check(VendorSubject(vendor), fast=True))
+    findings = list(run_checks(VendorSubject(vendor), fast=True))
     assert [f"{f.check}: {f.says}" for f in findings if not f.is_good] == []
     assert len(findings) == len(FAST)
 

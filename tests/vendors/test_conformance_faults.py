@@ -16,7 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.case import Scale
 from levelfield.specs.selector import Selector
 from levelfield.testing import plan_checks, tool_checks
-from levelfield.testing.check_suite import CHECKS, check, run_one_check
+from levelfield.testing.check_suite import CHECKS, run_checks, run_one_check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Stage, VendorSubject
 
@@ -288,7 +288,7 @@ def test_there_is_a_plant_for_every_check() -> None:
 def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
     """test_vendor_command.py makes the checks that train, too."""
     write_acme(tmp_path)
-    findings = check(VendorSubject("acme", [tmp_path]), fast=True)
+    findings = run_checks(VendorSubject("acme", [tmp_path]), fast=True)
     assert [(f.check, f.status, f.says) for f in findings if f.status != "ok"] == []
 
 
@@ -487,7 +487,7 @@ def test_a_first_pattern_that_matches_nothing_is_named_with_its_recording(tmp_pa
 
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", "chips:", "chip:")
-    assert [finding.check for finding in check(VendorSubject("acme", [tmp_path]))] == ["schema"]
+    assert [finding.check for finding in run_checks(VendorSubject("acme", [tmp_path]))] == ["schema"]
 
 
 def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pytest
 from acme_folder import VENDOR, replace, write_acme
 from levelfield.cli.main import main
-from levelfield.testing.check_suite import CHECKS, check, run_one_check
+from levelfield.testing.check_suite import CHECKS, run_checks, run_one_check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import VendorSubject
 
@@ -145,7 +145,7 @@ def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
 
 
 def test_all_is_well_before_it_is_broken(folder: Path) -> None:
-    assert [f.says for f in check(VendorSubject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []
+    assert [f.says for f in run_checks(VendorSubject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []
 
 
 HEADER = "index, serial, name, memory.total [GiB], memory.used [MiB], power [W], temperature [C], busy [%]\n"

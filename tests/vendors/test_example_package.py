@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing.check_suite import CHECKS, check
+from levelfield.testing.check_suite import CHECKS, run_checks
 from levelfield.testing.scaffold import new_folder, new_package
 from levelfield.testing.subject import VendorSubject
 
@@ -81,6 +81,6 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 
 def test_the_page_shows_what_a_new_folder_s_check_says(tmp_path: Path) -> None:
     new_folder("vendor", "acme", tmp_path, Registry())
-    finding = next(check(VendorSubject("acme", [tmp_path])))
+    finding = next(run_checks(VendorSubject("acme", [tmp_path])))
     page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
     assert finding.status == "missing" and finding.says in page and finding.do in page

@@ -13,8 +13,8 @@ from adapters import load_adapter, load_spec
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, answers_of, recorded_commands
-from levelfield.rundir.node_readings import read_nodes
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, replayable_commands, replaying_ask
+from levelfield.rundir.node_readings import write_node_readings
 from levelfield.rundir.telemetry_files import NodeTelemetry, read_telemetry
 from levelfield.specs.paths import RunPaths
 
@@ -51,7 +51,7 @@ def line(second: int, *outputs: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def read(paths: RunPaths, vendor: Any, of: Any) -> NodeTelemetry:
-    read_nodes(paths, of, vendor)
+    write_node_readings(paths, of, vendor)
     broken: list[str] = []
     (node,) = read_telemetry(paths, broken)
     assert broken == []
@@ -77,7 +77,7 @@ def test_nvidia_smi_of_a_node_is_read_as_here(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_nvidia_are_those_that_its_adapter_reads() -> None:
-    commands = recorded_commands(nvidia())
+    commands = replayable_commands(nvidia())
     assert [list(command.argv) for command in commands.samples] == [SMI_ARGV]
     assert commands.samples[0].timeout_seconds == 5.0 and "nvidia-smi" in commands.facts
 
@@ -105,7 +105,7 @@ def test_damaged_lines_are_reported_and_a_cut_end_is_dropped(tmp_path: Path) -> 
     paths = recorded(tmp_path, [line(1, smi()), "not an object", line(2, smi())])
     with paths.node_raw_telemetry(0).open("a") as file:
         file.write(json.dumps(line(3, smi()))[:50])
-    read_nodes(paths, plan(), nvidia())
+    write_node_readings(paths, plan(), nvidia())
     broken: list[str] = []
     (node,) = read_telemetry(paths, broken)
     assert len(node.readings) == 4
@@ -115,7 +115,7 @@ def test_damaged_lines_are_reported_and_a_cut_end_is_dropped(tmp_path: Path) -> 
 
 def test_a_node_without_a_recording_gets_no_file(tmp_path: Path) -> None:
     paths = recorded(tmp_path, [line(1, smi())], node=1)
-    read_nodes(paths, plan(nodes=3), nvidia())
+    write_node_readings(paths, plan(nodes=3), nvidia())
     assert sorted(path.name for path in paths.telemetry_folder.iterdir()) == ["node1.jsonl", "node1.raw.jsonl"]
 
 
@@ -126,7 +126,7 @@ def test_an_adapter_that_cannot_is_named(tmp_path: Path) -> None:
     vendors: tuple[Any, ...] = (Subclass(load_spec("nvidia")), SimpleNamespace(spec=load_spec("nvidia")))
     nothing: Any = SimpleNamespace()
     for vendor in vendors:
-        assert recorded_commands(vendor) == recorded_commands(nothing)
+        assert replayable_commands(vendor) == replayable_commands(nothing)
         node = read(recorded(tmp_path, [line(1, smi())]), vendor, plan())
         assert node.readings == () and node.reasons == {"tool": NOT_REPLAYABLE}
 
@@ -137,11 +137,13 @@ def test_a_nodes_device_is_read_by_the_tools_number_of_it(
 ) -> None:
     """The plan's device 0 of another node is HIP's 0, which may be the tool's 1: its second recorded record."""
     vendor = Registry(()).vendor("amd")
-    (command,) = recorded_commands(vendor).samples
+    (command,) = replayable_commands(vendor).samples
     monitor = (Path(__file__).resolve().parents[2] / "vendors/amd/recorded/monitor.json").read_text()
     paths = recorded(tmp_path, [line(1, {"argv": list(command.argv), "text": monitor})])
     listing = json.dumps([{"gpu": index, "hip_id": number} for index, number in enumerate(hip_ids or ())])
-    facts = {"tools": {"numbering": {"argv": list(recorded_commands(vendor).facts["numbering"].argv), "text": listing}}}
+    facts = {
+        "tools": {"numbering": {"argv": list(replayable_commands(vendor).facts["numbering"].argv), "text": listing}}
+    }
     paths.node_facts(0).parent.mkdir(exist_ok=True)
     paths.node_facts(0).write_text(json.dumps(facts if hip_ids else {}))
     (reading,) = read(paths, vendor, plan(devices=1)).readings
@@ -152,7 +154,7 @@ def test_a_nodes_device_is_read_by_the_tools_number_of_it(
 def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, name: str) -> None:
     """The shipped recording of the monitor, through a node's file, against the same adapter over the recording."""
     vendor = Registry(()).vendor(name)
-    (command,) = recorded_commands(vendor).samples
+    (command,) = replayable_commands(vendor).samples
     files = sorted((Path(__file__).resolve().parents[2] / "vendors" / name / "recorded").glob("monitor*"))
     if not files:
         pytest.fail(f"{name} has no recording of its monitor")
@@ -169,7 +171,7 @@ def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, 
 
 def test_the_facts_of_a_declared_vendor_have_its_software() -> None:
     vendor = Registry(()).vendor("amd")
-    assert set(vendor.spec.software) <= set(recorded_commands(vendor).facts)
+    assert set(vendor.spec.software) <= set(replayable_commands(vendor).facts)
 
 
 # -- the host's processors
@@ -210,7 +212,7 @@ def test_a_hosts_own_files_are_read(tmp_path: Path) -> None:
 
 
 def test_the_real_files_of_this_machine_are_read(tmp_path: Path) -> None:
-    commands = recorded_commands(cpu()).samples
+    commands = replayable_commands(cpu()).samples
     ask = DeclaredVendor(load_spec("cpu"))._ask
 
     def outputs() -> list[dict[str, Any]]:
@@ -251,6 +253,6 @@ def test_memory_that_is_not_printed_is_unknown(tmp_path: Path) -> None:
 
 
 def test_answers_are_found_by_their_whole_command() -> None:
-    ask = answers_of([{"argv": ["a", "b"], "text": "x"}, "nothing", {"argv": 5}])
+    ask = replaying_ask([{"argv": ["a", "b"], "text": "x"}, "nothing", {"argv": 5}])
     assert ask(["a", "b"], 1.0) == CommandOutput("x") and ask(["a"], 1.0).text is None
     assert cpu().replayed(ask) is not None

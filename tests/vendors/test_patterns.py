@@ -19,7 +19,7 @@ TEXT = "a" * 60 + "b"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_records, "LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr(tool_records, "SEARCH_LIMIT_SECONDS", 0.1)
 
 
 def test_an_exponential_pattern_ends_at_the_limit_with_its_name() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from adapters import load_spec
-from levelfield.contracts.readings import LEAST_WATTS, checked, memory_fault, plausible
+from levelfield.contracts.readings import LEAST_WATTS, memory_fault, plausible_sample, whole_devices
 from levelfield.contracts.vendor import Device, DeviceList, Sample
 
 SPEC, HOST = load_spec("nvidia"), load_spec("cpu")
@@ -33,49 +33,49 @@ DEVICE = Device(0, "H100-SXM5-80GB", "NVIDIA H100 80GB HBM3", 81559 * 2**20)
 def test_the_tools_memory_is_within_three_per_cent_of_the_chips(memory: int | None, is_right: bool) -> None:
     device = replace(DEVICE, memory_bytes=memory)
     assert (memory_fault(device, H100) is None) is is_right
-    listing = checked(SPEC, DeviceList([device]))
+    listing = whole_devices(SPEC, DeviceList([device]))
     assert list(listing) == [device] and (listing.problem is None) is is_right
-    sample = plausible(SPEC, device, Sample(0, memory_used_bytes=7))
+    sample = plausible_sample(SPEC, device, Sample(0, memory_used_bytes=7))
     assert (sample.memory_used_bytes == 7) is is_right and bool(sample.reasons) is not is_right
 
 
 def test_an_unknown_chip_is_held_to_nothing() -> None:
     assert memory_fault(replace(DEVICE, chip=None, memory_bytes=5), None) is None
-    assert checked(SPEC, DeviceList([replace(DEVICE, chip=None, memory_bytes=5)])).problem is None
+    assert whole_devices(SPEC, DeviceList([replace(DEVICE, chip=None, memory_bytes=5)])).problem is None
 
 
 def test_a_problem_of_the_tool_and_a_wrong_memory_are_both_named() -> None:
     problem = "device 1: lost"
-    listing = checked(SPEC, DeviceList([replace(DEVICE, memory_bytes=5)], problem))
+    listing = whole_devices(SPEC, DeviceList([replace(DEVICE, memory_bytes=5)], problem))
     assert re.match(rf"{problem}; device 0:.*\b5 bytes.*\bH100", listing.problem or "")
 
 
 @pytest.mark.parametrize(("watts", "is_right"), [(0, False), (0.5, False), (4.99, False), (5, True), (math.nan, False)])
 def test_an_accelerator_draws_some_watts_and_a_share_of_a_host_may_draw_none(watts: float, is_right: bool) -> None:
     sample = Sample(0, power_watts=watts)
-    assert (plausible(SPEC, DEVICE, sample).power_watts is not None) is is_right
-    assert plausible(HOST, replace(DEVICE, chip="cpu"), sample) == sample
+    assert (plausible_sample(SPEC, DEVICE, sample).power_watts is not None) is is_right
+    assert plausible_sample(HOST, replace(DEVICE, chip="cpu"), sample) == sample
 
 
 def test_memory_in_use_is_at_most_what_there_is() -> None:
     whole = Sample(0, memory_used_bytes=81559 * 2**20)
-    assert plausible(SPEC, DEVICE, whole) is whole
-    above = plausible(SPEC, DEVICE, replace(whole, memory_used_bytes=81559 * 2**20 + 1))
+    assert plausible_sample(SPEC, DEVICE, whole) is whole
+    above = plausible_sample(SPEC, DEVICE, replace(whole, memory_used_bytes=81559 * 2**20 + 1))
     assert above.memory_used_bytes is None and str(DEVICE.memory_bytes) in above.reasons["memory_used_bytes"]
 
 
 def test_without_a_total_of_the_tool_the_chips_memory_is_the_limit() -> None:
     silent = replace(DEVICE, memory_bytes=None)
     right, above = Sample(0, memory_used_bytes=BYTES), Sample(0, memory_used_bytes=round(BYTES * 1.04))
-    assert plausible(SPEC, silent, right) is right
-    sample = plausible(SPEC, silent, above)
+    assert plausible_sample(SPEC, silent, right) is right
+    sample = plausible_sample(SPEC, silent, above)
     assert sample.memory_used_bytes is None
     assert re.search(rf"\b{BYTES}\b.*\bH100-SXM5-80GB", sample.reasons["memory_used_bytes"])
-    assert plausible(SPEC, replace(silent, chip=None), above) is above
+    assert plausible_sample(SPEC, replace(silent, chip=None), above) is above
 
 
 def test_reasons_of_the_tool_stay() -> None:
     sample = Sample(0, power_watts=0.0, reasons={"energy_joules": "no counter"})
-    reasons = dict(plausible(SPEC, DEVICE, sample).reasons)
+    reasons = dict(plausible_sample(SPEC, DEVICE, sample).reasons)
     assert re.search(rf"\b0 W,.*\b{LEAST_WATTS:g} W", reasons.pop("power_watts"))
     assert reasons == sample.reasons

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from adapters import VENDORS, load_spec, tool
 from levelfield.catalog.chip_names import find_chip
-from levelfield.catalog.lookup import detect
+from levelfield.catalog.lookup import detect_vendor
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device
@@ -163,7 +163,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_no_tool_is_there_the_cpu_is_what_is_found(tools: Path) -> None:
-    assert detect(Registry()).spec.name == "cpu"
+    assert detect_vendor(Registry()).spec.name == "cpu"
 
 
 @pytest.mark.parametrize("recording", WHOLE)
@@ -178,7 +178,7 @@ def test_each_vendors_tool_is_that_vendors_alone(recording: str, tools: Path) ->
     tool(tools, spec.monitor.command[0], "\n".join(lines))
     registry = Registry()
     assert [v for v in registry.vendors if v != "cpu" and registry.vendor(v).devices()] == [vendor]
-    assert detect(registry).spec.name == vendor
+    assert detect_vendor(registry).spec.name == vendor
 
 
 def test_no_two_vendors_ask_one_tool() -> None:
@@ -203,10 +203,10 @@ def test_another_makers_tool_of_that_name_or_a_broken_one_is_no_device_and_no_re
     tool(tools, name, body)
     registry = Registry()
     with pytest.raises(UsageError, match=rf"\b{name} (ended|printed)\b.*\bcpu\b"):
-        detect(registry)
+        detect_vendor(registry)
     assert not any(registry.machine.devices(vendor) for vendor in registry.vendors if vendor != "cpu")
 
 
 def test_a_tool_that_no_vendor_runs_changes_nothing(tools: Path) -> None:
     tool(tools, "rocm-smi", """echo '{"card0": {"Average Graphics Package Power (W)": "57.0"}}'""")
-    assert detect(Registry()).spec.name == "cpu"
+    assert detect_vendor(Registry()).spec.name == "cpu"

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from layouts import ROOT
-from levelfield.catalog.code_basis import runs_path
+from levelfield.catalog.code_basis import tested_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import (
-    HEADINGS,
+    CELL_WORDS,
     LAYOUTS,
     PRECISIONS,
+    SHORT_HEADINGS,
     STATES,
-    WORDS,
     ReferenceState,
     State,
     SupportRow,
-    rows,
     run_faults,
+    support_rows,
 )
 from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
@@ -48,7 +48,12 @@ def page(registry: Registry) -> str:
             [
                 *INTRODUCTION.splitlines(),
                 *("", *_kinds(registry)),
-                *("", *(f"- `{WORDS[state]}`: {STATES[state]}" for state in WORST_FIRST), "", *MEANING.splitlines()),
+                *(
+                    "",
+                    *(f"- `{CELL_WORDS[state]}`: {STATES[state]}" for state in WORST_FIRST),
+                    "",
+                    *MEANING.splitlines(),
+                ),
                 *("", *DIFFERENCES.splitlines(), "", *_worst(recorded)),
                 *("", *REFUSED.splitlines()),
                 *("", *PROCESSORS.splitlines()),
@@ -83,8 +88,8 @@ def _cells(run: MatrixRun) -> Iterator[str]:
 
 def _recorded(registry: Registry, label: str) -> RecordedRuns | None:
     """The runs of a version; None for a further version of which none is recorded."""
-    implementation, folder = registry.labelled(label)
-    path = runs_path(implementation, folder)
+    implementation, folder = registry.implementation_of_label(label)
+    path = tested_path(implementation, folder)
     if implementation.is_further and not path.exists():
         return None
     tested = load(LayoutRuns, path)
@@ -96,9 +101,9 @@ def _recorded(registry: Registry, label: str) -> RecordedRuns | None:
 
 def _kinds(registry: Registry) -> Iterator[str]:
     """Framework x kind of layout: over its families and precisions, the worst that there is to say."""
-    heads = ["framework", *(HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
+    heads = ["framework", *(SHORT_HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
     yield from _head(heads)
-    support = list(rows(registry))
+    support = list(support_rows(registry))
     elsewhere = []
     for label in registry.labels():
         framework_rows = [row for row in support if row.framework == label]
@@ -106,7 +111,7 @@ def _kinds(registry: Registry) -> Iterator[str]:
         if {*states} <= {"chip", "-"}:
             elsewhere.append(f"{label} ({_precisions_with(framework_rows, ('chip',))})")
             continue
-        cells = (WORDS[state] for state in states)
+        cells = (CELL_WORDS[state] for state in states)
         yield _line([label, *cells, _on_processors(framework_rows), _precisions_with(framework_rows, ("chip",))])
     if elsewhere:
         yield from ("", f"Only on accelerators, and not run there yet: {'; '.join(elsewhere)}.")

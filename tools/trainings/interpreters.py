@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.run.runtimes.environments import environment_in_use
 
 
@@ -29,7 +29,7 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
             implementation, _folder = registry.implementation(framework)
             if framework == "torch" and version("torch").partition("+")[0] == implementation.version:
                 return Path(sys.executable)
-            plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+            plan = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
             in_use.enter_context(environment_in_use(plan, print))
             return Path(plan.python)
 

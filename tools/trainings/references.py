@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train
-from levelfield.catalog.code_basis import training_code
+from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import REFERENCE, REFERENCES, ReferenceState
+from levelfield.catalog.support import REFERENCE_FRAMEWORK, REFERENCES_FILE, ReferenceState
 from levelfield.specs.base import dump
 from levelfield.specs.recorded_runs import CurveFigures, Difference, OwnNoise, ReferenceCurve, ReferenceCurves
 from levelfield.specs.vendor import HOST_KIND
-from levelfield.testing.framework_kit.layout_checks import edited, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
 from levelfield.testing.framework_kit.small_jobs import STANDARD_VARIANTS
 
 STEPS = 40
@@ -42,16 +42,16 @@ def train_references(registry: Registry, families: Iterable[str]) -> dict[str, R
 
 def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, ReferenceCurve]:
     state = ReferenceState(registry)
-    implementation, folder = registry.implementation(REFERENCE)
+    implementation, folder = registry.implementation(REFERENCE_FRAMEWORK)
     old = state.recorded
     curves = {} if old is None else {curve.family: curve for curve in old.curves}
     for family in families:
         recorded = curves.get(family)
         if recorded is not None and recorded.machine == machine() and state.fault(family, recorded.figures.key) is None:
             continue
-        code = training_code(implementation, folder, HOST_KIND)
+        code = training_code_digest(implementation, folder, HOST_KIND)
         curve = train(job_of(MODELS[family], SINGLE, STEPS))
-        if fault := edited(code, training_code(implementation, folder, HOST_KIND)):
+        if fault := changed_code_fault(code, training_code_digest(implementation, folder, HOST_KIND)):
             raise SystemExit(f"reference {family}: {fault}")
         curves[family] = _confirmed(recorded, curve, code) or _new(family, curve, code)
         print(f"reference {family}: {_outcome(recorded, curves[family])}", flush=True)
@@ -62,7 +62,7 @@ def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, 
 
 
 def _path(registry: Registry) -> Path:
-    return registry.implementation(REFERENCE)[1] / REFERENCES
+    return registry.implementation(REFERENCE_FRAMEWORK)[1] / REFERENCES_FILE
 
 
 def _confirmed(recorded: ReferenceCurve | None, curve: Curve, code: str) -> ReferenceCurve | None:

@@ -45,7 +45,7 @@ class Selection:
     notices: tuple[str, ...] = ()  # sentences about the machine for plan and result; the problem is one of them
     vendor_devices: int = 0  # here, of all chips of the vendor
     busy: Mapping[int, str] = field(default_factory=dict)  # by index: a sentence about a device that others use
-    options: tuple[str, ...] = ()  # of a command that finds the same names
+    options: tuple[str, ...] = ()  # with which another command finds the same names, such as --plugins
 
     @property
     def vendor(self) -> VendorFile:
@@ -56,7 +56,7 @@ class Selection:
         """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_divided else max(1, len(self.devices))
 
-    def memory_of_device(self, processes: int) -> int | None:
+    def device_memory_bytes(self, processes: int) -> int | None:
         """Return the bytes of memory of one device, or the share of one of `processes` of a host. None: unknown.
 
         The tool's figure is used, unless it cannot be that of the chip.
@@ -71,7 +71,7 @@ class Selection:
         return bool(self.devices) and (self.vendor.is_divided or len(self.devices) >= count)
 
 
-def find(registry: Registry, selector: Selector, check: bool = True) -> Selection:
+def find_selection(registry: Registry, selector: Selector, check: bool = True) -> Selection:
     """Return the documents and devices of the selector. Raises UnknownName, DocumentError or UsageError.
 
     There is no fallback to another name. check: raise NotHere where the framework lacks a part of the model, the device
@@ -82,16 +82,16 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     hardware = find_hardware(registry, selector.target)
     vendor, constants = hardware.adapter.spec, registry.constants(implementation.framework)
     name, kind = implementation.framework, vendor.device_kind
-    lacking = [part for part in case.parts if part not in implementation.architecture]
-    if check and lacking:
+    missing_parts = [part for part in case.parts if part not in implementation.architecture]
+    if check and missing_parts:
         raise NotHere(
-            f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
+            f"{name} does not have {', '.join(missing_parts)}, which case {case.name} needs; it has "
             f"{', '.join(implementation.architecture)}"
         )
     if check and not implementation.offered_precisions(kind):
         kinds = ", ".join(implementation.precisions)
         raise NotHere(f"{name} says nothing about device kind '{kind}'; it has {kinds}")
-    if check and access_of(implementation, vendor) is None:
+    if check and framework_access(implementation, vendor) is None:
         raise NotHere(
             f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{kind}'; "
             f"add `reaches.{kind}` to {name}'s implementation.yaml"
@@ -121,7 +121,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
 
 
 @dataclass(frozen=True)
-class HardwareHere:
+class LocalHardware:
     """The adapter, chip and devices of a target on this machine. problem, notices: as in Selection."""
 
     adapter: Vendor
@@ -131,62 +131,66 @@ class HardwareHere:
     notices: tuple[str, ...] = ()
 
 
-def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
+def find_hardware(registry: Registry, target: str | None) -> LocalHardware:
     """Return the hardware of `target`; for None, of the first accelerator here, else the cpu.
 
     Raises UnknownName, and UsageError where no target is given and a tool that is here does not show its devices.
     """
     if target is None or target in registry.vendors:
-        name = detect(registry).spec.name if target is None else target
+        name = detect_vendor(registry).spec.name if target is None else target
         spec, listing = registry.vendor_file(name), registry.machine.devices(name)
         chip, devices = spec.chips[0], tuple(device for device in listing if device.chip == listing[0].chip)
         if devices:
-            first = devices[0]
+            first_device = devices[0]
             # A chip that vendor.yaml does not have is one without peaks.
-            chip = spec.chip(first.chip) or Chip(
-                name=first.description,
+            chip = spec.chip(first_device.chip) or Chip(
+                name=first_device.description,
                 device_is=HOST_SHARE if spec.is_host else "card",
-                memory_bytes=first.memory_bytes,
+                memory_bytes=first_device.memory_bytes,
             )
     else:
         spec, chip = find_chip(registry, target)
         name, listing = spec.name, registry.machine.devices(spec.name)
         devices = tuple(device for device in listing if device.chip == chip.name)
-    # Beside the cpu every vendor is named whose tool is here and shows no device, and otherwise those that come before
-    # the chosen one.
+    # Vendors whose tool is here and shows no device become notices: all of them where the cpu was taken, else those
+    # that detection tried before the chosen vendor.
     others = sorted(set(registry.vendors) - {FALLBACK_VENDOR, name})
     if not spec.is_host:
         others = [other for other in others if other < name] if target is None else []
     listings = {other: registry.machine.devices(other) for other in others}
-    silent = [(other, absent.problem) for other, absent in listings.items() if absent.problem and not absent]
+    silent_vendors = [
+        (other, other_listing.problem)
+        for other, other_listing in listings.items()
+        if other_listing.problem and not other_listing
+    ]
     notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
-    notices += [f"vendor {other} is not used: {problem}" for other, problem in silent]
-    return HardwareHere(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
+    notices += [f"vendor {other} is not used: {problem}" for other, problem in silent_vendors]
+    return LocalHardware(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
 
 
-def detect(registry: Registry) -> Vendor:
+def detect_vendor(registry: Registry) -> Vendor:
     """Return the first vendor by name with devices here; the cpu when there is no other.
 
     Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
     """
-    silent: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
         if devices := registry.machine.devices(name):
             return registry.vendor(name)
         if devices.problem:
-            silent[name] = devices.problem
-    if not silent:
+            problems[name] = devices.problem
+    if not problems:
         return registry.vendor(FALLBACK_VENDOR)
-    variables = [registry.vendor_file(name).visible_devices_variable for name in silent]
+    variables = [registry.vendor_file(name).visible_devices_variable for name in problems]
     hide = " ".join(f"{variable}=" for variable in variables if variable)
     raise UsageError(
-        f"{'; '.join(f'vendor {name}: {reason}' for name, reason in silent.items())}. So it is unknown whether the "
+        f"{'; '.join(f'vendor {name}: {reason}' for name, reason in problems.items())}. So it is unknown whether the "
         "devices are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind "
         f"the framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
     )
 
 
-def access_of(implementation: ImplementationFile, vendor: VendorFile) -> FrameworkAccess | None:
+def framework_access(implementation: ImplementationFile, vendor: VendorFile) -> FrameworkAccess | None:
     """Return how the framework reaches the vendor's devices: as the vendor says, else as the framework says."""
     reach = implementation.reaches.get(vendor.device_kind)
     return vendor.frameworks.get(implementation.framework) or (reach.access if reach else None)
@@ -198,17 +202,17 @@ def access_notices(implementation: ImplementationFile, vendor: VendorFile) -> tu
     access, reach = vendor.frameworks.get(name), implementation.reaches.get(vendor.device_kind)
     if access is None or reach is None or access == reach.access:
         return ()
-    of_vendor, of_framework = (
+    vendor_way, framework_way = (
         f"{way.device} and {way.backend}" + (f", after importing {', '.join(way.preload)}" if way.preload else "")
         for way in (access, reach)
     )
     return (
-        f"vendor {vendor.name} says that {name} reaches its devices by {of_vendor}; {name} says {of_framework} for "
+        f"vendor {vendor.name} says that {name} reaches its devices by {vendor_way}; {name} says {framework_way} for "
         f"device kind '{vendor.device_kind}'. The vendor's words are used",
     )
 
 
-def reference_of(registry: Registry, plan: Plan) -> Reference | None:
+def find_reference(registry: Registry, plan: Plan) -> Reference | None:
     """Return the reference of the plan's case, scale and precision, else that of another case with the same work.
 
     Cases that differ at full scale only have the same work at smoke scale. Raises DocumentError for a damaged one.

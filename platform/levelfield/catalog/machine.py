@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
-from levelfield.contracts.readings import checked, plausible
+from levelfield.contracts.checked_adapter import AdapterFault, devices_fault
+from levelfield.contracts.readings import plausible_sample, whole_devices
 from levelfield.contracts.vendor import DeviceList, Sample, Vendor
 from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
@@ -39,7 +39,7 @@ class Machine:
         if devices and not adapter.spec.is_divided:  # the use of a host's shares is read at the start of the run
             with contextlib.suppress(Exception):  # an adapter may raise anything; the run's own readings report it
                 samples = {sample.index: sample for sample in adapter.sample(devices)}
-        readings = ((d, plausible(adapter.spec, d, samples[d.index])) for d in devices if d.index in samples)
+        readings = ((d, plausible_sample(adapter.spec, d, samples[d.index])) for d in devices if d.index in samples)
         uses = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in readings}
         self._busy[vendor] = {
             index: device_sentence(str(index), *use, "when it was planned")
@@ -70,9 +70,9 @@ def devices_of(vendor: Vendor) -> DeviceList:
         return DeviceList(problem=str(error))
     except Exception as error:  # an adapter may raise anything
         return DeviceList(problem=f"the adapter raised {type(error).__name__}: {error}".rstrip(": "))
-    if fault := wrong_devices(devices):
+    if fault := devices_fault(devices):
         return DeviceList(problem=f"vendor {vendor.spec.name}: {fault}")
-    return checked(vendor.spec, devices if isinstance(devices, DeviceList) else DeviceList(devices))
+    return whole_devices(vendor.spec, devices if isinstance(devices, DeviceList) else DeviceList(devices))
 
 
 def usable_cores(root: Path = HOST_ROOT) -> int:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "levelfield.plugins"
 D = TypeVar("D", bound=Value)
 _MANIFESTS = {"framework": ("models", "implementation.yaml"), "vendor": ("vendors", "vendor.yaml")}
-_PARTS = ("vendors", "models", "configs", "launchers")
-_DOCUMENTS = (
+_PLUGIN_FOLDERS = ("vendors", "models", "configs", "launchers")
+_PLUGIN_FILES = (
     *(f"{folder}/*/{file}" for folder, file in _MANIFESTS.values()),
     *(f"configs/{kind}/*.yaml" for kind in ("cases", "suites", "published", "planner")),
     "launchers/*/launcher.py",
@@ -57,7 +57,7 @@ def _check_file(option: str, path: Path, kind: str) -> None:
         raise UsageError(f"{option} {path}: {fault}; expected a document of schema levelfield.{kind}/1")
 
 
-def private_chips(option: Path | None) -> Path | None:
+def private_chips_file(option: Path | None) -> Path | None:
     """Return the chips file: the one of --chips, else the user's own if it exists. Raises UsageError."""
     if option is not None:
         _check_file("--chips", option, "chips")
@@ -69,9 +69,9 @@ def private_chips(option: Path | None) -> Path | None:
     return path if path.exists() else None
 
 
-def _collected(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
+def _file_index(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
     """Return the property of a registry that has the files of a kind by name."""
-    return cached_property(lambda registry: registry.collect(kind, pattern))
+    return cached_property(lambda registry: registry.collect_files(kind, pattern))
 
 
 class Registry:
@@ -82,47 +82,56 @@ class Registry:
     that holds other things than plugins, or a document with the ending .yml.
     """
 
-    def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None, case_files: Iterable[Path] = ()) -> None:
-        self._extra = tuple(extra)
+    def __init__(
+        self, plugin_folders: Iterable[Path] = (), chips: Path | None = None, case_files: Iterable[Path] = ()
+    ) -> None:
+        self._plugin_folders = tuple(plugin_folders)
         self._chips = chips
         self._case_files = tuple(case_files)
         self.files = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
         self.machine = Machine(lambda name: self.vendor(name))
         expected = "expected one with vendors/, models/, configs/ or launchers/"
-        for folder in self._extra:
+        for folder in self._plugin_folders:
             if not folder.is_dir():
                 raise UsageError(f"--plugins {folder}: no such folder; {expected}")
             try:  # an empty folder is right: a command may write its first document
-                has_none = any(folder.iterdir()) and not any((folder / part).is_dir() for part in _PARTS)
+                has_no_plugins = any(folder.iterdir()) and not any((folder / part).is_dir() for part in _PLUGIN_FOLDERS)
             except OSError as error:
                 raise UsageError(f"--plugins {folder}: cannot be read: {error.strerror}; {expected}") from None
-            if has_none:
-                above = [root for root in folder.absolute().parents[:2] for form in _DOCUMENTS if any(root.glob(form))]
-                deep = [f"{folders}/{form}" for folders in ("*", "*/*") for form in _DOCUMENTS]
-                below = (path.parents[2] for form in deep for path in folder.glob(form))
-                right = next((root for root in (*above, *below) if root.resolve() != checkout().resolve()), None)
-                do = f"; give --plugins {right}, or install the package by pip" if right else ""
-                raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{do}")
-            for pattern in (form.removesuffix(".yaml") for form in _DOCUMENTS if form.endswith(".yaml")):
+            if has_no_plugins:
+                parents = [
+                    root
+                    for root in folder.absolute().parents[:2]
+                    for pattern in _PLUGIN_FILES
+                    if any(root.glob(pattern))
+                ]
+                nested = [f"{folders}/{pattern}" for folders in ("*", "*/*") for pattern in _PLUGIN_FILES]
+                children = (path.parents[2] for pattern in nested for path in folder.glob(pattern))
+                suggestion = next(
+                    (root for root in (*parents, *children) if root.resolve() != checkout().resolve()), None
+                )
+                hint = f"; give --plugins {suggestion}, or install the package by pip" if suggestion else ""
+                raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{hint}")
+            for pattern in (pattern.removesuffix(".yaml") for pattern in _PLUGIN_FILES if pattern.endswith(".yaml")):
                 if misnamed := next(folder.glob(f"{pattern}.yml"), None):
                     raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
-        return (checkout(), *self._extra, *_installed(tuple(sys.path)))
+        return (checkout(), *self._plugin_folders, *_installed_plugin_folders(tuple(sys.path)))
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options that make another command know the same names: those of this one."""
-        options = {"--plugins": self._extra, "--case-file": self._case_files}
+        options = {"--plugins": self._plugin_folders, "--case-file": self._case_files}
         words = [word for name, paths in options.items() for path in paths for word in (name, str(path))]
-        chips = () if self._chips in (None, private_chips(None)) else ("--chips", str(self._chips))
+        chips = () if self._chips in (None, private_chips_file(None)) else ("--chips", str(self._chips))
         return (*words, *chips)
 
     @cached_property
     def cases(self) -> dict[str, Path]:
-        cases = self.collect("case", "configs/cases/*.yaml")
+        cases = self.collect_files("case", "configs/cases/*.yaml")
         for path in self._case_files:
             _check_file("--case-file", path, "case")
             if path.stem in cases:
@@ -142,13 +151,13 @@ class Registry:
                 cases[case.name] = path
         return dict(sorted(cases.items()))
 
-    suites = _collected("suite", "configs/suites/*.yaml")
-    references = _collected("reference", "configs/references/*.json")
-    published = _collected("published set", "configs/published/*.yaml")
-    reported = _collected("reported set", "configs/reported/*.json")
-    constants_files = _collected("planner's constants", "configs/planner/*.yaml")
-    frameworks = _collected("framework", "models/*/implementation.yaml")
-    vendors = _collected("vendor", "vendors/*/vendor.yaml")
+    suites = _file_index("suite", "configs/suites/*.yaml")
+    references = _file_index("reference", "configs/references/*.json")
+    published = _file_index("published set", "configs/published/*.yaml")
+    reported = _file_index("reported set", "configs/reported/*.json")
+    constants_files = _file_index("planner's constants", "configs/planner/*.yaml")
+    frameworks = _file_index("framework", "models/*/implementation.yaml")
+    vendors = _file_index("vendor", "vendors/*/vendor.yaml")
 
     def case(self, name: str) -> Case:
         """Return the whole case, with the values of the case that it extends or is derived from.
@@ -157,40 +166,40 @@ class Registry:
         change of a derived case or a spelling of two cases.
         """
         base, changes = split_name(name)
-        base = self.spelled(base)
+        base = self.canonical_case(base)
         return changes.applied(self._case(base)) if changes.suffix else self._case(base)
 
-    def spelled(self, name: str) -> str:
+    def canonical_case(self, name: str) -> str:
         """Return the case's own name for a name that differs in capitals, `-`, `_` or spaces only, as in `GPT3-13B`.
 
         An unknown name is returned as it is.
         """
         if name in self.cases:
             return name  # without a look into the suites
-        plain = {case: case.casefold().translate(_PUNCTUATION) for case in (*self.all_cases, name)}
-        same = [case for case in self.all_cases if plain[case] == plain[name]]
-        if name in same or not same:
+        simplified = {case: case.casefold().translate(_PUNCTUATION) for case in (*self.all_cases, name)}
+        matches = [case for case in self.all_cases if simplified[case] == simplified[name]]
+        if name in matches or not matches:
             return name
-        if len(same) > 1:
+        if len(matches) > 1:
             raise UsageError(
-                f"case '{name}': found {' and '.join(same)}, which differ in spelling only; write one of them"
+                f"case '{name}': found {' and '.join(matches)}, which differ in spelling only; write one of them"
             )
-        return same[0]
+        return matches[0]
 
     def _case(self, name: str) -> Case:
         """Return the case, which may change another one, and that a third. Raises DocumentError for a circle of them,
         and for a case that says another number of parameters than its model has."""
         path, chain = self.cases.get(name) or self._path("case", name, self.all_cases), [name]
-        extension = below = self.extension(name)
-        while below is not None:
-            if below.extends not in self.cases and below.extends not in self.all_cases:
-                where = self._path("case", below.name, self.all_cases)
-                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.all_cases)}")
-            if below.extends in chain:
-                circle = " -> ".join([*chain, below.extends])
+        extension = base = self.extension(name)
+        while base is not None:
+            if base.extends not in self.cases and base.extends not in self.all_cases:
+                base_path = self._path("case", base.name, self.all_cases)
+                raise DocumentError(f"{base_path}: key 'extends': {UnknownName('case', base.extends, self.all_cases)}")
+            if base.extends in chain:
+                circle = " -> ".join([*chain, base.extends])
                 raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")
-            chain.append(below.extends)
-            below = self.extension(below.extends)
+            chain.append(base.extends)
+            base = self.extension(base.extends)
         if extension is None:
             case = self.document(Case, "case", name, self.cases)
         else:
@@ -200,10 +209,10 @@ class Registry:
         count = parameters(case.model, case.training.sequence_length)
         if count.total == case.parameters:
             return case
-        outside = {
+        outside_layers = {
             "embedding": count.embedding, "positions": count.position, "head": count.head, "norm": count.final_norm
         }  # fmt: skip
-        counts = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
+        counts = ", ".join(f"{name} {number:,}" for name, number in outside_layers.items() if number)
         raise DocumentError(
             f"{path}: key 'parameters': found {case.parameters:,}, expected {count.total:,}, which the model has at "
             f"full scale: {counts}, {count.layers} layers {count.in_layers:,}. The difference is "
@@ -213,7 +222,7 @@ class Registry:
 
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case, from the case's file or its suite; None for a case that extends none."""
-        name = self.spelled(split_name(name)[0])
+        name = self.canonical_case(split_name(name)[0])
         if name not in self.cases:
             suite = self._path("case", name, self.all_cases).stem
             return next(case for case in self.suite(suite).cases if case.name == name)
@@ -263,8 +272,8 @@ class Registry:
             )
         return manifest, path.parent
 
-    def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
-        """Return the same of a label such as `jax` or `jax_0.10.1`."""
+    def implementation_of_label(self, label: str) -> tuple[ImplementationFile, Path]:
+        """Return the manifest and the folder of a label such as `jax` or `jax_0.10.1`. Raises as `implementation`."""
         return self.implementation(label) if label in self.frameworks else self.implementation(*split_label(label))
 
     def labels(self) -> list[str]:
@@ -272,7 +281,7 @@ class Registry:
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
         return [labelled(file.framework, version) for file in files for version in (None, *file.versions)]
 
-    def reaching(self, vendor: VendorFile) -> list[str]:
+    def frameworks_reaching(self, vendor: VendorFile) -> list[str]:
         """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
         reaching = {file.framework for file in files if vendor.device_kind in file.reaches}
@@ -338,8 +347,8 @@ class Registry:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
         path = self._path(kind, name, paths)
         document = self.files.document(cls, path)
-        if (inside := getattr(document, key)) != name:
-            raise DocumentError(f"{path}: found the name '{inside}', expected '{name}' as in its path")
+        if (stored_name := getattr(document, key)) != name:
+            raise DocumentError(f"{path}: found the name '{stored_name}', expected '{name}' as in its path")
         return document
 
     def _path(self, kind: str, name: str, paths: dict[str, Path]) -> Path:
@@ -355,9 +364,9 @@ class Registry:
                     f"A file outside of configs/cases is given with --case-file {name}, and its case is called "
                     f"'{Path(name).stem}'."
                 )
-        raise UnknownName(kind, name, paths, hint=hint or self.absence(kind, name, "`show` shows all."))
+        raise UnknownName(kind, name, paths, hint=hint or self.absence_hint(kind, name, "`show` shows all."))
 
-    def absence(self, kind: str, name: str, otherwise: str) -> str:
+    def absence_hint(self, kind: str, name: str, otherwise: str) -> str:
         """Return what a folder or a file of this name lacks to be a plugin, or the searched folders and `otherwise`."""
         for root in self.roots if name and Path(name).name == name else ():
             if kind in _MANIFESTS and (folder := root / _MANIFESTS[kind][0] / name).is_dir():
@@ -367,7 +376,7 @@ class Registry:
         searched = ", ".join(str(root) for root in self.roots)
         return f"Searched: {searched}; --plugins DIR adds a folder. {otherwise}"
 
-    def collect(self, kind: str, pattern: str) -> dict[str, Path]:
+    def collect_files(self, kind: str, pattern: str) -> dict[str, Path]:
         """Return the files that match in any root, by what the star of the pattern stands for.
 
         Raises UsageError for one name in two roots.
@@ -383,7 +392,7 @@ class Registry:
 
 
 @lru_cache(maxsize=8)
-def _installed(path: tuple[str, ...]) -> tuple[Path, ...]:
+def _installed_plugin_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of installed packages that bring plugins. path: Python's, on which the answer depends."""
     specs = (importlib.util.find_spec(point.module) for point in entry_points(group=ENTRY_POINT_GROUP))
     return tuple(Path(spec.origin).parent for spec in specs if spec and spec.origin)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.code_basis import runs_path, training_code
+from levelfield.catalog.code_basis import tested_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
@@ -43,8 +43,8 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
 }
-REFERENCE = "torch"
-REFERENCES = "tested-references.json"  # beside torch's manifest
+REFERENCE_FRAMEWORK = "torch"
+REFERENCES_FILE = "tested-references.json"  # beside torch's manifest
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class SupportRow:
     note: str | None = None  # why recorded runs do not count, or what is not known of them; None for good ones
 
 
-def rows(registry: Registry) -> Iterator[SupportRow]:
+def support_rows(registry: Registry) -> Iterator[SupportRow]:
     """Return a row for each version of a framework, family and precision that is offered on any device.
 
     Raises DocumentError.
     """
     references = ReferenceState(registry)
     for label in registry.labels():
-        implementation, folder = registry.labelled(label)
-        path = runs_path(implementation, folder)
+        implementation, folder = registry.implementation_of_label(label)
+        path = tested_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
         runs: list[MatrixRun] = []  # that count for the code at hand
         note = None
@@ -85,8 +85,8 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         for family in implementation.families:
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
-                    of_row = [run for run in runs if run.family == family and run.precision == precision]
-                    cells = {key: _state(implementation, family, precision, key, of_row) for key in LAYOUTS}
+                    row_runs = [run for run in runs if run.family == family and run.precision == precision]
+                    cells = {column: _state(implementation, family, precision, column, row_runs) for column in LAYOUTS}
                     yield SupportRow(name, family, precision, cells, note)
 
 
@@ -94,7 +94,7 @@ def run_faults(
     tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
 ) -> tuple[str | None, ...]:
     """Return of each recorded run why it does not count for the code at hand; None where it does."""
-    code = training_code(implementation, folder, tested.device_kind)
+    code = training_code_digest(implementation, folder, tested.device_kind)
     return tuple(
         run.stale(code) or (None if run.reference is None else references.fault(run.family, run.reference))
         for run in tested.runs
@@ -102,23 +102,23 @@ def run_faults(
 
 
 def _state(
-    implementation: ImplementationFile, family: str, precision: Precision, key: str, runs: list[MatrixRun]
+    implementation: ImplementationFile, family: str, precision: Precision, column: str, runs: list[MatrixRun]
 ) -> State:
     """Return the state of a cell. "tested" means that every run of this kind of layout passed."""
-    ended = [run.passed for run in runs if kind_of(run.layout) == key]
-    if ended:
-        return "tested" if all(ended) else "fails"
-    is_mixture, is_tensor = "experts" in FAMILIES[family], "tensor" in LAYOUTS[key]
+    passed = [run.passed for run in runs if layout_column(run.layout) == column]
+    if passed:
+        return "tested" if all(passed) else "fails"
+    is_mixture, is_tensor = "experts" in FAMILIES[family], "tensor" in LAYOUTS[column]
     choices: dict[Refusable, bool] = {
-        "experts with tensor but not sequence parallel": is_mixture and is_tensor and "sequence" not in LAYOUTS[key],
+        "experts with tensor but not sequence parallel": is_mixture and is_tensor and "sequence" not in LAYOUTS[column],
         "experts with fp8": is_mixture and precision == "fp8",
         "fp8 with tensor parallel": is_tensor and precision == "fp8",
     }
     devices = [
         device
         for device, offered in implementation.parallelism.items()
-        if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
-        if is_mixture or "expert" not in LAYOUTS[key]
+        if set(LAYOUTS[column]) <= set(offered) and precision in implementation.offered_precisions(device)
+        if is_mixture or "expert" not in LAYOUTS[column]
         if not any(choices.get(refusal) for refusal in implementation.refusals(device))
         if not implementation.is_further or device in implementation.requirements
     ]
@@ -129,7 +129,7 @@ def _state(
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
 
 
-def kind_of(layout: Layout) -> str | None:
+def layout_column(layout: Layout) -> str | None:
     """Return the column of the layout; None for a mix that no column has."""
     used: list[str] = [] if layout.data == 1 else ["data"]
     used += [f"zero{layout.sharding_stage}"] if layout.sharding_stage else []
@@ -138,21 +138,28 @@ def kind_of(layout: Layout) -> str | None:
     used += ["pipeline"] if layout.pipeline > 1 else []
     used += ["context"] if layout.context > 1 else []
     used += ["expert"] if layout.expert > 1 else []
-    return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
+    return next((column for column, needed in LAYOUTS.items() if list(needed) == used), None)
 
 
-HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
-WORDS: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "new", "some": "isa", "chip": "acc", "-": "-"}
+SHORT_HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
+CELL_WORDS: dict[State, str] = {
+    "tested": "yes",
+    "fails": "NO",
+    "written": "new",
+    "some": "isa",
+    "chip": "acc",
+    "-": "-",
+}
 
 
 class ReferenceState:
     """torch's recorded curves, and whether each rests on the code at hand."""
 
     def __init__(self, registry: Registry) -> None:
-        implementation, folder = registry.implementation(REFERENCE)
-        path = folder / REFERENCES
+        implementation, folder = registry.implementation(REFERENCE_FRAMEWORK)
+        path = folder / REFERENCES_FILE
         self.recorded = load(ReferenceCurves, path) if path.exists() else None  # not cached: the matrix writes it
-        self._code = training_code(implementation, folder, HOST_KIND)
+        self._code = training_code_digest(implementation, folder, HOST_KIND)
 
     def fault(self, family: str, key: str) -> str | None:
         """Return why a run that was compared with the curve `key` does not count; None where it does."""

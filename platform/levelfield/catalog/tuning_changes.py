@@ -14,7 +14,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
 
 # The values without a choice; the other fields have the schema's defaults.
-UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the rank's share of its cores"}
+UNCHOSEN_VALUES: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the rank's share of its cores"}
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class RunPlace:
     devices: int | None = None
     nodes: int | None = 1
 
-    def admits(self, row: TuningRow) -> bool:
+    def may_apply(self, row: TuningRow) -> bool:
         """Return whether the row may apply here: no known value contradicts it."""
         return all(getattr(self, name) in (None, value) for name, value in row.conditions.items())
 
-    def meets(self, row: TuningRow, scale: Scale) -> bool:
+    def applies(self, row: TuningRow, scale: Scale) -> bool:
         """Return whether the row applies here with the known values."""
         return row.applies(scale, self.chip, self.framework, self.devices, self.nodes)
 
@@ -84,18 +84,18 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
 def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:
     """Return the changes of each row that may apply, to the case and to earlier rows that apply wherever it does."""
     for number, row in enumerate(rows):
-        if row.scale != scale or not place.admits(row):
+        if row.scale != scale or not place.may_apply(row):
             continue
-        wherever = RunPlace(row.chip, row.framework, row.devices, row.nodes)
-        before, after = (tuned(case, rows[:end], scale, wherever) for end in (number, number + 1))
+        row_place = RunPlace(row.chip, row.framework, row.devices, row.nodes)
+        before, after = (tuned_values(case, rows[:end], scale, row_place) for end in (number, number + 1))
         fields = [name for name in after if after[name] != before[name]]
         yield RowChanges(number, row, tuple(FieldChange(name, before[name], after[name]) for name in fields))
 
 
-def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
+def tuned_values(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
     """Return all free fields with the choices of case and vendor at one place."""
-    values = {**Tuning().model_dump(mode="json"), **UNCHOSEN}
-    rows_here = (row.set for row in rows if place.meets(row, scale))
+    values = {**Tuning().model_dump(mode="json"), **UNCHOSEN_VALUES}
+    rows_here = (row.set for row in rows if place.applies(row, scale))
     for choice in (case.tuning.get(scale, TuningChoice()), *rows_here):
         changes = choice.model_dump(exclude_none=True)
         if "environment" in changes:  # its variables are added to the present ones

@@ -16,7 +16,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.result_words import reason_without_limits
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import finished_run
+from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ def _align_options(parser: argparse.ArgumentParser) -> None:
 def _align(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
     registry, runs, name = registry_of(options), runs_of(options), options.reference
-    paths, reference, other = finished_run(runs, options.run), None, None
+    paths, reference, other = find_finished_run(runs, options.run), None, None
     if name in registry.references:
         reference = registry.reference(name)
     elif name is not None:
-        other = finished_run(runs, name)
+        other = find_finished_run(runs, name)
     verdict = _verdict(registry, paths, reference, other)
     print(verdict.to_json() if options.json else "\n".join(lines(verdict)))
     return 0 if verdict.verdict in ("aligned", "consistent") else GateFailed.exit_code
@@ -84,7 +84,7 @@ def _align(options: argparse.Namespace) -> int:
 
 def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, other_run: RunPaths | None) -> Alignment:
     """Return the verdict on a run against another run or a reference, by default that of its case."""
-    from levelfield.catalog.lookup import reference_of
+    from levelfield.catalog.lookup import find_reference
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from
@@ -100,7 +100,7 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
     from levelfield.rundir.raw_files import read_raw
 
     plan, result = read_plan(paths), collect(paths)
-    default, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
+    default, raw, identity = find_reference(registry, plan), read_raw(paths), result.identity
     if other_run is None:
         verdict = training_verdict(plan, raw, identity, reference or default)
     else:

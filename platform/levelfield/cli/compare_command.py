@@ -191,11 +191,11 @@ def _cases_and_frameworks(
     from levelfield.specs.selector import parse_selector
 
     if case:
-        return [registry.spelled(case)], []
+        return [registry.canonical_case(case)], []
     if not suite:
         return None, []
     entries = [parse_selector(entry.case) for entry in registry.suite(suite).entries]
-    cases = dict.fromkeys(registry.spelled(entry.case) for entry in entries)
+    cases = dict.fromkeys(registry.canonical_case(entry.case) for entry in entries)
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
 
 

@@ -12,7 +12,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import finished_run
+from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.free_fields import CODE_FIELDS, RECOMPUTE_LAYERS
 from levelfield.specs.readable_json import json_text
 
@@ -53,15 +53,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when everything agrees in one process, else 4. Raises RunFailed for a failed training."""
-    from levelfield.catalog.lookup import reference_of
+    from levelfield.catalog.lookup import find_reference
     from levelfield.judge.collector import collect
     from levelfield.rundir.directory import read_plan
     from levelfield.studies.diagnosis import first_difference
 
     registry = registry_of(options)
-    paths = finished_run(runs_of(options), options.run)
+    paths = find_finished_run(runs_of(options), options.run)
     plan = read_plan(paths)
-    reference = reference_of(registry, plan)
+    reference = find_reference(registry, plan)
     framework = options.against or (reference.framework if reference else "torch")
     question = _question(registry, paths, plan, framework, options.python, Terminal(quiet=options.json))
     suspect = _suspect(options.step, paths, plan, reference)

@@ -20,7 +20,7 @@ from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import with_assumed_rates
-from levelfield.preflight.preflight_run import plan_of
+from levelfield.preflight.preflight_run import preflight_plan
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import age_in_words, gib, parameters_in_words, wrapped
@@ -69,7 +69,7 @@ def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
 
 def _explain_plan(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
-    selection = lookup.find(registry, plan.selector)
+    selection = lookup.find_selection(registry, plan.selector)
     question = question_of(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
         raise UsageError(f"--explain: {_reason_without_prediction(selection, plan)}")
@@ -164,7 +164,7 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Lab
 
 def _preflight(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
     """Return what runs before the training: the same launch with another program."""
-    request, _ = _request(plan_of(plan), paths.root.parent)
+    request, _ = _request(preflight_plan(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
     yield "before it", f"a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
     if preflight.quiet:

@@ -118,7 +118,7 @@ def _starting(
     terminal: Terminal,
 ) -> Callable[[str, int], RunRecord]:
     """Return what runs an arm and returns its record, with the progress of the duel on the terminal."""
-    from levelfield.catalog.lookup import reference_of
+    from levelfield.catalog.lookup import find_reference
     from levelfield.run import certificate_maker, scheduler
     from levelfield.run.turns import PairProgress
     from levelfield.specs.paths import RunPaths
@@ -134,7 +134,7 @@ def _starting(
     def start(arm: str, number: int) -> RunRecord:
         job = iter([arms[arm][number - 1]])
         work = terminal.announced(job) if number == 1 else job
-        (result,) = scheduler.run_all(work, runs, listener, partial(reference_of, registry), certify)
+        (result,) = scheduler.run_all(work, runs, listener, partial(find_reference, registry), certify)
         terminal.finished(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt

@@ -115,13 +115,13 @@ def _environment(
     registry: Registry, name: str, vendor: str, uses: tuple[str, ...], driver: str | None
 ) -> EnvironmentPlan:
     """Return the environment. Raises NotHere, before any download, with what this machine lacks for it."""
-    from levelfield.plan.environment import environment_of
+    from levelfield.plan.environment import plan_environment
 
-    file, _folder = registry.labelled(name)
+    file, _folder = registry.implementation_of_label(name)
     kind = registry.vendor_file(vendor).device_kind
     if kind not in file.requirements:
         raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there is no environment to make")
-    return environment_of(file, kind, file.requirements[kind].stages(uses), None, "process", driver=driver)
+    return plan_environment(file, kind, file.requirements[kind].stages(uses), None, "process", driver=driver)
 
 
 def _fetch(options: argparse.Namespace) -> int:
@@ -159,14 +159,14 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> tuple[str, Stages]:
-    from levelfield.plan.build_checks import missing
+    from levelfield.plan.build_checks import missing_need_sentences
     from levelfield.plan.environment import interpreter_for
 
-    file, _folder = registry.labelled(name)
+    file, _folder = registry.implementation_of_label(name)
     if kind not in file.requirements:
         raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
     python, stages = interpreter_for(file, kind).python, file.requirements[kind].stages(uses)
-    if lacking := list(missing(stages, None, is_already_made=False)):
+    if lacking := list(missing_need_sentences(stages, None, is_already_made=False)):
         raise NotHere(f"{name} on {kind}: " + "\n  ".join(lacking))
     return python, stages
 
@@ -177,7 +177,7 @@ def _recipe(
     from levelfield.plan.image_recipe import image_plan
     from levelfield.specs.requirements import Stages
 
-    implementation, folder = registry.labelled(framework)
+    implementation, folder = registry.implementation_of_label(framework)
     vendor = registry.vendor_file(vendor_name)
     needs = implementation.requirements.get(vendor.device_kind)
     stages = needs.stages() if needs else Stages()

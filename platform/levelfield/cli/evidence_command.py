@@ -19,12 +19,12 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.report.sheets import LabelledText, labelled
-from levelfield.rundir.directory import write_new
+from levelfield.rundir.directory import write_new_file
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.evidence.bundle_reader import Bundle
-    from levelfield.evidence.packing import Packed
+    from levelfield.evidence.packing import PackedRuns
     from levelfield.evidence.verification import VerifiedRun
     from levelfield.specs.paths import RunPaths
 
@@ -130,9 +130,9 @@ def _bundle_options(parser: argparse.ArgumentParser) -> None:
 
 def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
-    from levelfield.evidence.bundle_archive import archive, signature_of
+    from levelfield.evidence.bundle_archive import make_archive, make_signature
     from levelfield.evidence.bundle_reader import bundle_of
-    from levelfield.evidence.packing import members_of, packed
+    from levelfield.evidence.packing import bundle_members, pack_runs
     from levelfield.evidence.verification import verify_run
     from levelfield.specs.base import dump
 
@@ -143,9 +143,9 @@ def _bundle(options: argparse.Namespace) -> int:
     runs = list(selected.over())
     selected.raise_error()
     with Terminal().bytes_progress(f"packing {len(runs)} run(s)") as progress:
-        bundle = packed(runs, progress)
+        bundle = pack_runs(runs, progress)
     manifest = dump(bundle.manifest).encode()
-    content = archive(members_of(manifest, bundle.runs, signature_of(manifest, key) if key else None))
+    content = make_archive(bundle_members(manifest, bundle.runs, make_signature(manifest, key) if key else None))
     made, registry = bundle_of(content, str(path)), registry_of(options)
     for run in made.runs:  # before others see it refused
         for wrong in verify_run(run, registry, made).contradictions[:1]:
@@ -154,12 +154,12 @@ def _bundle(options: argparse.Namespace) -> int:
                 f"recomputed {wrong.recomputed}"
             )
     with raising_usage_error(path):
-        write_new(path, content)
+        write_new_file(path, content)
     print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0
 
 
-def _packed_rows(bundle: Packed, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
+def _packed_rows(bundle: PackedRuns, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
     manifest, times = bundle.manifest, Counter[str]()
     yield "bundle", f"{path}: {len(bundle.runs)} run(s), {size:,} bytes"
     for name, run in manifest.runs.items():
@@ -186,7 +186,7 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     """Return 0 when everything follows, else 4. Raises DocumentError for a file that is no bundle."""
-    from levelfield.evidence.bundle_archive import signer_of
+    from levelfield.evidence.bundle_archive import verify_signature
     from levelfield.evidence.bundle_reader import read_bundle
     from levelfield.evidence.verification import SCHEMA, verify_run
 
@@ -197,7 +197,7 @@ def _verify(options: argparse.Namespace) -> int:
         raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
     signer = None
     if options.allowed_signers and bundle.signature is not None:
-        key = signer_of(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
+        key = verify_signature(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
         signer = f"{key.name}: {key.key}"
     runs: list[VerifiedRun] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:

@@ -70,10 +70,10 @@ def _new(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Run the suite. tested.json is written when everything was tried, also where something failed."""
-    from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
+    from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, ignore_progress
     from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
-    progress = _print_progress if sys.stderr.isatty() or options.verbose else silent
+    progress = _print_progress if sys.stderr.isatty() or options.verbose else ignore_progress
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _print_progress)
     try:
         findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.errors import LevelfieldError, UsageError
-from levelfield.rundir.directory import finished_run
+from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.paths import RunPaths
 
 
@@ -30,7 +30,7 @@ class NamedRuns:
                 if ".zip" in name and (bundle := bundle_and_run(name)):
                     expected = "expected a run here; `report` and `compare` take bundles"
                     raise UsageError(f"{bundle[0]}: found a bundle, {expected}")
-                yield finished_run(self.runs, name)
+                yield find_finished_run(self.runs, name)
 
     @contextmanager
     def errors_stored(self) -> Iterator[None]:

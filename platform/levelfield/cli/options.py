@@ -96,9 +96,9 @@ def registry_of(options: argparse.Namespace) -> Registry:
 
     Raises UsageError for a folder or file that does not exist.
     """
-    from levelfield.catalog.registry import Registry, private_chips
+    from levelfield.catalog.registry import Registry, private_chips_file
 
-    chips = private_chips(options.chips) if hasattr(options, "chips") else None
+    chips = private_chips_file(options.chips) if hasattr(options, "chips") else None
     return Registry(options.plugins, chips, options.case_file)
 
 

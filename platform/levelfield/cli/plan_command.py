@@ -254,7 +254,7 @@ def _sweep(options: argparse.Namespace) -> int:
         raise UsageError(
             f"sweep {options.case}: found a layout or several nodes; leave both out, sweep chooses layouts on one node"
         )
-    selection = lookup.find(registry, selector)
+    selection = lookup.find_selection(registry, selector)
     request = UserRequest(scale=options.scale, python=options.python)
     chosen, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
     devices = selector.devices or selection.default_devices

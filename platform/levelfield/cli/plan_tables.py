@@ -11,7 +11,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
-from levelfield.predict.machines import ASSUMED
+from levelfield.predict.machines import ASSUMED_SOURCE
 from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
@@ -254,7 +254,7 @@ def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str
         "network_bytes_per_second": plan.devices.network_bytes_per_second,
         "precision": plan.precision,
         "assumed": list(plan.remarks),
-        "rates": ASSUMED if plan.assumes_rates else "of the chip",
+        "rates": ASSUMED_SOURCE if plan.assumes_rates else "of the chip",
         "tokens": plan.request.tokens,
         "currency": plan.request.prices.currency if plan.request.prices else None,
         "power_watts": plan.chip.power_watts,

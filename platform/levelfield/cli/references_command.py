@@ -21,7 +21,7 @@ from levelfield.cli.store_options import intake, recording_options
 from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import find_run, finished_run, read_plan, write_atomically
+from levelfield.rundir.directory import find_finished_run, find_run, read_plan, write_atomically
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -90,12 +90,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    from levelfield.catalog.lookup import reference_of
+    from levelfield.catalog.lookup import find_reference
     from levelfield.judge.promotion import add_bf16_gradients, promoted_reference
 
-    registry, paths = registry_of(options), finished_run(runs_of(options), options.run)
+    registry, paths = registry_of(options), find_finished_run(runs_of(options), options.run)
     plan = read_plan(paths)
-    reference = promoted_reference(paths, options.reason, reference_of(registry, plan), options.replace)
+    reference = promoted_reference(paths, options.reason, find_reference(registry, plan), options.replace)
     reference = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
@@ -109,7 +109,7 @@ def _noise(options: argparse.Namespace) -> int:
 
     reason, registry = _override(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
-    runs = [finished_run(runs_of(options), run) for run in options.run]
+    runs = [find_finished_run(runs_of(options), run) for run in options.run]
     for paths in runs:
         reference = with_noise(reference, paths, reason)
     run_ids = {paths.root.name for paths in runs}
@@ -165,14 +165,14 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     Return 3 when a run fails, else 4 when a run is refused as noise, else 0. The other runs' rows are recorded.
     """
-    from levelfield.catalog.lookup import reference_of
+    from levelfield.catalog.lookup import find_reference
     from levelfield.judge.promotion import with_noise
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.studies.variations import variations
 
     reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_of(options)
-    stored = partial(reference_of, registry)
+    stored = partial(find_reference, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
     plan = scheduler.plan_with_known_peak(job)
     reference = stored(plan)

@@ -27,7 +27,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import finished_run, read_plan, write_atomically
+from levelfield.rundir.directory import find_finished_run, read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> It
             if bundle := bundle_and_run(name):
                 yield from opened_runs(*bundle, registry, opened)
             else:
-                paths = finished_run(selected.runs, name)
+                paths = find_finished_run(selected.runs, name)
                 yield paths, collect(paths)
 
 
@@ -289,7 +289,7 @@ def _results(
     Of that night it gives findings and their tickets. The store is only read.
     """
     from levelfield.catalog.registry import Registry
-    from levelfield.evidence.verification import record_of_files
+    from levelfield.evidence.verification import recomputed_record
     from levelfield.explain.explanation import recomputed
     from levelfield.pages.series_history import GivenRuns
     from levelfield.studies.compared_runs import RunPlaces
@@ -297,7 +297,7 @@ def _results(
     records, registry = [], Registry()
     for paths in selected.over():
         with selected.errors_stored():  # with the figures of its raw files: an edited result.json changes no page
-            records.append(record_of_files(paths, registry, recomputed(paths)))
+            records.append(recomputed_record(paths, registry, recomputed(paths)))
     if selected.names and not records:
         selected.raise_error()
     if selected.names and not beside:

@@ -13,7 +13,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, raising_usage_error, registry_of
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.report.sheets import labelled
-from levelfield.rundir.directory import write_new
+from levelfield.rundir.directory import write_new_file
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -76,13 +76,13 @@ def _read(options: argparse.Namespace) -> int:
     stated = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
     work = registry.case(case).work("full") if case else None
     if case:
-        stated["case"] = registry.spelled(case)
+        stated["case"] = registry.canonical_case(case)
     name = options.output.stem if options.output else "reported"
     source = {"name": name, "where": options.source, "date": options.date}
     reported = _reported(registry, options.log, stated, work, source)
     if options.output:
         with raising_usage_error(options.output):
-            write_new(options.output, dump(reported).encode())
+            write_new_file(options.output, dump(reported).encode())
     print(dump(reported) if options.json else "\n".join(_lines(reported, options.output, work)))
     return 0
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from levelfield.catalog.lookup import reference_of
+from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
 from levelfield.cli.options import registry_of, runs_of
@@ -18,7 +18,7 @@ from levelfield.cli.store_options import intake
 from levelfield.cli.terminal import Terminal, plan_digests
 from levelfield.compare import scaling
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UnknownName, UsageError
-from levelfield.plan.permissions import refuse_unknown
+from levelfield.plan.permissions import refuse_unknown_permissions
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
 from levelfield.report.tables import as_json as results_as_json
@@ -90,7 +90,7 @@ def run_jobs(
     jobs: Iterator[Job], runs: Path, terminal: Terminal, registry: Registry, certify: Certify = CertificateAttempt
 ) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
-    results, reference = [], partial(reference_of, registry)
+    results, reference = [], partial(find_reference, registry)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
         terminal.finished(result)
         results.append(result)
@@ -111,7 +111,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         raise UsageError(f"--explain-step: found {options.explain_step}, expected 1 to {MOST_EXPLAINED} steps")
     if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
-    refuse_unknown(options.allow)
+    refuse_unknown_permissions(options.allow)
     return UserRequest(
         scale=options.scale,
         choice=choice_of(options, _options_set(options, ("strategy",))),

@@ -158,7 +158,7 @@ def frameworks(registry: Registry) -> list[Row]:
 
     rows, rehearsals = [], _rehearsals(registry)
     for name in registry.labels():
-        manifest, _ = registry.labelled(name)
+        manifest, _ = registry.implementation_of_label(name)
         verified = {}
         for kind, needs in manifest.requirements.items():
             ran = "pinned versions not run yet" if needs.verified == "none" else needs.verified
@@ -314,14 +314,14 @@ def _work(case: Case, scale: Scale) -> dict[str, object]:
 
 def _tuned(vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, object]:
     """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
-    from levelfield.catalog.tuning_changes import tuned
+    from levelfield.catalog.tuning_changes import tuned_values
 
-    admitted = [row for row in rows if row.scale == scale and place.admits(row)]
+    admitted = [row for row in rows if row.scale == scale and place.may_apply(row)]
     return {
         "vendor": vendor,
-        "tuning": tuned(case, rows, scale, place),
-        "rows_applied": [row.why for row in admitted if place.meets(row, scale)],
-        "rows_elsewhere": [row.conditions for row in admitted if not place.meets(row, scale)],
+        "tuning": tuned_values(case, rows, scale, place),
+        "rows_applied": [row.why for row in admitted if place.applies(row, scale)],
+        "rows_elsewhere": [row.conditions for row in admitted if not place.applies(row, scale)],
     }
 
 

@@ -29,10 +29,10 @@ examples:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the frameworks and the table. Return 0."""
-    from levelfield.catalog.support import rows
+    from levelfield.catalog.support import support_rows
 
     registry = registry_of(options)
-    entries, support = frameworks(registry), list(rows(registry))
+    entries, support = frameworks(registry), list(support_rows(registry))
     if options.json:
         layouts = {name: [asdict(work) for work in support if work.framework == name] for name in registry.labels()}
         print(json_text({"frameworks": [{**entry, "layouts": layouts[entry["name"]]} for entry in entries]}))
@@ -43,18 +43,18 @@ def execute(options: argparse.Namespace) -> int:
 
 def layout_lines(support: Sequence[SupportRow]) -> list[str]:
     """Return the support table in lines of at most 80 columns, with the meaning of words and columns below."""
-    from levelfield.catalog.support import HEADINGS, LAYOUTS, STATES, WORDS
+    from levelfield.catalog.support import CELL_WORDS, LAYOUTS, SHORT_HEADINGS, STATES
 
     widths = (10, 8, 5, *[4] * len(LAYOUTS))
-    lines = [padded(("framework", "family", "prec", *(HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
+    lines = [padded(("framework", "family", "prec", *(SHORT_HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
     previous_framework = ""
     for row in support:
         is_long = len(row.framework) >= widths[0]
         lines += [row.framework] if is_long and row.framework != previous_framework else []  # a line of its own
         previous_framework = row.framework
-        cells = (WORDS[state] for state in row.cells.values())
+        cells = (CELL_WORDS[state] for state in row.cells.values())
         lines.append(padded(("" if is_long else row.framework, row.family, row.precision, *cells), widths, ""))
-    lines += ["", *(padded((f"  {WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
+    lines += ["", *(padded((f"  {CELL_WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
     lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
     notes = [wrapped(f"  {note}", 4) for note in dict.fromkeys(row.note for row in support if row.note)]

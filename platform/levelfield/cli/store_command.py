@@ -30,7 +30,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import PAIRS, find_run, replacing
+from levelfield.rundir.directory import PAIRS_FOLDER, find_run, replacing
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 
@@ -158,7 +158,12 @@ def _import(options: argparse.Namespace) -> int:
         add_statements(store, source.statements)
     events, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
     if options.json:
-        counts = {"new": added.new, "known": added.existing, "conflicts": list(added.conflicts), "statements": events}
+        counts = {
+            "new": added.new,
+            "known": added.existing,
+            "conflicts": list(added.conflicts),
+            "statements": events,
+        }
         print(json_text({**counts, "not_sealed": not_sealed, "problems": problems}))
     else:
         beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
@@ -255,16 +260,16 @@ class _ImportSource:
                 progress(number, len(folders))
 
     def _record(self, paths: RunPaths) -> RunRecord:
-        from levelfield.evidence.verification import record_of_files
+        from levelfield.evidence.verification import recomputed_record
         from levelfield.explain.explanation import recomputed
         from levelfield.nights.nightly import nights_of_runs
         from levelfield.rundir.run_state import refuse_running
         from levelfield.specs.record import purpose_of
-        from levelfield.store.run_record import record_of, storable
+        from levelfield.store.run_record import record_of, require_storable
 
         refuse_running(paths)
         folder = paths.root.parent
-        if folder.name == PAIRS:
+        if folder.name == PAIRS_FOLDER:
             raise UsageError(
                 f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
                 "nightly stores its pairs itself"
@@ -272,14 +277,14 @@ class _ImportSource:
         if self._trusts_results and paths.result.exists():
             record = record_of(paths).reported(_OF_A_RESULT)
         else:
-            record = record_of_files(paths, self._registry, recomputed(paths))
+            record = recomputed_record(paths, self._registry, recomputed(paths))
         if folder not in self._nights:  # the states of nightlies lie beside the runs
             self._nights[folder] = {}
             with self._problem_added():
                 self._nights[folder] = nights_of_runs(folder)
         if night := self._nights[folder].get(record.run_id):
             record = record.model_copy(update={"purpose": purpose_of(night), "night": night})
-        return storable(record, str(paths.root))
+        return require_storable(record, str(paths.root))
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -335,14 +340,14 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from levelfield.store.connections import DamagedStore
-    from levelfield.store.upkeep import counts, faults
+    from levelfield.store.upkeep import faults, row_counts
 
     terminal = Terminal(quiet=options.json)
     try:
         with opened_store(options.store, read_only=True) as store:
             with terminal.bytes_progress("checking") as progress:
                 problems = faults(store, progress)
-            rows = counts(store)
+            rows = row_counts(store)
             where = store.address.text
     except DamagedStore as error:
         raise GateFailed(str(error)) from None
@@ -370,22 +375,22 @@ def _backup(options: argparse.Namespace) -> int:
 
 def _restore(options: argparse.Namespace) -> int:
     from levelfield.store.backup import restore
-    from levelfield.store.upkeep import counts
+    from levelfield.store.upkeep import row_counts
 
     with opened_store(options.store) as store:
         restore(store, options.file)
-        print(labelled("restored", ", ".join(f"{count:,} {name}" for name, count in counts(store).items()), 9))
+        print(labelled("restored", ", ".join(f"{count:,} {name}" for name, count in row_counts(store).items()), 9))
     return 0
 
 
 def _info(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.schema import VERSION
-    from levelfield.store.upkeep import counts, size_bytes
+    from levelfield.store.upkeep import row_counts, size_bytes
 
     with opened_store(options.store, read_only=is_missing(options.store)) as store:
         rows, size, where, nights, series = (
-            counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
+            row_counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
         )  # fmt: skip
     first, last = (
         min((entry.first for entry in series), default=None),

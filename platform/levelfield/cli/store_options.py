@@ -78,12 +78,12 @@ def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredRe
     the one with this folder of runs, and all where nothing does."""
     from levelfield.nights.nightly import nights_of_runs
     from levelfield.pages.series_history import CheckoutRuns
-    from levelfield.rundir.directory import PAIRS
+    from levelfield.rundir.directory import PAIRS_FOLDER
     from levelfield.store.address import VARIABLE
 
     if address or os.environ.get(VARIABLE):
         return store
-    run_ids = {plan.parent.name for folder in (runs, runs / PAIRS) for plan in folder.glob("*/plan.json")}
+    run_ids = {plan.parent.name for folder in (runs, runs / PAIRS_FOLDER) for plan in folder.glob("*/plan.json")}
     results = CheckoutRuns(store, run_ids.union(nights_of_runs(runs)))
     return results if results.points() else store
 
@@ -153,8 +153,8 @@ def state(event: StoreEvent, address: str | None, records_nothing: bool) -> None
 def _recorded(paths: RunPaths, url: str | None) -> bool:
     """Add a run to the store, and return whether another run of its id was there."""
     from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
-    from levelfield.store.run_record import record_of, storable
+    from levelfield.store.run_record import record_of, require_storable
 
-    record = storable(record_of(paths), str(paths.root))
+    record = require_storable(record_of(paths), str(paths.root))
     with Store.open(url) as store:
         return bool(store.add([record]).conflicts)

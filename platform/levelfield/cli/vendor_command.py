@@ -105,11 +105,11 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from levelfield.testing.check_suite import check
+    from levelfield.testing.check_suite import run_checks
     from levelfield.testing.subject import VendorSubject
 
     findings: list[CheckFinding] = []
-    for finding in check(VendorSubject(options.name, options.plugins), options.fast):
+    for finding in run_checks(VendorSubject(options.name, options.plugins), options.fast):
         if not options.json:
             _show(finding, findings)
         findings.append(finding)

@@ -18,8 +18,8 @@ from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, No
 from levelfield.errors import DocumentError
 from levelfield.specs.base import MOST_DEVICES
 
-LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
-_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+ANSWER_LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
+_DEVICE_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "index": ((int,), "a whole number from 0"),
     "chip": ((str, type(None)), "a text or None"),
     "description": ((str,), "a text"),
@@ -47,17 +47,17 @@ class CheckedAdapter:
         self.spec = adapter.spec
 
     def devices(self) -> Sequence[Device]:
-        answer = self._answer("devices", self.adapter.devices)
+        answer = self._bounded_call("devices", self.adapter.devices)
         if isinstance(answer, (str, Mapping)) or not isinstance(answer, Iterable):
             raise self._fault("devices", answer, "a list of Device")
-        devices = self._answer("devices", lambda: list(islice(answer, MOST_DEVICES + 1)))
-        if wrong := wrong_devices(devices):
-            raise AdapterFault(f"{self.path}: devices(): {wrong}")
+        devices = self._bounded_call("devices", lambda: list(islice(answer, MOST_DEVICES + 1)))
+        if fault := devices_fault(devices):
+            raise AdapterFault(f"{self.path}: devices(): {fault}")
         return DeviceList(devices, answer.problem if isinstance(answer, DeviceList) else None)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         try:
-            options = self._answer("container", lambda: self.adapter.container(devices))
+            options = self._bounded_call("container", lambda: self.adapter.container(devices))
         except DocumentError:
             raise
         except Exception as error:  # an adapter may raise anything: name its file
@@ -67,40 +67,40 @@ class CheckedAdapter:
         return options
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        samples = self._answer("sample", lambda: self.adapter.sample(devices))
+        samples = self._bounded_call("sample", lambda: self.adapter.sample(devices))
         if not isinstance(samples, (list, tuple)) or not all(isinstance(sample, Sample) for sample in samples):
             raise self._fault("sample", samples, "a list of Sample")
         return samples
 
     def software(self) -> dict[str, str]:
-        versions = self._answer("software", self.adapter.software)
+        versions = self._bounded_call("software", self.adapter.software)
         if not isinstance(versions, dict) or not all(
             isinstance(text, str) for pair in versions.items() for text in pair
         ):
             raise self._fault("software", versions, "texts by their names")
         return versions
 
-    def _answer(self, method: str, ask: Callable[[], Any]) -> Any:
-        """Return or raise what `ask` does. After the limit, its thread ends with the process.
+    def _bounded_call(self, method: str, call: Callable[[], Any]) -> Any:
+        """Return or raise what `call` does. After the limit, its thread ends with the process.
 
         To end the process is not for an adapter; Ctrl-C is the user's.
         """
-        asking = threading.get_ident()
-        ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        calling_thread = threading.get_ident()
+        results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
-        def answer() -> None:
-            run_tools_for(asking)
+        def put_result() -> None:
+            run_tools_for(calling_thread)
             try:
-                ends.put((ask(), None))
+                results.put((call(), None))
             except BaseException as error:  # SystemExit too: it is looked at where the answer is awaited
-                ends.put((None, error))
+                results.put((None, error))
 
-        threading.Thread(target=answer, daemon=True, name="adapter").start()
+        threading.Thread(target=put_result, daemon=True, name="adapter").start()
         try:
-            result, error = ends.get(timeout=LIMIT_SECONDS)
+            result, error = results.get(timeout=ANSWER_LIMIT_SECONDS)
         except queue.Empty:
-            end_tools(asking)
-            raise AdapterFault(f"{self.path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
+            end_tools(calling_thread)
+            raise AdapterFault(f"{self.path}: {method}() gave no answer within {ANSWER_LIMIT_SECONDS:g} s") from None
         if isinstance(error, SystemExit):
             raise AdapterFault(f"{self.path}: {method}() called sys.exit({error.code!r}), expected an answer")
         if error is not None:
@@ -115,13 +115,13 @@ class CheckedReplayableAdapter(CheckedAdapter):
     """The same for an adapter that can read what its tools printed on another node."""
 
     def node_commands(self) -> NodeCommands:
-        commands = self._answer("node_commands", self.adapter.node_commands)  # type: ignore[attr-defined]
+        commands = self._bounded_call("node_commands", self.adapter.node_commands)  # type: ignore[attr-defined]
         if not isinstance(commands, NodeCommands):
             raise self._fault("node_commands", commands, "NodeCommands")
         return commands
 
     def replayed(self, ask: Ask) -> Vendor | None:
-        adapter = self._answer("replayed", lambda: self.adapter.replayed(ask))  # type: ignore[attr-defined]
+        adapter = self._bounded_call("replayed", lambda: self.adapter.replayed(ask))  # type: ignore[attr-defined]
         return None if adapter is None else checked_adapter(adapter, self.path)
 
 
@@ -131,7 +131,7 @@ def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
     return (CheckedReplayableAdapter if can_replay else CheckedAdapter)(adapter, path)
 
 
-def wrong_devices(devices: Sequence[object]) -> str | None:
+def devices_fault(devices: Sequence[object]) -> str | None:
     """Return why these are not the devices of one machine; None where they are."""
     if len(devices) > MOST_DEVICES:
         return f"found more than {MOST_DEVICES:,} devices, expected those of one machine"
@@ -139,7 +139,7 @@ def wrong_devices(devices: Sequence[object]) -> str | None:
     for device in devices:
         if not isinstance(device, Device):
             return f"found {device!r:.80}, expected a Device"
-        for name, (types, expected) in _FIELDS.items():
+        for name, (types, expected) in _DEVICE_FIELDS.items():
             value = getattr(device, name)
             if type(value) not in types or (type(value) is int and value < 0):
                 return f"key '{name}': found {value!r:.80}, expected {expected}"

@@ -18,14 +18,14 @@ from levelfield.contracts.readings import (
     Read,
     chip_named,
     hides_all,
-    named_by_user,
-    numbered,
     sample_of,
     take,
+    user_named_devices,
     visible_devices,
+    with_visible_values,
     without,
 )
-from levelfield.contracts.tool_records import Parsed, Record, matches, parse
+from levelfield.contracts.tool_records import ParsedOutput, Record, matches, parse
 from levelfield.contracts.vendor import (
     ContainerOptions,
     Device,
@@ -37,7 +37,7 @@ from levelfield.contracts.vendor import (
 from levelfield.specs.tool import FieldName, NodeCommand, Tool
 from levelfield.specs.vendor import VendorFile
 
-_FIELDS: dict[str, FieldName] = {
+_SAMPLE_FIELDS: dict[str, FieldName] = {
     "power_watts": "power",
     "energy_joules": "energy",
     "memory_used_bytes": "memory_used",
@@ -65,12 +65,16 @@ class DeclaredVendor:
             return DeviceList()
         devices = self._all_devices()
         if any(device.unnumbered for device in devices) and (outer or inner):
-            return named_by_user(self.spec, devices, outer, inner)
-        left = visible_devices(devices, str(names[0]), outer)
-        counted = left if outer is None else [replace(d, visible_as=str(place)) for place, d in enumerate(left)]
-        chosen = visible_devices(counted, str(names[1]), inner)
-        problem = devices.problem or left.problem or chosen.problem
-        return DeviceList([left[counted.index(device)] for device in chosen], problem)
+            return user_named_devices(self.spec, devices, outer, inner)
+        after_outer = visible_devices(devices, str(names[0]), outer)
+        renumbered = (
+            after_outer
+            if outer is None
+            else [replace(d, visible_as=str(number)) for number, d in enumerate(after_outer)]
+        )
+        chosen = visible_devices(renumbered, str(names[1]), inner)
+        problem = devices.problem or after_outer.problem or chosen.problem
+        return DeviceList([after_outer[renumbered.index(device)] for device in chosen], problem)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
@@ -103,11 +107,13 @@ class DeclaredVendor:
             record = parsed.records.get(device.index)
             identity = record and record.word("identity")
             if record is None:
-                samples.append(without(device.index, parsed.why_not(device.index)))
+                samples.append(without(device.index, parsed.missing_record_reason(device.index)))
             elif identity and device.identity and identity != device.identity:
                 samples.append(without(device.index, f"index {device.index} is another device now: {identity}"))
             else:
-                reads: dict[str, Read] = {name: partial(record.quantity, field) for name, field in _FIELDS.items()}
+                reads: dict[str, Read] = {
+                    name: partial(record.quantity, field) for name, field in _SAMPLE_FIELDS.items()
+                }
                 reads["memory_used_bytes"] = partial(_used_bytes, record, device.memory_bytes)
                 samples.append(sample_of(device.index, reads))
         return samples
@@ -120,13 +126,13 @@ class DeclaredVendor:
             if answer.text is None:
                 versions[name] = f"unreadable: {answer.reason}"
                 continue
-            lacking = f"nothing in {command.command[0]}'s output matches {command.pattern}"
+            mismatch = f"nothing in {command.command[0]}'s output matches {command.pattern}"
             try:
                 match = next(matches(command.pattern, answer.text), None)
             except ValueError as error:
-                match, lacking = None, str(error)
+                match, mismatch = None, str(error)
             text = match and ((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
-            versions[name] = f"unreadable: {lacking}" if match is None else str(text)
+            versions[name] = f"unreadable: {mismatch}" if match is None else str(text)
         return versions
 
     def node_commands(self) -> NodeCommands:
@@ -147,49 +153,52 @@ class DeclaredVendor:
         """Return this vendor over recorded answers; None for a subclass, whose own code may read this machine."""
         return DeclaredVendor(self.spec, ask, self._root) if type(self) is DeclaredVendor else None
 
-    def _records(self, tool: Tool | None) -> Parsed:
+    def _records(self, tool: Tool | None) -> ParsedOutput:
         if tool is None:
-            return Parsed({})
+            return ParsedOutput({})
         answer = self._ask(tool.command, tool.timeout_seconds)
         if answer.text is not None:
             return parse(tool, answer.text)
-        return Parsed({}, silence=answer.reason, problem=None if answer.absent else answer.reason)
+        return ParsedOutput({}, no_output_reason=answer.reason, problem=None if answer.absent else answer.reason)
 
     def _all_devices(self) -> DeviceList:
         """Return the devices that discovery lists. The monitor's record of the same index adds missing values."""
         discovery = self.spec.discovery
-        first = self._records(discovery.tool if discovery and discovery.tool else self.spec.monitor)
-        if first.problem and not (discovery and discovery.device_nodes):
-            return DeviceList(problem=first.problem)
-        seen = self._records(self.spec.monitor) if discovery and discovery.tool else first
-        indices = set(first.records)
+        listed = self._records(discovery.tool if discovery and discovery.tool else self.spec.monitor)
+        if listed.problem and not (discovery and discovery.device_nodes):
+            return DeviceList(problem=listed.problem)
+        monitored = self._records(self.spec.monitor) if discovery and discovery.tool else listed
+        indices = set(listed.records)
         if discovery and discovery.device_nodes:
             names = (path.name for path in self._root.glob(discovery.device_nodes.lstrip("/")))
             indices = {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
-        numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else Parsed({})
-        records = [parsed.records for parsed in (first, seen, numbers)]
-        of_each = {index: [r[index] for r in records if index in r] for index in sorted(indices)}
-        printed, devices = dict[int, str | None](), []
+        numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else ParsedOutput({})
+        records = [parsed.records for parsed in (listed, monitored, numbers)]
+        records_by_index = {index: [recs[index] for recs in records if index in recs] for index in sorted(indices)}
+        visible_values, devices = dict[int, str | None](), []
         fields: tuple[FieldName, ...] = ("visible", "name", "identity", "compute_units")
-        for index, rows in of_each.items():  # each value comes from the first record that holds it
+        for index, rows in records_by_index.items():  # each value comes from the first record that holds it
             words = (next(filter(None, (record.word(field) for record in rows)), None) for field in fields)
-            printed[index], name, identity, units = words
+            visible_values[index], name, identity, units = words
             sizes = (take("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in rows)
             memory = next((int(size) for size in sizes if size is not None), None)
             chip = chip_named(self.spec, name) if name else None
             count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
             description = name or f"{self.spec.name} device {index}"
             devices.append(Device(index, chip, description, memory, identity, compute_units=count))
-        without = next((numbers.why_not(index) for index in of_each if printed[index] is None), "two have one number")
-        devices = numbered(self.spec, devices, printed, without)
+        missing_reason = next(
+            (numbers.missing_record_reason(index) for index in records_by_index if visible_values[index] is None),
+            "two have one number",
+        )
+        devices = with_visible_values(self.spec, devices, visible_values, missing_reason)
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
-        problem = first.problem or seen.problem or unknown or first.skipped
+        problem = listed.problem or monitored.problem or unknown or listed.incomplete_reason
         return DeviceList(devices, problem)
 
 
-def _used_bytes(record: Record, most: int | None) -> float:
+def _used_bytes(record: Record, device_bytes: int | None) -> float:
     """Return the memory in use. Raises ValueError for more than the device's, which has a wrong unit or column."""
     used = record.quantity("memory_used")
-    if most is not None and used > most:
-        raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {most}")
+    if device_bytes is not None and used > device_bytes:
+        raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device_bytes}")
     return used

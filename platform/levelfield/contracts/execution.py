@@ -102,8 +102,8 @@ class Request:
         nodes = []
         for node in self.nodes:
             processes = tuple(replace(work, environment=masked(work.environment)) for work in node.processes)
-            inside = node.container and replace(node.container, environment=masked(node.container.environment))
-            nodes.append(replace(node, processes=processes, container=inside))
+            container = node.container and replace(node.container, environment=masked(node.container.environment))
+            nodes.append(replace(node, processes=processes, container=container))
         return replace(self, nodes=tuple(nodes))
 
     def to_dict(self) -> dict[str, Any]:

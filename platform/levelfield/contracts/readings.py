@@ -32,10 +32,10 @@ SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
 Read = Callable[[], float]
 
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
-LEAST_PART, MOST_PART = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
+LEAST_PARTITION_SHARE, MOST_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 # Nothing says which of several devices of a divided host a run takes.
-SEVERAL_OF_A_HOST = (
+SEVERAL_HOST_DEVICES = (
     "found {} devices, expected one record, of the whole host: device_kind cpu divides one machine into shares. Let "
     "the tool print one, or give vendor.yaml a visible_devices_variable, which chooses among them"
 )
@@ -118,16 +118,16 @@ def visible_devices(devices: Sequence[Device], name: str, variable: str | None) 
 
 def memory_fault(device: Device, chip: Chip | None) -> str | None:
     """Return why the tool's total memory of a device cannot be that of its chip; None where it can, or is unknown."""
-    right, actual = chip.memory_bytes if chip else None, device.memory_bytes
-    if not right or not actual or abs(actual / right - 1) <= MEMORY_TOLERANCE:
+    expected, actual = chip.memory_bytes if chip else None, device.memory_bytes
+    if not expected or not actual or abs(actual / expected - 1) <= MEMORY_TOLERANCE:
         return None
     return (
-        f"the tool's total memory is {actual} bytes, and chip {device.chip} has {right}: {abs(actual / right - 1):.1%} "
-        "apart, so that its unit or its place is wrong"
+        f"the tool's total memory is {actual} bytes, and chip {device.chip} has {expected}: "
+        f"{abs(actual / expected - 1):.1%} apart, so that its unit or its place is wrong"
     )
 
 
-def used_fault(device: Device, chip: Chip | None, used: int | None) -> str | None:
+def used_memory_fault(device: Device, chip: Chip | None, used: int | None) -> str | None:
     """Return why the memory in use cannot be right: more than the tool says the device has, else than its chip has."""
     if used is None:
         return None
@@ -139,23 +139,23 @@ def used_fault(device: Device, chip: Chip | None, used: int | None) -> str | Non
     return f"found {used} bytes in use, expected at most the {chip.memory_bytes} of chip {chip.name}"
 
 
-def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
+def whole_devices(spec: VendorFile, devices: DeviceList) -> DeviceList:
     """Return the devices without parts of a chip; the problem names those, and devices whose memory cannot be right.
 
     A divided host is one device.
     """
     if spec.is_divided and len(devices) > 1:
-        return DeviceList(problem=SEVERAL_OF_A_HOST.format(len(devices)))
-    parts = _parts(spec, devices)
-    whole = [device for device in devices if device.index not in parts]
-    if parts and any(device.unnumbered for device in whole):
-        whole = []  # which of the numbers are those of the parts is unknown
-    faults = [f"device {d.index}: {fault}" for d in whole if (fault := memory_fault(d, spec.chip(d.chip)))]
-    listing = devices.problem
-    if len(parts) == len(devices) and listing in [device.unnumbered for device in devices]:
-        listing = None  # it is about the numbers of devices that are left out
+        return DeviceList(problem=SEVERAL_HOST_DEVICES.format(len(devices)))
+    partitions = _partitions(spec, devices)
+    remaining = [device for device in devices if device.index not in partitions]
+    if partitions and any(device.unnumbered for device in remaining):
+        remaining = []  # which of the numbers are those of the parts is unknown
+    faults = [f"device {d.index}: {fault}" for d in remaining if (fault := memory_fault(d, spec.chip(d.chip)))]
+    listing_problem = devices.problem
+    if len(partitions) == len(devices) and listing_problem in [device.unnumbered for device in devices]:
+        listing_problem = None  # it is about the numbers of devices that are left out
     by_reason: dict[str, list[int]] = {}
-    for index, reason in parts.items():
+    for index, reason in partitions.items():
         by_reason.setdefault(reason, []).append(index)
     left_out = "; ".join(
         f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {reason}"
@@ -166,32 +166,37 @@ def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
             ". Parts of a card are not supported, because their share of its peak and memory is unknown, and they are "
             "left out. Set the card to one partition (AMD: SPX and NPS1)"
         )
-    problems = [problem for problem in (listing, left_out, *faults[:1]) if problem]
-    return DeviceList(whole, "; ".join(problems) or None)
+    problems = [problem for problem in (listing_problem, left_out, *faults[:1]) if problem]
+    return DeviceList(remaining, "; ".join(problems) or None)
 
 
-def _parts(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
+def _partitions(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
     """Return the devices that are parts of a chip, or may be, by index, each with what was found.
 
     A tool may print the whole memory for the first part of a card, and for every part. So where one device is a part by
     its memory, the others of its chip whose compute units are unknown may be parts of the same card.
     """
-    parts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for device in devices:
         chip, units, memory = spec.chip(device.chip), device.compute_units, device.memory_bytes
         if chip and chip.compute_units and units and units < chip.compute_units:
-            parts[device.index] = f"found {units} of the {chip.compute_units} compute units of chip {chip.name}"
-        elif chip and chip.memory_bytes and memory and LEAST_PART <= memory / chip.memory_bytes <= MOST_PART:
-            parts[device.index] = f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
-    partitioned = {d.chip for d in devices if d.index in parts and d.compute_units is None}
-    doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in parts]
-    return parts | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
+            reasons[device.index] = f"found {units} of the {chip.compute_units} compute units of chip {chip.name}"
+        elif (
+            chip
+            and chip.memory_bytes
+            and memory
+            and LEAST_PARTITION_SHARE <= memory / chip.memory_bytes <= MOST_PARTITION_SHARE
+        ):
+            reasons[device.index] = f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
+    partitioned = {d.chip for d in devices if d.index in reasons and d.compute_units is None}
+    doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in reasons]
+    return reasons | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
 
 
-def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:
+def plausible_sample(spec: VendorFile, device: Device, sample: Sample) -> Sample:
     """Return the sample with null for each value that cannot be right on this device, with the reason."""
     chip, watts, used, faults = spec.chip(device.chip), sample.power_watts, sample.memory_used_bytes, {}
-    if used is not None and (fault := memory_fault(device, chip) or used_fault(device, chip, used)):
+    if used is not None and (fault := memory_fault(device, chip) or used_memory_fault(device, chip, used)):
         faults["memory_used_bytes"] = fault
     if not spec.is_host and watts is not None and not watts >= LEAST_WATTS:
         faults["power_watts"] = f"found {watts:g} W, expected at least {LEAST_WATTS:g} W of an accelerator"
@@ -204,7 +209,7 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
     try:
         samples = vendor.sample(devices)
         by_index = {device.index: device for device in devices}
-        samples = [plausible(vendor.spec, by_index[s.index], s) if s.index in by_index else s for s in samples]
+        samples = [plausible_sample(vendor.spec, by_index[s.index], s) if s.index in by_index else s for s in samples]
         return {"samples": [asdict(sample) for sample in samples]}
     except Exception as error:  # an adapter may raise anything, and the run must go on
         return {"samples": [], "error": f"{type(error).__name__}: {error}"}
@@ -213,66 +218,69 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
 # ---- which value the visible-devices variable has for each device, where the vendor's tool counts otherwise
 
 
-def numbered(
-    spec: VendorFile, devices: Sequence[Device], printed: Mapping[int, str | None], reason: str
+def with_visible_values(
+    spec: VendorFile, devices: Sequence[Device], printed_values: Mapping[int, str | None], reason: str
 ) -> list[Device]:
     """Return the devices with their values in the variable, or each with the reason why its value is unknown.
 
-    printed: the value that a tool prints, by the tool's index. reason: why it prints none, where it does not.
+    printed_values: the value that a tool prints, by the tool's index. reason: why it prints none, where it does not.
     """
-    tool, variable, count = printer(spec), spec.visible_devices_variable, len(devices)
+    tool, variable, count = visible_value_tool(spec), spec.visible_devices_variable, len(devices)
     numbers = [device.index for device in devices]
-    which = f"{'device' if count == 1 else 'devices'} {', '.join(map(str, numbers))}"
+    device_words = f"{'device' if count == 1 else 'devices'} {', '.join(map(str, numbers))}"
     if tool is None:
         keeps_gaps = spec.numbering is not None and spec.numbering.keeps_gaps
         if variable is None or keeps_gaps or sorted(numbers) == list(range(count)):
             return [replace(device, unnumbered=None) for device in devices]
-        docker = "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
-        unknown = (
-            f"found {which}, expected {', '.join(map(str, range(count)))}: {variable} counts from 0 without a gap, so "
-            "it is unknown which number means which device. If the runtime counts no other device, name its numbers "
-            f"yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order{docker}"
+        docker_hint = (
+            "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
         )
-        return [replace(device, unnumbered=unknown) for device in devices]
-    values = [printed.get(device.index) or "" for device in devices]
+        unknown_reason = (
+            f"found {device_words}, expected {', '.join(map(str, range(count)))}: {variable} counts from 0 without a "
+            "gap, so it is unknown which number means which device. If the runtime counts no other device, "
+            f"name its numbers yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order"
+            f"{docker_hint}"
+        )
+        return [replace(device, unnumbered=unknown_reason) for device in devices]
+    values = [printed_values.get(device.index) or "" for device in devices]
     is_known = len({*values}) == len(values) and all(re.fullmatch("[0-9]{1,6}", value) for value in values)
     if is_known:
         pairs = zip(devices, values, strict=True)
         return [replace(d, visible_as=None if value == str(d.index) else value) for d, value in pairs]
     if numbers == [0]:
         return list(devices)
-    unknown = (
+    unknown_reason = (
         f"`{' '.join(tool.command)}` does not say by which number {variable} means each of "
-        f"{which}: {reason}. Use all {count} of them, or install a release of {tool.command[0]} "
+        f"{device_words}: {reason}. Use all {count} of them, or install a release of {tool.command[0]} "
         "that says it"
     )
-    return [replace(device, unnumbered=unknown) for device in devices]
+    return [replace(device, unnumbered=unknown_reason) for device in devices]
 
 
-def printer(spec: VendorFile) -> Tool | None:
+def visible_value_tool(spec: VendorFile) -> Tool | None:
     """Return the tool that prints the value of each device in the variable; None where none does."""
     discovery, numbering = spec.discovery, spec.numbering
     tools = (numbering and numbering.tool, discovery and discovery.tool, spec.monitor)
     return next((tool for tool in tools if tool and "visible" in tool.fields), None)
 
 
-def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inner: str | None) -> DeviceList:
+def user_named_devices(spec: VendorFile, devices: DeviceList, outer: str | None, inner: str | None) -> DeviceList:
     """Return the devices, whose numbers are unknown, that the user's variables name by the runtime's numbers.
 
     Behind a gap they are taken in the tool's order. Where a tool should print the numbers, their order itself is
     unknown: then all devices have to be named.
     """
-    by_number = {str(place): device for place, device in enumerate(devices)}
+    by_number = {str(number): device for number, device in enumerate(devices)}
     lists = [[entry.strip() for entry in value.split(",")] for value in (outer, inner) if value is not None]
     are_numbers = all(len({*entries}) == len(entries) and {*entries} <= {*by_number} for entries in lists)
-    if printer(spec) and are_numbers and all(len(entries) == len(devices) for entries in lists):
+    if visible_value_tool(spec) and are_numbers and all(len(entries) == len(devices) for entries in lists):
         return devices
-    if printer(spec) is None and are_numbers and outer is None:
+    if visible_value_tool(spec) is None and are_numbers and outer is None:
         chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
-        taken, every = (", ".join(str(device.index) for device in group) for group in (chosen, devices))
-        number = "device" if len(chosen) == 1 else "devices"
-        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {number} {taken}"
-        return DeviceList(chosen, f"{notice} of {every}, in this order")
+        chosen_indices, all_indices = (", ".join(str(device.index) for device in group) for group in (chosen, devices))
+        noun = "device" if len(chosen) == 1 else "devices"
+        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {noun} {chosen_indices}"
+        return DeviceList(chosen, f"{notice} of {all_indices}, in this order")
     pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
     settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
     return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")

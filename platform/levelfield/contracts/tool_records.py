@@ -22,15 +22,15 @@ from levelfield.specs.tool import FieldName, Tool, units_of
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
 # amd-smi warns of missing groups before its JSON: lines that begin no object and no list.
-_FIRST_WORDS = re.compile(r"\A(?:(?!\s*[\[{]).*\n)+")
-TWICE = "more than one record of"
+_PREAMBLE = re.compile(r"\A(?:(?!\s*[\[{]).*\n)+")
+DUPLICATE_RECORD = "more than one record of"
 # Some patterns take exponential time on a text that they do not fit, and a tool may print any text. Python's own `re`
 # cannot be interrupted in a thread; the library `regex` reads the same patterns and has a time limit.
-LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundredth of it on its recording
+SEARCH_LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundredth of it on its recording
 
 
 @dataclass(frozen=True)
-class Texts:
+class RecordTexts:
     """A record's texts by field."""
 
     values: dict[str, str] = field(default_factory=dict)
@@ -41,39 +41,39 @@ class Texts:
 # ---- each record of an output, in order; a ValueError where the records cannot be separated
 
 
-def _csv(tool: Tool, output: str) -> Iterator[Texts]:
+def _csv_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     separator = None if tool.separator == " " else tool.separator  # None: any number of spaces
     rows = [[part.strip() for part in line.split(separator)] for line in output.split("\n")[:-1] if line.strip()]
-    places: dict[str, int | str | None] = {name: where.column for name, where in tool.fields.items()}
-    positions, width = {name: place - 1 for name, place in places.items() if isinstance(place, int)}, tool.columns
-    names = [str(place) for place in places.values()]
-    at = next((at for at, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
+    columns: dict[str, int | str | None] = {name: location.column for name, location in tool.fields.items()}
+    positions, width = {name: column - 1 for name, column in columns.items() if isinstance(column, int)}, tool.columns
+    names = [str(column) for column in columns.values()]
+    header_row = next((n for n, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
     if (
-        not positions and at is None
+        not positions and header_row is None
     ):  # the reason names the columns that are not there, or there twice, in the row that has most of them
         nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
-        lacking = [name for name in names if name not in nearest]
-        if len(lacking) == len(names):
+        missing = [name for name in names if name not in nearest]
+        if len(missing) == len(names):
             first = f"the first line is '{clipped(', '.join(rows[0]), 200)}'" if rows else "no line is whole"
             raise ValueError(f"found no header with the columns {', '.join(names)}; {first}")
-        wrong = [f"no column '{name}'" for name in lacking]
-        wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
-        raise ValueError(f"found {' and '.join(wrong)} in the header '{clipped(', '.join(nearest), 200)}'")
-    if not positions and at is not None:
-        positions = {name: rows[at].index(str(place)) for name, place in places.items()}
-        width, rows = len(rows[at]), rows[at + 1 :]
+        faults = [f"no column '{name}'" for name in missing]
+        faults += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
+        raise ValueError(f"found {' and '.join(faults)} in the header '{clipped(', '.join(nearest), 200)}'")
+    if not positions and header_row is not None:
+        positions = {name: rows[header_row].index(str(column)) for name, column in columns.items()}
+        width, rows = len(rows[header_row]), rows[header_row + 1 :]
     for row in rows:
         if len(row) == (width or len(row)) and len(row) > max(positions.values()):
-            yield Texts({name: row[place] for name, place in positions.items()})
+            yield RecordTexts({name: row[column] for name, column in positions.items()})
             continue
         expected = width or f"at least {max(positions.values()) + 1}"
         quoted = "; quotes around a column are not read" if any('"' in part for part in row) else ""
-        yield Texts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
+        yield RecordTexts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
 
 
-def _json(tool: Tool, output: str) -> Iterator[Texts]:
+def _json_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     try:
-        document = json.loads(_FIRST_WORDS.sub("", output, count=1), object_pairs_hook=_once)
+        document = json.loads(_PREAMBLE.sub("", output, count=1), object_pairs_hook=_without_duplicate_keys)
         # other releases of a tool may print the list itself that vendor.yaml has under a key
         is_bare = isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
         records = document if is_bare else _descend(document, tool.records)
@@ -86,16 +86,16 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
     for record in records:
-        texts = Texts()
-        for name, where in tool.fields.items():
+        texts = RecordTexts()
+        for name, location in tool.fields.items():
             try:
-                texts.values[name] = _text(_descend(record, where.path or ()))
+                texts.values[name] = _scalar_text(_descend(record, location.path or ()))
             except ValueError as error:
                 texts.problems[name] = str(error)
         yield texts
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key is there twice")
     return dict(pairs)
@@ -110,10 +110,10 @@ def _descend(value: Any, path: tuple[int | str, ...]) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def _scalar_text(value: Any) -> str:
     """Return a scalar as text. Some tools print an object of `value` and `unit`: it gives both with a space."""
     if isinstance(value, dict) and set(value) == {"value", "unit"}:
-        return f"{_text(value['value'])} {_text(value['unit'])}".rstrip()
+        return f"{_scalar_text(value['value'])} {_scalar_text(value['unit'])}".rstrip()
     if isinstance(value, (bool, dict, list)):
         raise ValueError(f"found {json.dumps(value)[:40]}, expected a number or a text")
     if value is None:
@@ -121,22 +121,26 @@ def _text(value: Any) -> str:
     return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value).strip()
 
 
-def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
+def _pattern_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     text = "".join(line.rstrip("\r") + "\n" for line in output.split("\n")[:-1])
-    begins, *others = tool.patterns
-    starts = list(matches(begins, text))
+    first_pattern, *others = tool.patterns
+    starts = list(matches(first_pattern, text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):  # without a start there is no record
-        record = Texts()
-        hits = [(begins, [start]), *((other, list(matches(other, text, start.end(), end))) for other in others)]
-        for pattern, places in hits:  # each adds its groups where it matches once in the record, else the reason
-            if len(places) == 1:
-                groups = places[0].groupdict()
+        record = RecordTexts()
+        pattern_matches = [
+            (first_pattern, [start]),
+            *((other, list(matches(other, text, start.end(), end))) for other in others),
+        ]
+        # each pattern adds its groups where it matches once in the record, else the reason
+        for pattern, record_matches in pattern_matches:
+            if len(record_matches) == 1:
+                groups = record_matches[0].groupdict()
                 record.values.update({name: value.strip() for name, value in groups.items() if value is not None})
                 absent = [name for name, value in groups.items() if value is None]
                 record.problems.update(dict.fromkeys(absent, "the record does not say"))
             else:
-                reason = "says it more than once" if places else "does not say, or not in this form"
+                reason = "says it more than once" if record_matches else "does not say, or not in this form"
                 record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, f"the record {reason}"))
         yield record
 
@@ -147,13 +151,13 @@ class Record:
 
     tool: Tool
     index: int
-    texts: Texts
+    texts: RecordTexts
 
     def word(self, field: FieldName) -> str | None:
         """Return a name or an identity, or None."""
         text = self.texts.values.get(field)
         is_missing = text is None or text.lower() in map(str.lower, self.tool.not_available)
-        return None if text is None or is_missing else value_in(self.tool, field, text)
+        return None if text is None or is_missing else field_value(self.tool, field, text)
 
     def quantity(self, field: FieldName) -> float:
         """Return the value in the contract's unit. Raises ValueError with the reason when there is none."""
@@ -163,41 +167,46 @@ class Record:
         missing = {word.lower() for word in self.tool.not_available}
         if text.lower() in missing:
             raise ValueError(f"the tool says '{text}'")
-        value, where = value_in(self.tool, field, text), self.tool.fields[field]
-        if not value.endswith(where.printed):
-            raise ValueError(f"found '{value}', expected a number with '{where.printed}' behind it")
-        bare = value.removesuffix(where.printed).rstrip()
-        if bare.lower() in missing:
+        value, location = field_value(self.tool, field, text), self.tool.fields[field]
+        if not value.endswith(location.printed):
+            raise ValueError(f"found '{value}', expected a number with '{location.printed}' behind it")
+        number_text = value.removesuffix(location.printed).rstrip()
+        if number_text.lower() in missing:
             raise ValueError(f"the tool says '{text}'")
-        number(bare)
-        scale = 1 if where.scale is None else Decimal(repr(where.scale))  # as it is written, and so exact
-        return float(Decimal(bare) * scale * Decimal(units_of(field)[where.unit or ""]))
+        number(number_text)
+        scale = 1 if location.scale is None else Decimal(repr(location.scale))  # as it is written, and so exact
+        return float(Decimal(number_text) * scale * Decimal(units_of(field)[location.unit or ""]))
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedOutput:
     """The complete records of an output."""
 
     records: Mapping[int, Record]  # by index
-    passed_over: tuple[str, ...] = ()  # the reasons for skipped ones
-    silence: str | None = None  # why there was no output
+    skipped_reasons: tuple[str, ...] = ()  # the reasons for skipped ones
+    no_output_reason: str | None = None  # why there was no output
     # why a tool that is here shows no device; None when it shows one, or that there is none, or is not here
     problem: str | None = None
-    skipped: str | None = None  # why there may be more devices than the records show; None where every one is whole
+    # why there may be more devices than the records show; None where every record is whole
+    incomplete_reason: str | None = None
 
-    def why_not(self, index: int) -> str:
+    def missing_record_reason(self, index: int) -> str:
         """Return the reason why this device has no record."""
-        if self.silence:
-            return self.silence
-        first = f"; passed over: {self.passed_over[0]}" if self.passed_over else ""
+        if self.no_output_reason:
+            return self.no_output_reason
+        first = f"; passed over: {self.skipped_reasons[0]}" if self.skipped_reasons else ""
         return f"the tool shows no whole record of device {index}{first}"
 
 
-def parse(tool: Tool, output: str) -> Parsed:
+def parse(tool: Tool, output: str) -> ParsedOutput:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     if not output.strip():
-        return Parsed({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
-    formats: dict[str, Callable[[Tool, str], Iterator[Texts]]] = {"csv": _csv, "json": _json, "pattern": _pattern}
+        return ParsedOutput({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
+    formats: dict[str, Callable[[Tool, str], Iterator[RecordTexts]]] = {
+        "csv": _csv_records,
+        "json": _json_records,
+        "pattern": _pattern_records,
+    }
     records: list[Record] = []
     damage: list[str] = []
     unreadable = f"{tool.command[0]} printed no device that vendor.yaml can read: "
@@ -207,9 +216,9 @@ def parse(tool: Tool, output: str) -> Parsed:
                 damage.append(candidate.damage)
                 continue
             # index, name and identity: without a valid one the record is of no device
-            marks = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
+            identity_texts = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
             try:
-                index = {field: value_in(tool, field, text) for field, text in marks.items()}["index"]
+                index = {field: field_value(tool, field, text) for field, text in identity_texts.items()}["index"]
             except ValueError as error:
                 damage.append(str(error))
                 continue
@@ -218,25 +227,27 @@ def parse(tool: Tool, output: str) -> Parsed:
             else:
                 damage.append(f"found the index '{index}', expected a number")
     except ValueError as error:
-        return Parsed({}, (str(error),), problem=f"{unreadable}{error}")
+        return ParsedOutput({}, (str(error),), problem=f"{unreadable}{error}")
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
         counts = Counter(record.word(key) for record in records)
-        twice = {word for word, count in counts.items() if word and count > 1}
-        damage += [f"{TWICE} {key} '{word}'" for word in sorted(twice)]
-        records = [record for record in records if record.word(key) not in twice]
+        duplicates = {word for word, count in counts.items() if word and count > 1}
+        damage += [f"{DUPLICATE_RECORD} {key} '{word}'" for word in sorted(duplicates)]
+        records = [record for record in records if record.word(key) not in duplicates]
     # JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
-    has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
+    shows_empty_list = tool.format == "json" or all(
+        isinstance(location.column, str) for location in tool.fields.values()
+    )
     problem = skipped = None
-    if not records and (damage or not has_frame):
+    if not records and (damage or not shows_empty_list):
         problem = unreadable + (damage[0] if damage else "found no record")
     by_index = {record.index: record for record in records}
     if records and damage:
         skipped = f"{tool.command[0]} may show more devices than {', '.join(map(str, by_index))}: {damage[0]}"
-    return Parsed(by_index, tuple(damage), problem=problem, skipped=skipped)
+    return ParsedOutput(by_index, tuple(damage), problem=problem, incomplete_reason=skipped)
 
 
-def value_in(tool: Tool, field: FieldName, text: str) -> str:
+def field_value(tool: Tool, field: FieldName, text: str) -> str:
     """Return the value within a field's text. Raises ValueError when the text does not match `matching`."""
     pattern = tool.fields[field].matching
     if pattern is None:
@@ -254,9 +265,11 @@ def matches(pattern: str, text: str, start: int = 0, end: int | None = None, is_
     """
     try:
         if is_whole:
-            match = regex.fullmatch(pattern, text, timeout=LIMIT_SECONDS)
+            match = regex.fullmatch(pattern, text, timeout=SEARCH_LIMIT_SECONDS)
             yield from [match] if match else []
         else:
-            yield from regex.finditer(pattern, text, regex.MULTILINE, pos=start, endpos=end, timeout=LIMIT_SECONDS)
+            yield from regex.finditer(
+                pattern, text, regex.MULTILINE, pos=start, endpos=end, timeout=SEARCH_LIMIT_SECONDS
+            )
     except TimeoutError:
-        raise ValueError(f"the pattern '{clipped(pattern, 60)}' took more than {LIMIT_SECONDS:g} s") from None
+        raise ValueError(f"the pattern '{clipped(pattern, 60)}' took more than {SEARCH_LIMIT_SECONDS:g} s") from None

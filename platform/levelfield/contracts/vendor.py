@@ -104,14 +104,14 @@ class ReplayableVendor(Protocol):
         ...
 
 
-def recorded_commands(vendor: Vendor) -> NodeCommands:
+def replayable_commands(vendor: Vendor) -> NodeCommands:
     """Return what a node has to run for a vendor; nothing for an adapter that could not read it."""
-    if isinstance(vendor, ReplayableVendor) and vendor.replayed(answers_of(())) is not None:
+    if isinstance(vendor, ReplayableVendor) and vendor.replayed(replaying_ask(())) is not None:
         return vendor.node_commands()
     return NodeCommands()
 
 
-def answers_of(outputs: Iterable[Any]) -> Ask:
+def replaying_ask(outputs: Iterable[Any]) -> Ask:
     """Return an `Ask` that gives recorded outputs: objects with `argv`, and `text` or `reason`. Nothing raises."""
     answers = {}
     for output in outputs:

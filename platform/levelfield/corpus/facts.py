@@ -60,21 +60,21 @@ class FileMark(Value):
     mtime_ns: int
 
 
-class Remembered(Document):
+class StoredFacts(Document):
     KIND: ClassVar[str] = "corpus"
 
     facts: CorpusFacts
     marks: tuple[FileMark, FileMark]
 
 
-def paths_of(kind: Kind, prefix: Path) -> tuple[Path, Path]:
+def corpus_files(kind: Kind, prefix: Path) -> tuple[Path, Path]:
     """Return the two files of a corpus: tokens, then index."""
     tokens, index = SUFFIXES[kind]
     return Path(f"{prefix}{tokens}"), Path(f"{prefix}{index}")
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[BufferedReader]:
+def open_corpus_file(path: Path) -> Iterator[BufferedReader]:
     """Open a file. Raises CorpusError when it cannot be read."""
     try:
         with open_regular(path) as file:
@@ -83,30 +83,30 @@ def readable(path: Path) -> Iterator[BufferedReader]:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def mark(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
+def file_marks(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
     """Return the current marks of both files. Raises CorpusError when one cannot be read."""
     marks = []
-    for path in paths_of(kind, prefix):
-        with readable(path) as file:
+    for path in corpus_files(kind, prefix):
+        with open_corpus_file(path) as file:
             status = os.fstat(file.fileno())
         marks.append(FileMark(size_bytes=status.st_size, mtime_ns=status.st_mtime_ns))
     return marks[0], marks[1]
 
 
-def recall(kind: Kind, prefix: Path) -> Remembered | None:
+def load_facts(kind: Kind, prefix: Path) -> StoredFacts | None:
     """Return the stored facts of this corpus, or None when none can be read. They may be out of date."""
-    for path in stored_files(prefix):
+    for path in facts_files(prefix):
         with contextlib.suppress(DocumentError):
-            stored = load(Remembered, path)
+            stored = load(StoredFacts, path)
             if stored.facts.kind == kind:
                 return stored.model_copy(update={"facts": stored.facts.model_copy(update={"prefix": str(prefix)})})
     return None
 
 
-def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
+def store_facts(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
     """Store the facts beside the corpus, else in the user's cache. If both are read-only, store nothing."""
-    text = dump(Remembered(facts=facts, marks=marks))
-    for path in stored_files(Path(facts.prefix)):
+    text = dump(StoredFacts(facts=facts, marks=marks))
+    for path in facts_files(Path(facts.prefix)):
         partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
             return
 
 
-def stored_files(prefix: Path) -> tuple[Path, Path]:
+def facts_files(prefix: Path) -> tuple[Path, Path]:
     """Return where the facts of a corpus may be: the file beside it, and the one in the user's cache."""
     digest = hashlib.sha256(os.fsencode(prefix)).hexdigest()[:32]
     return Path(f"{prefix}.levelfield.json"), cache_folder() / "levelfield" / "corpora" / f"{digest}.json"

@@ -9,44 +9,55 @@ from typing import Any
 
 import numpy as np
 
-from levelfield.corpus.facts import SUFFIXES, CorpusFacts, Kind, Progress, mark, paths_of, recall, remember
+from levelfield.corpus.facts import (
+    SUFFIXES,
+    CorpusFacts,
+    Kind,
+    Progress,
+    corpus_files,
+    file_marks,
+    load_facts,
+    store_facts,
+)
 from levelfield.errors import CorpusError
 from levelfield.node.regular_files import open_regular
 from levelfield.worker.corpora import open_corpus
 from levelfield.worker.faults import CorpusError as WorkerCorpusError
 from levelfield.worker.megatron import Index, open_index
 
-_ENTRIES = 1 << 20
+_BLOCK_ENTRIES = 1 << 20
 _BLOCK_BYTES = 1 << 24
 
 
 def check(
-    prefix: str | Path, kind: Kind | None = None, progress: Progress | None = None, again: bool = False
+    prefix: str | Path, kind: Kind | None = None, progress: Progress | None = None, reread: bool = False
 ) -> CorpusFacts:
     """Return the facts of the corpus at `prefix`. It is read in full, unless its files' sizes and times are unchanged.
 
-    kind: by default that of the files present. again: read it in full in any case. Raises CorpusError with the
+    kind: by default that of the files present. reread: read it in full in any case. Raises CorpusError with the
     file, what was found, what was expected and where.
     """
-    place = Path(prefix).absolute()
-    kind = kind or detect(place)
-    marks = mark(kind, place)
-    stored = recall(kind, place)
-    if stored and stored.marks == marks and not again:
+    absolute_prefix = Path(prefix).absolute()
+    kind = kind or detect_kind(absolute_prefix)
+    marks = file_marks(kind, absolute_prefix)
+    stored = load_facts(kind, absolute_prefix)
+    if stored and stored.marks == marks and not reread:
         return stored.facts
-    facts = _read_all(kind, place, progress or (lambda done, total: None))
-    if mark(kind, place) != marks:
-        raise CorpusError(f"{place}: its files changed while they were checked; start again when they are complete")
+    facts = _read_all(kind, absolute_prefix, progress or (lambda done, total: None))
+    if file_marks(kind, absolute_prefix) != marks:
+        raise CorpusError(
+            f"{absolute_prefix}: its files changed while they were checked; start again when they are complete"
+        )
     if stored and stored.facts.digest == facts.digest:
         facts = facts.model_copy(update={"prepared": stored.facts.prepared})
-    remember(facts, marks)
+    store_facts(facts, marks)
     return facts
 
 
-def detect(prefix: Path) -> Kind:
+def detect_kind(prefix: Path) -> Kind:
     """Return the kind of the files at `prefix`. Raises CorpusError for no kind, both kinds, and half a pair."""
-    files = {kind: [path.name for path in paths_of(kind, prefix) if path.exists()] for kind in SUFFIXES}
-    pairs = {kind: " and ".join(path.name for path in paths_of(kind, prefix)) for kind in SUFFIXES}
+    files = {kind: [path.name for path in corpus_files(kind, prefix) if path.exists()] for kind in SUFFIXES}
+    pairs = {kind: " and ".join(path.name for path in corpus_files(kind, prefix)) for kind in SUFFIXES}
     present = [kind for kind, names in files.items() if names]
     if not present:
         hint = "; give the prefix without the suffix" if prefix.is_file() else ""
@@ -64,7 +75,7 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
         if kind == "paddle":
-            path = paths_of(kind, prefix)[1]
+            path = corpus_files(kind, prefix)[1]
             try:
                 with np.load(path, allow_pickle=False) as archive:
                     lens = archive["lens"].astype(np.int64)
@@ -76,8 +87,8 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
                     f"{path}: the {len(lens)} lens sum to {total}, expected {count}, the number of tokens"
                 )
         else:
-            _check_index(open_index(str(paths_of(kind, prefix)[1])))
-        digest, max_token = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
+            _check_index(open_index(str(corpus_files(kind, prefix)[1])))
+        digest, max_token = scan_files(corpus_files(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
     except WorkerCorpusError as error:
         raise CorpusError(str(error)) from None
     except OSError as error:
@@ -97,45 +108,45 @@ def _check_index(index: Index) -> None:
     """Raises CorpusError for a sequence that does not start where the one before it ends, and for documents out of
     order."""
     end = 0  # the byte where the sequences so far end
-    for start in range(0, len(index.lengths), _ENTRIES):
-        lengths = index.lengths[start : start + _ENTRIES].astype(np.int64)
+    for start in range(0, len(index.lengths), _BLOCK_ENTRIES):
+        lengths = index.lengths[start : start + _BLOCK_ENTRIES].astype(np.int64)
         _check_lengths(f"{index.path}: sequence", lengths, start)
         ends = end + np.cumsum(lengths) * index.dtype.itemsize
         expected = np.concatenate([[end], ends[:-1]])
-        pointers = index.pointers[start : start + _ENTRIES]
-        at = _first(pointers != expected)
-        if at is not None:
+        pointers = index.pointers[start : start + _BLOCK_ENTRIES]
+        fault = _first_true(pointers != expected)
+        if fault is not None:
             raise CorpusError(
-                f"{index.path}: sequence {start + at} starts at byte {pointers[at]}, expected {expected[at]}, "
+                f"{index.path}: sequence {start + fault} starts at byte {pointers[fault]}, expected {expected[fault]}, "
                 f"where the sequences before it end"
             )
         end = int(ends[-1])
-    before, most = 0, len(index.lengths)
+    previous, sequences = 0, len(index.lengths)
     if int(index.documents[0]) != 0:
         raise CorpusError(f"{index.path}: document 0 starts at sequence {index.documents[0]}, expected 0")
-    for start in range(0, len(index.documents), _ENTRIES):
-        part = index.documents[start : start + _ENTRIES]
-        least = np.concatenate([[before], part[:-1]])
-        at = _first((part < least) | (part > most))
-        if at is not None:
+    for start in range(0, len(index.documents), _BLOCK_ENTRIES):
+        part = index.documents[start : start + _BLOCK_ENTRIES]
+        lowest = np.concatenate([[previous], part[:-1]])
+        fault = _first_true((part < lowest) | (part > sequences))
+        if fault is not None:
             raise CorpusError(
-                f"{index.path}: document index {start + at} is {part[at]}, expected {least[at]} (the one before it) "
-                f"to {most} (the number of sequences)"
+                f"{index.path}: document index {start + fault} is {part[fault]}, expected {lowest[fault]} (the one "
+                f"before it) to {sequences} (the number of sequences)"
             )
-        before = int(part[-1])
+        previous = int(part[-1])
 
 
-def _check_lengths(what: str, lengths: Any, start: int) -> None:
-    at = _first(lengths < 1)
-    if at is not None:
-        raise CorpusError(f"{what} {start + at} has length {lengths[at]}, expected at least 1")
+def _check_lengths(subject: str, lengths: Any, start: int) -> None:
+    fault = _first_true(lengths < 1)
+    if fault is not None:
+        raise CorpusError(f"{subject} {start + fault} has length {lengths[fault]}, expected at least 1")
 
 
-def _first(wrong: Any) -> int | None:
-    return int(np.argmax(wrong)) if wrong.any() else None
+def _first_true(flags: Any) -> int | None:
+    return int(np.argmax(flags)) if flags.any() else None
 
 
-def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> tuple[str, int]:
+def scan_files(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> tuple[str, int]:
     """Read tokens and index. Return the digest of both and the largest token.
 
     The digest is sha256 over the hexadecimal sha256 of both files, tokens first, one per line. Raises CorpusError with
@@ -144,19 +155,19 @@ def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) 
     sizes = [path.stat().st_size for path in paths]
     header_bytes = sizes[0] - tokens * dtype.itemsize
     digests = ""
-    seen = largest = 0
-    for path, skipped, before in zip(paths, (header_bytes, 0), (0, sizes[0]), strict=True):
+    read_tokens = largest = 0
+    for path, header, done_before in zip(paths, (header_bytes, 0), (0, sizes[0]), strict=True):
         with open_regular(path) as file:
-            hasher, done = hashlib.sha256(file.read(skipped)), before + skipped
+            hasher, done = hashlib.sha256(file.read(header)), done_before + header
             while block := file.read(_BLOCK_BYTES):
                 hasher.update(block)
                 if path == paths[0]:
                     values = np.frombuffer(block, dtype=dtype)
                     if int(values.min()) < 0:
-                        at = int(np.argmax(values < 0))
-                        raise CorpusError(f"{path}: token {seen + at} is {values[at]}, expected 0 or more")
+                        fault = int(np.argmax(values < 0))
+                        raise CorpusError(f"{path}: token {read_tokens + fault} is {values[fault]}, expected 0 or more")
                     largest = max(largest, int(values.max()))
-                    seen += len(values)
+                    read_tokens += len(values)
                 done += len(block)
                 progress(done, sum(sizes))
         digests += f"{hasher.hexdigest()}\n"

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, mark, paths_of, remember
+from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, corpus_files, file_marks, store_facts
 from levelfield.corpus.integrity import check
 from levelfield.corpus.texts import Piece, find_texts, is_text, pieces_of, read_lines, read_pieces
 from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
@@ -24,8 +24,8 @@ from levelfield.worker.megatron import DTYPES, HEADER, MAGIC
 
 _SMALL_VOCABULARY = 65500  # Megatron's own limit for two-byte tokens
 _BATCH_BYTES = 1 << 22  # the tokenizers library spreads a batch over the cores
-_LONGEST = 2**31 - 1  # a length is an int32 in the index
-_ENTRIES = 1 << 20
+_MOST_DOCUMENT_TOKENS = 2**31 - 1  # a length is an int32 in the index
+_BLOCK_ENTRIES = 1 << 20
 
 
 def prepare(
@@ -46,21 +46,21 @@ def prepare(
     each is a document; all files of a directory count then. Raises CorpusError; then no file stays.
     """
     prefix = Path(output).absolute()
-    words = open_tokenizer(tokenizer, end_token)
+    text_tokenizer = open_tokenizer(tokenizer, end_token)
     suffixes = suffixes or (["*"] if field else None)
     texts = find_texts([inputs] if isinstance(inputs, (str, Path)) else inputs, suffixes)
     source = TextSource(texts, sum(path.stat().st_size for path in texts), progress, field)
-    with new_corpus(prefix, "<u2" if words.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
-        for parts in _token_documents(words, source.pieces()):
-            writer.add(chain(parts, [np.array([words.end_token])]))
+    with new_corpus(prefix, "<u2" if text_tokenizer.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
+        for parts in _token_documents(text_tokenizer, source.pieces()):
+            writer.add(chain(parts, [np.array([text_tokenizer.end_token])]))
         if not source.documents:
             raise CorpusError(
                 f"{texts[0]}: found no text in {len(texts)} files ({source.skipped_binary} are not UTF-8 text, "
                 f"{source.skipped_empty} are empty)"
             )
-    facts = check(prefix, "megatron", again=True)
-    facts = facts.model_copy(update={"prepared": source.preparation(words)})
-    remember(facts, mark("megatron", prefix))
+    facts = check(prefix, "megatron", reread=True)
+    facts = facts.model_copy(update={"prepared": source.preparation(text_tokenizer)})
+    store_facts(facts, file_marks("megatron", prefix))
     return facts
 
 
@@ -136,28 +136,28 @@ class TextSource:
 def _token_documents(tokenizer: Tokenizer, pieces: Iterator[Piece]) -> Iterator[Iterable[Any]]:
     """Return the tokens of each document, in parts: documents of one piece in batches, longer ones by themselves.
 
-    The parts of a long document are to be read before the next document is asked for.
+    The caller reads the parts of a long document before it takes the next document.
     """
     batch: list[bytes] = []
     size = 0
     for piece in pieces:
-        if piece.ends:
+        if piece.is_last:
             batch.append(piece.content)
             size += len(piece.content)
-        if size >= _BATCH_BYTES or not piece.ends:
+        if size >= _BATCH_BYTES or not piece.is_last:
             yield from ([tokens] for tokens in tokenizer.encode(batch))
             batch, size = [], 0
-        if not piece.ends:
-            yield tokenizer.encode_long(_document(piece, pieces))
+        if not piece.is_last:
+            yield tokenizer.encode_long(_document_contents(piece, pieces))
     yield from ([tokens] for tokens in tokenizer.encode(batch))
 
 
-def _document(first: Piece, pieces: Iterator[Piece]) -> Iterator[bytes]:
+def _document_contents(first: Piece, pieces: Iterator[Piece]) -> Iterator[bytes]:
     """Return the contents of the pieces of one document, whose later ones are taken from `pieces`."""
     yield first.content
     for piece in pieces:
         yield piece.content
-        if piece.ends:
+        if piece.is_last:
             return
 
 
@@ -174,24 +174,26 @@ class MegatronWriter:
         for tokens in parts:
             self._file.write(tokens.astype(self._dtype).tobytes())
             length += len(tokens)
-        if length > _LONGEST:
-            raise CorpusError(f"document {len(self._lengths)} has {length} tokens, expected at most {_LONGEST}")
+        if length > _MOST_DOCUMENT_TOKENS:
+            raise CorpusError(
+                f"document {len(self._lengths)} has {length} tokens, expected at most {_MOST_DOCUMENT_TOKENS}"
+            )
         self._lengths.append(length)
 
     def write_index(self, file: IO[bytes]) -> None:
         """Write the index of all documents, one sequence for each."""
         lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        code = next(code for code, name in DTYPES.items() if np.dtype(name) == self._dtype)
-        file.write(HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
+        dtype_code = next(dtype_code for dtype_code, name in DTYPES.items() if np.dtype(name) == self._dtype)
+        file.write(HEADER.pack(MAGIC, 1, dtype_code, len(lengths), len(lengths) + 1))
         file.write(lengths.astype("<i4").tobytes())
         end = 0
-        for start in range(0, len(lengths), _ENTRIES):
-            sizes = lengths[start : start + _ENTRIES].astype(np.int64) * self._dtype.itemsize
+        for start in range(0, len(lengths), _BLOCK_ENTRIES):
+            sizes = lengths[start : start + _BLOCK_ENTRIES].astype(np.int64) * self._dtype.itemsize
             ends = end + np.cumsum(sizes)
             file.write((ends - sizes).astype("<i8").tobytes())
             end = int(ends[-1])
-        for start in range(0, len(lengths) + 1, _ENTRIES):
-            file.write(np.arange(start, min(start + _ENTRIES, len(lengths) + 1), dtype="<i8").tobytes())
+        for start in range(0, len(lengths) + 1, _BLOCK_ENTRIES):
+            file.write(np.arange(start, min(start + _BLOCK_ENTRIES, len(lengths) + 1), dtype="<i8").tobytes())
 
 
 @contextlib.contextmanager
@@ -201,38 +203,38 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
     force: replace an existing corpus. Raises CorpusError for an existing corpus without `force`, for another
     process that writes the same corpus, and when the files cannot be written.
     """
-    tokens, index = paths_of("megatron", prefix)
+    tokens, index = corpus_files("megatron", prefix)
     existing = [str(path) for path in (tokens, index) if path.exists()]
     if existing and not force:
         raise CorpusError(f"{' and '.join(existing)}: exists; name another output, or replace it with --force")
-    partial = [path.with_name(path.name + ".partial") for path in (tokens, index)]
+    partial_files = [path.with_name(path.name + ".partial") for path in (tokens, index)]
     try:
         tokens.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial[0], "ab", opener=_without_links) as file:
+        with open(partial_files[0], "ab", opener=_open_without_links) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise CorpusError(
-                    f"{partial[0]}: another process is writing it; wait for that process, or name another output"
+                    f"{partial_files[0]}: another process is writing it; wait for that process, or name another output"
                 ) from None
             file.truncate(0)  # a killed process may have left content
             try:
                 yield (writer := MegatronWriter(file, dtype))
-                with open(partial[1], "wb", opener=_without_links) as index_file:
+                with open(partial_files[1], "wb", opener=_open_without_links) as index_file:
                     writer.write_index(index_file)
-                    for written in (index_file, file):
-                        written.flush()
-                        os.fsync(written.fileno())
+                    for output_file in (index_file, file):
+                        output_file.flush()
+                        os.fsync(output_file.fileno())
                 index.unlink(missing_ok=True)  # so that a new .bin never stands beside an old .idx
-                partial[0].replace(tokens)
-                partial[1].replace(index)
+                partial_files[0].replace(tokens)
+                partial_files[1].replace(index)
             finally:
-                for path in partial:
+                for path in partial_files:
                     path.unlink(missing_ok=True)
     except OSError as error:
         raise CorpusError(f"{prefix}: cannot be written: {error.strerror}; the partial files are removed") from None
 
 
-def _without_links(path: str, flags: int) -> int:
+def _open_without_links(path: str, flags: int) -> int:
     """Open a partial file. A link in its place leads to a file of somebody else, which would be emptied."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from levelfield.corpus.facts import readable
+from levelfield.corpus.facts import open_corpus_file
 from levelfield.errors import CorpusError
 
 SUFFIXES = (
@@ -25,10 +25,10 @@ LONGEST_LINE = 1 << 28
 
 
 class Piece(NamedTuple):
-    """A part of a document, cut at the end of a line if there is one. `ends`: it is the last part."""
+    """A part of a document, cut at the end of a line if there is one. `is_last`: it is the last part."""
 
     content: bytes
-    ends: bool
+    is_last: bool
 
 
 def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = None) -> list[Path]:
@@ -57,7 +57,7 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
 def is_text(path: Path) -> bool:
     """Return whether the whole file is UTF-8, without a zero byte near its beginning. Raises CorpusError."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with readable(path) as file:
+    with open_corpus_file(path) as file:
         if b"\0" in file.read(_PROBE_BYTES):
             return False
         file.seek(0)
@@ -74,34 +74,34 @@ def pieces_of(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]
     """Return a document's content in pieces of at most `piece_bytes`."""
     start = 0
     while len(content) - start > piece_bytes:
-        stop = start + _cut(content[start : start + piece_bytes])
-        yield Piece(content[start:stop], ends=False)
+        stop = start + _cut_position(content[start : start + piece_bytes])
+        yield Piece(content[start:stop], is_last=False)
         start = stop
-    yield Piece(content[start:], ends=True)
+    yield Piece(content[start:], is_last=True)
 
 
 def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Return the file's content in pieces of at most `piece_bytes`, so memory is bounded. Raises CorpusError."""
-    with readable(path) as file:
-        rest = b""
-        while block := file.read(piece_bytes - len(rest)):
-            rest += block
-            if len(rest) == piece_bytes and file.peek(1):
-                cut = _cut(rest)
-                yield Piece(rest[:cut], ends=False)
-                rest = rest[cut:]
-        yield Piece(rest, ends=True)
+    with open_corpus_file(path) as file:
+        buffer = b""
+        while block := file.read(piece_bytes - len(buffer)):
+            buffer += block
+            if len(buffer) == piece_bytes and file.peek(1):
+                cut = _cut_position(buffer)
+                yield Piece(buffer[:cut], is_last=False)
+                buffer = buffer[cut:]
+        yield Piece(buffer, is_last=True)
 
 
-def _cut(content: bytes) -> int:
+def _cut_position(content: bytes) -> int:
     """Return the place after the last line, or before the last character of a single line: it may be incomplete."""
-    at = content.rfind(b"\n") + 1
-    if at:
-        return at
-    at = len(content) - 1
-    while at > 1 and content[at] & 0xC0 == 0x80:  # the second and later bytes of a character
-        at -= 1
-    return at
+    position = content.rfind(b"\n") + 1
+    if position:
+        return position
+    position = len(content) - 1
+    while position > 1 and content[position] & 0xC0 == 0x80:  # the second and later bytes of a character
+        position -= 1
+    return position
 
 
 def _walk(directory: Path, endings: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
@@ -134,32 +134,32 @@ class TextLine(NamedTuple):
 
 def read_lines(path: Path, field: str) -> Iterator[TextLine]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
-    with readable(path) as file:
-        expected, number = f"expected a JSON object with the text in '{field}'", 0
+    with open_corpus_file(path) as file:
+        expected, line_number = f"expected a JSON object with the text in '{field}'", 0
         while line := file.readline(LONGEST_LINE + 1):
-            number += 1
+            line_number += 1
             if len(line) > LONGEST_LINE:
-                raise CorpusError(f"{path}:{number}: found a line above {LONGEST_LINE:,} bytes; split the file")
+                raise CorpusError(f"{path}:{line_number}: found a line above {LONGEST_LINE:,} bytes; split the file")
             if not line.strip():
                 continue
-            place = f"{path}:{number}"
+            location = f"{path}:{line_number}"
             try:
                 content = json.loads(line)
             except (ValueError, RecursionError):
                 beginning = repr(line[:40].decode(errors="replace"))
                 raise CorpusError(
-                    f"{place}: found no JSON: {beginning}; {expected}. Without --field a file is a text"
+                    f"{location}: found no JSON: {beginning}; {expected}. Without --field a file is a text"
                 ) from None
             if not isinstance(content, dict):
-                raise CorpusError(f"{place}: found {type(content).__name__}, {expected}")
+                raise CorpusError(f"{location}: found {type(content).__name__}, {expected}")
             if field not in content:
                 fields = ", ".join(map(str, content)) or "none"
-                raise CorpusError(f"{place}: found no field '{field}', {expected}; its fields: {fields[:200]}")
-            text, place = content[field], f"{place}: field '{field}'"
+                raise CorpusError(f"{location}: found no field '{field}', {expected}; its fields: {fields[:200]}")
+            text, location = content[field], f"{location}: field '{field}'"
             if not isinstance(text, str):
-                raise CorpusError(f"{place}: found {type(text).__name__}, expected a text")
+                raise CorpusError(f"{location}: found {type(text).__name__}, expected a text")
             try:
                 encoded = text.encode()
             except UnicodeEncodeError:
-                raise CorpusError(f"{place}: found half of a surrogate pair, expected Unicode text") from None
+                raise CorpusError(f"{location}: found half of a surrogate pair, expected Unicode text") from None
             yield TextLine(encoded, len(line))

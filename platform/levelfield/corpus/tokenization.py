@@ -16,15 +16,15 @@ from levelfield.node.regular_files import read_regular
 
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 
-# A tokenizer decides by what is near. So two windows that overlap give the same tokens there, but near their ends. They
-# are joined in the middle of the overlap, if they agree on every token of its middle half.
-WINDOW = 1 << 20  # characters
-OVERLAP = 1 << 14
-_AT_ONCE = 4  # windows, which the tokenizers library spreads over the cores
+# A tokenizer decides by the text nearby. So two windows that overlap give the same tokens there, except near the ends
+# of the overlap. They are joined in its middle, if they agree on every token of its middle half.
+WINDOW_CHARACTERS = 1 << 20
+OVERLAP_CHARACTERS = 1 << 14
+_BATCH_WINDOWS = 4  # which the tokenizers library spreads over the cores
 
 
 class ByteTokenizer:
-    """Every byte is a token, 0 to 255. Token 256 ends a document. cuts: as of FileTokenizer."""
+    """Every byte is a token, 0 to 255. Token 256 ends a document. cuts: as of LibraryTokenizer."""
 
     name = "bytes"
     digest: str | None = None
@@ -42,19 +42,22 @@ class ByteTokenizer:
 
 
 class LibraryTokenizer(ABC):
-    """A tokenizer that a library makes of a file. Raises CorpusError where it cannot; what: of the file, in words."""
+    """A tokenizer that a library loads from a file. Raises CorpusError where it cannot.
 
-    def __init__(self, path: Path, what: str, made: Callable[[bytes], Any]) -> None:
+    kind: what the file should be, in words. load: makes the library's tokenizer of the file's bytes.
+    """
+
+    def __init__(self, path: Path, kind: str, load: Callable[[bytes], Any]) -> None:
         try:
             content = read_regular(path)
-            self._library = made(content)
+            self._library = load(content)
         except OSError as error:
             raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
         except Exception as error:  # the libraries raise plain Exception, RuntimeError and others
-            raise CorpusError(f"{path}: not {what}: {error}") from None
+            raise CorpusError(f"{path}: not {kind}: {error}") from None
         self.name = path.name
         self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
-        self._long = LongText(self._placed)
+        self._long = LongText(self._tokens_with_starts)
 
     @property
     def cuts(self) -> int:
@@ -65,7 +68,7 @@ class LibraryTokenizer(ABC):
         return self._long.tokens(part.decode() for part in parts)
 
     @abstractmethod
-    def _placed(self, texts: list[str]) -> list[Tokens]:
+    def _tokens_with_starts(self, texts: list[str]) -> list[Tokens]:
         """Return the tokens of each text with their places."""
 
 
@@ -91,7 +94,7 @@ class FileTokenizer(LibraryTokenizer):
         encodings = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def _placed(self, texts: list[str]) -> list[Tokens]:
+    def _tokens_with_starts(self, texts: list[str]) -> list[Tokens]:
         encodings = self._library.encode_batch(texts, add_special_tokens=False)
         starts = (np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 0] for encoding in encodings)
         return [
@@ -120,7 +123,7 @@ class LongText:
     There the text was cut, and its tokens may differ from those of the whole text.
     """
 
-    def __init__(self, encode: Encode, window: int = WINDOW, overlap: int = OVERLAP) -> None:
+    def __init__(self, encode: Encode, window: int = WINDOW_CHARACTERS, overlap: int = OVERLAP_CHARACTERS) -> None:
         self._encode, self._window, self._overlap = encode, window, overlap
         self.cuts = 0
 
@@ -128,11 +131,11 @@ class LongText:
         """Yield the token numbers of the text whose parts are given, in order. Memory: some windows."""
         windows = self._windows(parts)
         before, length = self._encode([text := next(windows)])[0], len(text)
-        while texts := list(islice(windows, _AT_ONCE)):
+        while texts := list(islice(windows, _BATCH_WINDOWS)):
             for text, tokens in zip(texts, self._encode(texts), strict=True):
-                done, before = self._joined(before, length, text, tokens)
+                finished, before = self._join(before, length, text, tokens)
                 length = len(text)
-                yield done
+                yield finished
         yield before.numbers
 
     def _windows(self, parts: Iterable[str]) -> Iterator[str]:
@@ -145,7 +148,7 @@ class LongText:
                 rest = rest[self._window - self._overlap :]
         yield rest
 
-    def _joined(self, before: Tokens, length: int, text: str, after: Tokens) -> tuple[Any, Tokens]:
+    def _join(self, before: Tokens, length: int, text: str, after: Tokens) -> tuple[Any, Tokens]:
         """Return the tokens up to the joint, and the tokens of `text` after it.
 
         before: of the previous window, whose text has `length` characters. after: of `text`.
@@ -158,8 +161,8 @@ class LongText:
             rest = np.searchsorted(after.starts, middle)
             return before.between(0, start + middle).numbers, Tokens(after.numbers[rest:], after.starts[rest:])
         self.cuts += 1
-        alone = self._encode([text[overlap:]])[0]
-        return before.numbers, Tokens(alone.numbers, alone.starts + overlap)
+        separate = self._encode([text[overlap:]])[0]
+        return before.numbers, Tokens(separate.numbers, separate.starts + overlap)
 
 
 class SentencePieceTokenizer(LibraryTokenizer):
@@ -175,15 +178,15 @@ class SentencePieceTokenizer(LibraryTokenizer):
         self.vocab_size = int(self._library.get_piece_size())
         number = int(self._library.eos_id() if end_token is None else self._library.piece_to_id(end_token))
         if number < 0 or (end_token is not None and self._library.id_to_piece(number) != end_token):
-            lacking = "no end of a sentence" if end_token is None else f"no token {end_token}"
-            raise CorpusError(f"{path}: found {lacking}, expected a token of its vocabulary; see --end-token")
+            fault = "no end of a sentence" if end_token is None else f"no token {end_token}"
+            raise CorpusError(f"{path}: found {fault}, expected a token of its vocabulary; see --end-token")
         self.end_token = number
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         return [np.array(ids, dtype=np.int64) for ids in self._library.encode([text.decode() for text in texts])]
 
-    def _placed(self, texts: list[str]) -> list[Tokens]:
+    def _tokens_with_starts(self, texts: list[str]) -> list[Tokens]:
         encodings = self._library.encode(texts, return_type="offset_mapping")
         return [
             Tokens(np.array(encoding["ids"], np.int64), np.array(encoding["offsets"], np.int64).reshape(-1, 2)[:, 0])

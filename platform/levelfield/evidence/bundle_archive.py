@@ -23,15 +23,15 @@ from levelfield.errors import DocumentError, GateFailed, UsageError
 from levelfield.specs.base import repeated_names
 from levelfield.specs.bundle import MANIFEST, SIGNATURE
 
-_MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
-_MODE = 0o100644 << 16  # a regular file
-_HEADER = struct.Struct("<4s2B4H3L2H")  # the three records of a zip archive, by PKWARE's APPNOTE.TXT
-_ENTRY = struct.Struct("<4s4B4H3L5H2L")
-_END = struct.Struct("<4s4H2LH")
+_MEMBER_DATE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
+_FILE_ATTRIBUTES = 0o100644 << 16  # a regular file
+_MEMBER_HEADER = struct.Struct("<4s2B4H3L2H")  # the three records of a zip archive, by PKWARE's APPNOTE.TXT
+_LIST_ENTRY = struct.Struct("<4s4B4H3L5H2L")
+_ARCHIVE_END = struct.Struct("<4s4H2LH")
 _LONGEST_ENTRY = 400  # bytes of a member in the list; a name has at most 321
 _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the first of January 1980
 # What the library raises for a damaged archive.
-_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
+_ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
 NAMESPACE = "levelfield"  # of signatures
 _SSH_SECONDS = 120  # a key may need its passphrase
@@ -39,53 +39,55 @@ _SSH_SECONDS = 120  # a key may need its passphrase
 MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
 MOST_MEMBERS = 2000
 MOST_RATIO = 200  # of a member to its compressed bytes
-_FILE = (
+_FILE_PATTERN = (
     r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json"
     r"|(?:telemetry|node_power)\.jsonl|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
     r"|(?:logs|nodes|image)/[A-Za-z0-9][\w.-]{0,99}"
 )
-FILE_NAME = re.compile(_FILE, re.ASCII)
+FILE_NAME = re.compile(_FILE_PATTERN, re.ASCII)
 RUN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
-MEMBER_NAME = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(SIGNATURE)}|runs/{RUN_NAME.pattern}/(?:{_FILE})", re.ASCII)
+MEMBER_NAME = re.compile(
+    rf"{re.escape(MANIFEST)}|{re.escape(SIGNATURE)}|runs/{RUN_NAME.pattern}/(?:{_FILE_PATTERN})", re.ASCII
+)
 
 
-def archive(members: Mapping[str, bytes]) -> bytes:
+def make_archive(members: Mapping[str, bytes]) -> bytes:
     """Return a zip archive: sorted, with one date, and without anything but the members."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as made:
+    with zipfile.ZipFile(out, "w") as archive_file:
         for name, content in sorted(members.items()):
-            info = zipfile.ZipInfo(name, _MADE)
-            info.external_attr, info.create_system = _MODE, 3
+            info = zipfile.ZipInfo(name, _MEMBER_DATE)
+            info.external_attr, info.create_system = _FILE_ATTRIBUTES, 3
             # Compressed, except where a reader would take the ratio for a trap.
             is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
             info.compress_type = zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
-            made.writestr(info, content)
+            archive_file.writestr(info, content)
     return out.getvalue()
 
 
-def members_in(content: bytes, origin: str) -> dict[str, bytes]:
+def read_members(content: bytes, origin: str) -> dict[str, bytes]:
     """Return the members of an archive by name. origin: the name of the archive in errors.
 
     Raises DocumentError for a file that is no bundle, GateFailed for a bundle that breaks a rule.
     """
-    end, is_ended = len(content) - _END.size, False
+    end, has_end = len(content) - _ARCHIVE_END.size, False
     if end >= 0 and not content[max(0, end - 20) :].startswith(b"PK\6\7"):  # the locator of a larger archive
-        mark, *_, size, place, comment = _END.unpack_from(content, end)
-        is_last = mark == b"PK\5\6" and comment == 0 and place + size == end
-        is_ended = is_last and size <= MOST_MEMBERS * _LONGEST_ENTRY  # short enough to be read
+        magic, *_, size, offset, comment = _ARCHIVE_END.unpack_from(content, end)
+        is_last = magic == b"PK\5\6" and comment == 0 and offset + size == end
+        has_end = is_last and size <= MOST_MEMBERS * _LONGEST_ENTRY  # short enough to be read
     try:
-        if not is_ended:
+        if not has_end:
             raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
         with zipfile.ZipFile(io.BytesIO(content)) as archived:
             infos = archived.infolist()
-    except _BROKEN as error:
+    except _ARCHIVE_ERRORS as error:
         raise DocumentError(f"{origin}: not a bundle, or a truncated one: {error}") from None
     if MANIFEST not in {info.filename for info in infos}:
         raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
     fault = next(filter(None, map(_member_fault, infos)), None) or _list_fault(infos) or _stray_bytes(infos, content)
     if fault:
         raise GateFailed(f"{origin}: refused: {fault}")
-    return {info.filename: _read(info, content, origin) for info in infos}
+    return {info.filename: _read_member(info, content, origin) for info in infos}
 
 
 def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
@@ -93,8 +95,8 @@ def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
     names = [info.filename for info in infos]
     if len(infos) > MOST_MEMBERS:
         return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
-    if twice := repeated_names(names):
-        return f"found member '{twice[0]}' twice"
+    if duplicates := repeated_names(names):
+        return f"found member '{duplicates[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"
     if (size := sum(info.file_size for info in infos)) > MOST_BYTES:
@@ -106,8 +108,10 @@ def _member_fault(info: zipfile.ZipInfo) -> str | None:
     name, ratio = info.filename, info.file_size / max(1, info.compress_size)
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
         return f"found a member {name[:120]!r}, which no bundle has"
-    if info.external_attr != _MODE:
-        attributes, expected = (f"{mode >> 16:o}, {mode & 0xFFFF:#x}" for mode in (info.external_attr, _MODE))
+    if info.external_attr != _FILE_ATTRIBUTES:
+        attributes, expected = (
+            f"{mode >> 16:o}, {mode & 0xFFFF:#x}" for mode in (info.external_attr, _FILE_ATTRIBUTES)
+        )
         return (
             f"member '{name}': found attributes {attributes}, expected {expected} of a regular file: it is a link or "
             "another kind of file, or another program than `evidence bundle` wrote the archive"
@@ -124,33 +128,35 @@ def _stray_bytes(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
 
     The members follow each other, then comes the list of them, then the end, and each field has its one right value.
     """
-    place, entries = 0, b""
+    offset, entries = 0, b""
     for info in infos:
-        header = _header_of(info)
-        if info.header_offset != place or content[place : place + len(header)] != header:
+        header = _member_header(info)
+        if info.header_offset != offset or content[offset : offset + len(header)] != header:
             return (
                 f"the header of member '{info.filename}' differs from the archive's list, or other bytes are before it"
             )
-        place += len(header) + info.compress_size
+        offset += len(header) + info.compress_size
         # the member's entry in the archive's list, without extra fields and comment
         name = info.filename.encode()
         sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0)
         start = (b"PK\1\2", _VERSION, _UNIX, _VERSION, 0, 0, info.compress_type, 0, _DATE)
-        entries += _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
-    if content[place:] != entries + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(entries), place, 0):
+        entries += _LIST_ENTRY.pack(*start, *sizes, _FILE_ATTRIBUTES, info.header_offset) + name
+    if content[offset:] != entries + _ARCHIVE_END.pack(
+        b"PK\5\6", 0, 0, len(infos), len(infos), len(entries), offset, 0
+    ):
         return "found bytes that belong to no member"
     return None
 
 
-def _read(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
+def _read_member(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
     """Return a member, whose header was checked. It cannot become longer than the list says."""
-    begin = info.header_offset + len(_header_of(info))
+    begin = info.header_offset + len(_member_header(info))
     member, is_whole = content[begin : begin + info.compress_size], True
     if info.compress_type == zipfile.ZIP_DEFLATED:
-        inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+        decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            member = inflating.decompress(member, info.file_size + 1)
-            is_whole = inflating.eof and not inflating.unused_data
+            member = decompressor.decompress(member, info.file_size + 1)
+            is_whole = decompressor.eof and not decompressor.unused_data
         except zlib.error:
             is_whole = False
     if not is_whole or len(member) != info.file_size or zlib.crc32(member) != info.CRC:
@@ -158,11 +164,11 @@ def _read(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
     return member
 
 
-def _header_of(info: zipfile.ZipInfo) -> bytes:
+def _member_header(info: zipfile.ZipInfo) -> bytes:
     """Return the header before a member, in which every field has its only value."""
     name = info.filename.encode()
     sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0)
-    return _HEADER.pack(b"PK\3\4", _VERSION, 0, 0, info.compress_type, 0, _DATE, *sizes) + name
+    return _MEMBER_HEADER.pack(b"PK\3\4", _VERSION, 0, 0, info.compress_type, 0, _DATE, *sizes) + name
 
 
 class Signer(NamedTuple):
@@ -172,17 +178,17 @@ class Signer(NamedTuple):
     key: str
 
 
-def signature_of(content: bytes, key: Path) -> bytes:
+def make_signature(content: bytes, key: Path) -> bytes:
     """Return the signature of `content`. Raises UsageError for a key that does not sign."""
     if not key.is_file():
         raise UsageError(f"--sign {key}: found no file, expected a private key of ssh (or the public one of an agent)")
-    done = _ssh_keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key)], content)
-    if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-        raise UsageError(f"--sign {key}: ssh-keygen made no signature: {_message(done)}")
-    return done.stdout
+    completed = _ssh_keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key)], content)
+    if completed.returncode or not completed.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
+        raise UsageError(f"--sign {key}: ssh-keygen made no signature: {_message(completed)}")
+    return completed.stdout
 
 
-def signer_of(content: bytes, signature: bytes, allowed: Path, name: str | None) -> Signer:
+def verify_signature(content: bytes, signature: bytes, allowed: Path, name: str | None) -> Signer:
     """Return who signed `content`. name: the only signer that counts; None: any that the file allows.
 
     Raises GateFailed for a signature that does not hold, UsageError for a missing file.
@@ -198,18 +204,18 @@ def signer_of(content: bytes, signature: bytes, allowed: Path, name: str | None)
             lines = principals.stdout.decode(errors="replace").splitlines() if principals.returncode == 0 else []
             signers = [signer for line in lines for signer in line.split(",") if signer]
         for signer in signers:
-            words = ["-Y", "verify", "-n", NAMESPACE, "-f", str(allowed), "-I", signer, "-s", str(path)]
-            done = _ssh_keygen(words, content)
-            if done.returncode == 0:
-                return Signer(signer, _message(done))
-    who = f"'{name}'" if name else "a signer whom the file allows"
-    raise GateFailed(f"the signature is not of {who}, or the manifest was changed after it was signed")
+            arguments = ["-Y", "verify", "-n", NAMESPACE, "-f", str(allowed), "-I", signer, "-s", str(path)]
+            completed = _ssh_keygen(arguments, content)
+            if completed.returncode == 0:
+                return Signer(signer, _message(completed))
+    signer_words = f"'{name}'" if name else "a signer whom the file allows"
+    raise GateFailed(f"the signature is not of {signer_words}, or the manifest was changed after it was signed")
 
 
-def _ssh_keygen(words: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
+def _ssh_keygen(arguments: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            ["ssh-keygen", *words], input=content, capture_output=True, timeout=_SSH_SECONDS, check=False
+            ["ssh-keygen", *arguments], input=content, capture_output=True, timeout=_SSH_SECONDS, check=False
         )
     except FileNotFoundError:
         raise UsageError("ssh-keygen is not on PATH; install OpenSSH 8.2 or later to sign and to check") from None
@@ -217,5 +223,5 @@ def _ssh_keygen(words: Sequence[str], content: bytes) -> subprocess.CompletedPro
         raise UsageError(f"ssh-keygen did not answer: {error}") from None
 
 
-def _message(done: subprocess.CompletedProcess[bytes]) -> str:
-    return " ".join((done.stderr or done.stdout).decode(errors="replace").split())[:200] or "no words"
+def _message(completed: subprocess.CompletedProcess[bytes]) -> str:
+    return " ".join((completed.stderr or completed.stdout).decode(errors="replace").split())[:200] or "no words"

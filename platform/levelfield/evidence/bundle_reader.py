@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.evidence.bundle_archive import FILE_NAME, members_in
-from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
-from levelfield.rundir.seal import FACTS_SUFFIX, OUTCOME, compare_with_seal, document_of, stored_seal
+from levelfield.evidence.bundle_archive import FILE_NAME, read_members
+from levelfield.rundir.event_lines import Event, check_strict_lines, event_or_none, strict_json
+from levelfield.rundir.seal import FACTS_SUFFIX, OUTCOME, compare_with_seal, parse_document, stored_seal
 from levelfield.specs.base import json_digest, parse, sha256_of
 from levelfield.specs.bounded_reading import bounded_bytes
 from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledRun, Manifest, SealFinding
@@ -46,7 +46,7 @@ class RunInBundle:
         outcome = self.entry.files.get(OUTCOME)
         original_outcome = outcome.original if outcome and not outcome.is_whole else None
         names = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
-        documents = {name: document_of(name, self.files[name]) for name in names}
+        documents = {name: parse_document(name, self.files[name]) for name in names}
         redacted = {name: document for name, document in documents.items() if document is not None}
         return compare_with_seal(self._outcome, originals, redacted, original_outcome)
 
@@ -96,7 +96,7 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
     Raises DocumentError for what is no bundle. Raises GateFailed where members differ from the manifest, or where JSON
     is not strict.
     """
-    members = members_in(content, origin)
+    members = read_members(content, origin)
     manifest = _manifest(members[MANIFEST], origin)
     files = {name: member for name, member in members.items() if name not in (MANIFEST, SIGNATURE)}
     stored = {
@@ -114,7 +114,7 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
             raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
         try:
             if name.endswith((".json", ".jsonl")):
-                (strict_json if name.endswith(".json") else strict_lines)(files[name])
+                (strict_json if name.endswith(".json") else check_strict_lines)(files[name])
         except ValueError as error:
             raise GateFailed(f"{origin}: refused: member '{name}': {error}") from None
     runs = []

@@ -16,8 +16,8 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.evidence.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
-from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, hosts_in, redacted_json, words_of
-from levelfield.rundir.event_lines import DAMAGED, event_or_none, mapping
+from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, find_hosts, json_words, redacted_json
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, event_or_none, mapping
 from levelfield.rundir.seal import (
     MOST_SEALED_BYTES,
     OUTCOME,
@@ -49,21 +49,21 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     users |= {user_name(), home_folder().name}
     roots, hosts = dict[str, str](), {platform.node()}
     for by_name in documents:  # a damaged or missing document names nobody
-        with suppress(*DAMAGED):
+        with suppress(*DAMAGE_ERRORS):
             roots[re.sub("/events/?$", "", mapping(by_name["job.json"])["events_dir"])] = "run"
-        with suppress(*DAMAGED):
+        with suppress(*DAMAGE_ERRORS):
             folder = Path(mapping(by_name["plan.json"])["implementation"]["folder"])
             roots[str(folder.parents[1])] = "checkout"
-        with suppress(*DAMAGED):
+        with suppress(*DAMAGE_ERRORS):
             hosts.add(str(mapping(by_name["provenance.json"])["machine"]["name"]))
-        with suppress(*DAMAGED):
+        with suppress(*DAMAGE_ERRORS):
             reference = mapping(by_name["reference.json"])
             for record in (reference, *reference["noise"]):  # who promoted it, and who recorded its noise
                 users |= {str(record["by"])} if record.get("by") else set()
-    hosts |= {host for by_name in documents for document in by_name.values() for host in hosts_in(document)}
+    hosts |= {host for by_name in documents for document in by_name.values() for host in find_hosts(document)}
     # of a plan without the names and addresses of the machines that it was to run on
     plans = [{k: v for k, v in mapping(by_name.get("plan.json")).items() if k != "launch"} for by_name in documents]
-    words = {word for plan in plans for word in words_of(plan)}
+    words = {word for plan in plans for word in json_words(plan)}
     return Placeholders({str(checkout()): "checkout", str(home_folder()): "home", **roots}, hosts, users, words)
 
 
@@ -102,7 +102,7 @@ def _with_certificate(run: RunInBundle) -> RunInBundle:
     document = event_or_none(run.files.get(name, b""))
     if document is None or entries[name].is_whole:
         return run
-    with suppress(*DAMAGED):
+    with suppress(*DAMAGE_ERRORS):
         layers = tuple(map(AlignmentLayer.model_validate, document["layers"]))
         subject = CertificateSubject.model_validate(document["subject"])
         rest = {k: v for k, v in document.items() if k not in ("schema", "digest", "subject", "layers")}

@@ -22,20 +22,20 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 
 # Texts of a result that name what was measured. Redaction may change any other text, and no number.
-_NAMES = (
+_UNREDACTED_TEXTS = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "precision", "layout",
     "identity", "runtime", "recompute",
 )  # fmt: skip
 
 
-class Packed(NamedTuple):
+class PackedRuns(NamedTuple):
     """The runs of a bundle as it holds them, and its manifest."""
 
     runs: tuple[RunInBundle, ...]
     manifest: Manifest
 
 
-def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Packed:
+def pack_runs(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> PackedRuns:
     """Return the runs with placeholders, results and manifest. progress: called with the runs done, and with all.
 
     Raises GateFailed for a tampered run, and UsageError for a run given twice or one that cannot be redacted without
@@ -43,10 +43,10 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     """
     results = [collect(paths) for paths in runs]
     names = [result.run_id for result in results]
-    if twice := repeated_names(names):
-        raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
-    if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
-        raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")
+    if duplicates := repeated_names(names):
+        raise UsageError(f"bundle: found run {duplicates[0]} twice; name each run once")
+    if invalid := [name for name in names if not RUN_NAME.fullmatch(name)]:
+        raise UsageError(f"bundle: found run id {invalid[0]!r}, expected letters, digits, '.', '_' and '-'")
     order = sorted(zip(results, runs, strict=True), key=lambda pair: pair[0].run_id)
     whole_runs = [read_run(paths, result.run_id) for result, paths in order]
     placeholders, bundled = placeholders_of(whole_runs), list[RunInBundle]()
@@ -61,7 +61,7 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
         kept=placeholders.kept,
         digest="",
     )
-    return Packed(tuple(bundled), draft.model_copy(update={"digest": draft.content_digest}))
+    return PackedRuns(tuple(bundled), draft.model_copy(update={"digest": draft.content_digest}))
 
 
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
@@ -69,7 +69,7 @@ def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBu
     seal, software = run.entry.seal, software_of(paths)
     with unpacked(run) as folder:
         result = collect(folder, redaction=Redaction(seal, software))
-    if changed := next(_changed(original, result), None):
+    if changed := next(_changed_values(original, result), None):
         raise UsageError(
             f"bundle: {run.name}: without names and paths, {changed} is another than in the run directory; report this "
             "fault. `evidence collect RUN --check` shows whether the run directory itself is whole"
@@ -80,31 +80,31 @@ def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBu
     return RunInBundle(run.name, {**run.files, RESULT: text}, entry)
 
 
-def _changed(before: Result, after: Result) -> Iterator[str]:
+def _changed_values(before: Result, after: Result) -> Iterator[str]:
     """Yield each number, and each text of _NAMES, that redaction has changed."""
-    yield from (name for name in _NAMES if getattr(before, name) != getattr(after, name))
+    yield from (name for name in _UNREDACTED_TEXTS if getattr(before, name) != getattr(after, name))
     words = ("status.word", before.status.word, after.status.word), (
         "alignment.verdict", before.alignment.verdict, after.alignment.verdict,
     )  # fmt: skip
     yield from (name for name, old, new in words if old != new)
-    old, new = (dict(leaves(result.model_dump(mode="json"))) for result in (before, after))
+    old, new = (dict(json_leaves(result.model_dump(mode="json"))) for result in (before, after))
     numbers = (name for name, value in old.items() if not isinstance(value, str))
     yield from (name for name in numbers if new.get(name) != old[name])
 
 
-def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+def json_leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yield every number, text and null below a JSON value, with its path such as `utilisation[0].value`."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from leaves(inner, f"{name}.{key}" if name else str(key))
+            yield from json_leaves(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{number}]")
+            yield from json_leaves(inner, f"{name}[{number}]")
     else:
         yield name, value
 
 
-def members_of(manifest: bytes, runs: Sequence[RunInBundle], signature: bytes | None) -> dict[str, bytes]:
+def bundle_members(manifest: bytes, runs: Sequence[RunInBundle], signature: bytes | None) -> dict[str, bytes]:
     """Return every member of the archive by its name. Raises UsageError for more than a reader takes."""
     members = {f"runs/{run.name}/{name}": content for run in runs for name, content in run.files.items()}
     members |= {MANIFEST: manifest, **({SIGNATURE: signature} if signature else {})}

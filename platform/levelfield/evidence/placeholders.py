@@ -13,36 +13,36 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from levelfield.rundir.event_lines import mapping, sequence
-from levelfield.rundir.seal import DEVICE, VARIABLES
+from levelfield.rundir.seal import DEVICE_IDENTITY, VARIABLE_KEYS
 from levelfield.specs.variables import MASK, SECRET_VALUE, is_known, is_secret, masked
 
-LEFT_OUT = "(left out)"
+LEFT_OUT_VALUE = "(left out)"
 PREFIX = "/redacted"  # of every placeholder for a path
 # Folders that every machine has; what is below them names nobody.
-_COMMON = "redacted|usr|bin|sbin|lib|lib64|etc|proc|sys|dev"
+_COMMON_FOLDERS = "redacted|usr|bin|sbin|lib|lib64|etc|proc|sys|dev"
 _SEGMENT = r"[^\s/\"'`<>|;,()\[\]{}=:*?\\&$#!^]+"
-_PATH = re.compile(rf"(?<![\w./~-])/(?!(?:{_COMMON})(?:/|\b)){_SEGMENT}(?:/{_SEGMENT})+/?")
+_PATH = re.compile(rf"(?<![\w./~-])/(?!(?:{_COMMON_FOLDERS})(?:/|\b)){_SEGMENT}(?:/{_SEGMENT})+/?")
 _PRIVATE_KEY = re.compile(r"-{5}BEGIN [A-Z ]*PRIVATE KEY-{5}.*?(?:-{5}END [A-Z ]*PRIVATE KEY-{5}|\Z)", re.DOTALL)
-_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"']{4,})")
+_ASSIGNMENT = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"']{4,})")
 HOME_OWNER = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
-_NO_NAME = ("root", "localhost", "")
+_PUBLIC_NAMES = ("root", "localhost", "")
 _HOST_KEYS = ("name", "hostname", "address", "first_node")
-_NAMES_NOBODY = re.compile(r"node[0-9]*|127\..*|::1|\{.*\}|")  # a node's number, this machine, what is filled in later
+_PUBLIC_HOSTS = re.compile(r"node[0-9]*|127\..*|::1|\{.*\}|")  # a node's number, this machine, what is filled in later
 _SHORTEST = 3  # a shorter name is part of too many words
 
 
-def hosts_in(value: Any, key: str = "") -> set[str]:
+def find_hosts(value: Any, key: str = "") -> set[str]:
     """Return the names and addresses of machines in a JSON value: of its nodes, and of the hosts of its launch."""
     if isinstance(value, list):
-        return {host for item in value for host in hosts_in(item, key)}
+        return {host for item in value for host in find_hosts(item, key)}
     if not isinstance(value, dict):
         return set()
-    below = {host for name, item in value.items() for host in hosts_in(item, name)}
+    below = {host for name, item in value.items() for host in find_hosts(item, name)}
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
         return below
-    places = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
-    texts = [text for place in places for text in (*map(place.get, _HOST_KEYS), *sequence(place.get("addresses")))]
-    return below | {text for text in texts if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
+    records = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
+    texts = [text for record in records for text in (*map(record.get, _HOST_KEYS), *sequence(record.get("addresses")))]
+    return below | {text for text in texts if isinstance(text, str) and not _PUBLIC_HOSTS.fullmatch(text)}
 
 
 class Placeholders:
@@ -56,23 +56,23 @@ class Placeholders:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._numbers: dict[tuple[str, str], str] = {}
         self._roots = {place.rstrip("/"): f"{PREFIX}/{name}" for place, name in roots.items() if len(place) > 1}
-        left = {*_NO_NAME, *words}
-        self.kept = len((left - {*_NO_NAME}) & {*hosts, *users})
-        self._hosts, self._users = {*hosts} - left, {*users} - left
+        unreplaced = {*_PUBLIC_NAMES, *words}
+        self.kept = len((unreplaced - {*_PUBLIC_NAMES}) & {*hosts, *users})
+        self._hosts, self._users = {*hosts} - unreplaced, {*users} - unreplaced
         names = sorted((n for n in self._hosts | self._users if len(n) >= _SHORTEST), key=lambda n: (-len(n), n))
-        self._names = _alternatives(names, r"(?<![A-Za-z0-9_])(?:{})(?![A-Za-z0-9_])")
+        self._name_pattern = _alternatives(names, r"(?<![A-Za-z0-9_])(?:{})(?![A-Za-z0-9_])")
         places = sorted(self._roots, key=lambda place: (-len(place), place))
-        self._places = _alternatives(places, r"(?:{})(?![\w.-])")
+        self._root_pattern = _alternatives(places, r"(?:{})(?![\w.-])")
 
     def text(self, text: str) -> str:
         """Return the text with placeholders."""
         steps: tuple[tuple[re.Pattern[str] | None, Callable[[re.Match[str]], str]], ...] = (
-            (_PRIVATE_KEY, lambda match: self._counted("secret", MASK)),
-            (SECRET_VALUE, lambda match: self._counted("secret", MASK)),
-            (self._places, lambda match: self._counted("folder", self._roots[match[0]])),
-            (_PATH, lambda match: self._numbered("path", match[0])),
-            (DEVICE, lambda match: self._numbered("device", match[0])),
-            (self._names, lambda match: self._numbered(self._kind(match[0]), match[0])),
+            (_PRIVATE_KEY, lambda match: self._count("secret", MASK)),
+            (SECRET_VALUE, lambda match: self._count("secret", MASK)),
+            (self._root_pattern, lambda match: self._count("folder", self._roots[match[0]])),
+            (_PATH, lambda match: self._numbered_placeholder("path", match[0])),
+            (DEVICE_IDENTITY, lambda match: self._numbered_placeholder("device", match[0])),
+            (self._name_pattern, lambda match: self._numbered_placeholder(self._kind(match[0]), match[0])),
         )
         for pattern, replacement in steps:
             text = pattern.sub(replacement, text) if pattern else text
@@ -80,63 +80,66 @@ class Placeholders:
 
     def log(self, text: str) -> str:
         """Return the text of a log, in which the value of `NAME=value` may be a secret too."""
-        return self.text(_ASSIGNED.sub(self._assigned, text))
+        return self.text(_ASSIGNMENT.sub(self._redact_assignment, text))
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a JSON value with placeholders in its texts. key: its own, which tells environment variables."""
         if isinstance(value, str):
-            return self._whole(value)
+            return self._whole_text(value)
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        if key in VARIABLES and all(isinstance(text, str) for text in value.values()):
+        if key in VARIABLE_KEYS and all(isinstance(text, str) for text in value.values()):
             value = self._variables(value, key == "inherited")
         return {self.text(name): self.value(item, name) for name, item in value.items()}
 
     def _variables(self, variables: dict[str, str], inherited: bool) -> dict[str, str]:
         """Return them without secrets; of what a shell had, without values that no training is known to read."""
-        hidden = masked(variables)
-        if count := sum(hidden[name] != text for name, text in variables.items()):
+        masked_variables = masked(variables)
+        if count := sum(masked_variables[name] != text for name, text in variables.items()):
             self.counts["secret", MASK] += count
-        foreign = {name for name, text in hidden.items() if inherited and text != MASK and not is_known(name)}
-        return {name: self._counted("variable", LEFT_OUT) if name in foreign else hidden[name] for name in hidden}
+        foreign = {name for name, text in masked_variables.items() if inherited and text != MASK and not is_known(name)}
+        return {
+            name: self._count("variable", LEFT_OUT_VALUE) if name in foreign else masked_variables[name]
+            for name in masked_variables
+        }
 
-    def _whole(self, text: str) -> str:
+    def _whole_text(self, text: str) -> str:
         """Return a text that may be one name as a whole, however short, or one path, with blanks in it."""
         if text in self._hosts | self._users:
-            return self._numbered(self._kind(text), text)
-        is_path = re.fullmatch(rf"/(?!(?:{_COMMON})(?:/|\b))[^:\n/]+(?:/[^:\n/]+)+/?", text)
-        if is_path and not (self._places and self._places.match(text)):
-            return self._numbered("path", text)
+            return self._numbered_placeholder(self._kind(text), text)
+        is_path = re.fullmatch(rf"/(?!(?:{_COMMON_FOLDERS})(?:/|\b))[^:\n/]+(?:/[^:\n/]+)+/?", text)
+        if is_path and not (self._root_pattern and self._root_pattern.match(text)):
+            return self._numbered_placeholder("path", text)
         return self.text(text)
 
-    def _assigned(self, match: re.Match[str]) -> str:
-        return f"{match[1]}={self._counted('secret', MASK)}" if is_secret(match[1], "") else match[0]
+    def _redact_assignment(self, match: re.Match[str]) -> str:
+        return f"{match[1]}={self._count('secret', MASK)}" if is_secret(match[1], "") else match[0]
 
     def _kind(self, name: str) -> str:
         return "host" if name in self._hosts else "user"
 
-    def _numbered(self, kind: str, text: str) -> str:
+    def _numbered_placeholder(self, kind: str, text: str) -> str:
         """Return the placeholder of a text: of the first path `/redacted/path-1`, of the first host `host-1`."""
         if (kind, text) not in self._numbers:
             number = 1 + sum(other == kind for other, _ in self._numbers)
             self._numbers[kind, text] = f"{PREFIX}/path-{number}" if kind == "path" else f"{kind}-{number}"
-        return self._counted(kind, self._numbers[kind, text])
+        return self._count(kind, self._numbers[kind, text])
 
-    def _counted(self, kind: str, placeholder: str) -> str:
+    def _count(self, kind: str, placeholder: str) -> str:
         self.counts[kind, placeholder] += 1
         return placeholder
 
 
-def words_of(value: Any) -> set[str]:
+def json_words(value: Any) -> set[str]:
     """Return every key and every text of a JSON value."""
     if isinstance(value, str):
         return {value}
     if isinstance(value, list):
-        return {word for item in value for word in words_of(item)}
+        return {word for item in value for word in json_words(item)}
     if isinstance(value, dict):
-        return {*value, *(word for item in value.values() for word in words_of(item))}
+        return {*value, *(word for item in value.values() for word in json_words(item))}
     return set()
 
 

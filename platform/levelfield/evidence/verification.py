@@ -13,7 +13,7 @@ import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
 from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, unpacked
-from levelfield.evidence.packing import leaves
+from levelfield.evidence.packing import json_leaves
 from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, cross_checked
@@ -22,7 +22,7 @@ from levelfield.judge.verdict import Redaction, training_verdict
 from levelfield.node.code_digest import code_digest
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import DAMAGED, event_or_none
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import LATER, load
@@ -39,13 +39,13 @@ from levelfield.store.run_record import record_of
 
 SCHEMA = "levelfield.verification/1"
 # What a stated result may lack, as it may be older: the fields with the mark LATER, and a layer of the alignment.
-UNSTATED = tuple(name for name, field in Result.model_fields.items() if field.json_schema_extra == LATER)
-UNSTATED_LAYER = "norms"
+OPTIONAL_FIELDS = tuple(name for name, field in Result.model_fields.items() if field.json_schema_extra == LATER)
+OPTIONAL_LAYER = "norms"
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
 # What a promoted run left. An older reference may lack the last ones.
-_TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
-CERTIFICATE = "certificate.json"
+_PROMOTED_FIELDS = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
+CERTIFICATE_FILE = "certificate.json"
 # Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
 _MOST_LAYERS, _MOST_RECORDS = 10_000, 20_000_000
 
@@ -111,14 +111,14 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
                 *_differences(run, result),
                 *(f"no seal holds the text of this warning: {warning}" for warning in unsealed),
                 *cross_checked(plan, raw, job, provenance, registry),
-                *_reference(paths, registry, plan, raw, result),
-                *_certificate(run, paths, result, bundle.runs),
+                *_check_reference(paths, registry, plan, raw, result),
+                *_check_certificate(run, paths, result, bundle.runs),
             ]
             if run.seal != run.entry.seal:  # the manifest calls the run otherwise than its files do
                 word = f"{run.seal.word} {run.seal.reason or ''}".strip()
                 findings.insert(0, Contradiction("seal", run.entry.seal.word, word))
-            code = _code(plan, registry)
-        except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
+            code = _compare_code(plan, registry)
+        except (DocumentError, *DAMAGE_ERRORS) as error:  # a plan that no plan could be is not the platform's fault
             message = " ".join(str(error).replace(f"{paths.root}/", "").split())
             findings = [Contradiction("the run", "a run directory", message)]
     contradictions = tuple(finding for finding in findings if isinstance(finding, Contradiction))
@@ -128,7 +128,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
     return VerifiedRun(run.name, run.seal, contradictions, tuple(notes), redacted, unbound, code)
 
 
-def record_of_files(paths: RunPaths, registry: Registry, step: StepParts | None = None) -> RunRecord:
+def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | None = None) -> RunRecord:
     """Return the record of a run directory, computed from its raw files; `reported` where its facts contradict.
 
     step: as for `record_of`. Raises DocumentError.
@@ -139,14 +139,14 @@ def record_of_files(paths: RunPaths, registry: Registry, step: StepParts | None 
     job = event_or_none(read_regular(paths.job)) if paths.job.exists() else None
     for finding in (
         *cross_checked(plan, raw, job, raw.provenance, registry),
-        *_reference(paths, registry, plan, raw, result),
+        *_check_reference(paths, registry, plan, raw, result),
     ):
         if isinstance(finding, Contradiction):
             return record.reported(finding.text)
     return record
 
 
-def _reference(
+def _check_reference(
     paths: RunPaths, registry: Registry, plan: Plan, raw: RawRecords, result: Result
 ) -> Iterator[Contradiction | str]:
     """Hold the run's reference against the one of this checkout that has its name."""
@@ -156,31 +156,37 @@ def _reference(
     if stated.name not in registry.references:
         yield f"this checkout has no reference {stated.name}; the verdict rests on the one in the bundle"
         return
-    ours = registry.reference(stated.name)
-    verdict, our_verdict = (
-        training_verdict(plan, raw, result.identity, reference).verdict for reference in (stated, ours)
+    own_reference = registry.reference(stated.name)
+    verdict, own_verdict = (
+        training_verdict(plan, raw, result.identity, reference).verdict for reference in (stated, own_reference)
     )
-    if ours.run_id != stated.run_id:
-        by_ours = f"; by that one the run is {our_verdict}" if our_verdict != verdict else ""
-        yield f"the reference {stated.name} is of run {stated.run_id}, and this checkout's of {ours.run_id}{by_ours}"
+    if own_reference.run_id != stated.run_id:
+        verdict_words = f"; by that one the run is {own_verdict}" if own_verdict != verdict else ""
+        runs = f"is of run {stated.run_id}, and this checkout's of {own_reference.run_id}"
+        yield f"the reference {stated.name} {runs}{verdict_words}"
         return
-    for key in _TRAINED:
+    for key in _PROMOTED_FIELDS:
         value = getattr(stated, key)
-        if value != getattr(ours, key) and value:
-            recomputed = f"this checkout has others of run {ours.run_id}"
+        if value != getattr(own_reference, key) and value:
+            recomputed = f"this checkout has others of run {own_reference.run_id}"
             yield Contradiction(f"reference.json: {key}", f"of run {stated.run_id}", recomputed)
-    rows = {row.run_id: row for row in ours.noise}
+    rows = {row.run_id: row for row in own_reference.noise}
     for row in stated.noise:
-        if row.run_id in rows and is_wider(noise_of(row, stated), noise_of(rows[row.run_id], ours)):
+        if row.run_id in rows and is_wider(noise_of(row, stated), noise_of(rows[row.run_id], own_reference)):
             yield Contradiction(f"reference.json: noise of {row.run_id}", "wider", "this checkout has it narrower")
     # Noise that this checkout does not have may be of a newer one, so it may stay where it changes no verdict.
-    if our_verdict != verdict:
-        yield Contradiction("reference.json: verdict by it", verdict, f"{our_verdict} by this checkout's {ours.name}")
-    elif more := [row.run_id for row in stated.noise if row.run_id not in rows]:
-        yield f"{len(more)} row(s) of noise in reference.json are not in this checkout's; the verdict is the same by it"
+    if own_verdict != verdict:
+        yield Contradiction(
+            "reference.json: verdict by it", verdict, f"{own_verdict} by this checkout's {own_reference.name}"
+        )
+    elif unknown_rows := [row.run_id for row in stated.noise if row.run_id not in rows]:
+        yield (
+            f"{len(unknown_rows)} row(s) of noise in reference.json are not in this checkout's; the verdict is the "
+            "same by it"
+        )
 
 
-def _code(plan: Plan, registry: Registry) -> str:
+def _compare_code(plan: Plan, registry: Registry) -> str:
     """Return whether the sealed digest of the code is the one of the code at hand."""
     planned = plan.implementation.rests_on
     if planned is None:
@@ -204,17 +210,18 @@ def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | s
     if result.run_id != run.name:
         yield Contradiction("plan.json: run_id", result.run_id, f"the bundle calls the run {run.name}")
     claims = {key: value for key, value in stated.items() if key != "schema"}
-    ours, needed = (
-        dict(leaves(_without_unstated(result.model_dump(mode="json", exclude_defaults=is_short), claims)))
+    recomputed_values, required_values = (
+        dict(json_leaves(_without_unstated(result.model_dump(mode="json", exclude_defaults=is_short), claims)))
         for is_short in (False, True)
     )
-    theirs = dict(leaves(claims))
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        value, recomputed = theirs.get(name, _ABSENT), ours.get(name, _ABSENT)
-        if (name in theirs or name in needed) and not _equal(value, recomputed):  # an absent one states its default
+    stated_values = dict(json_leaves(claims))
+    for name in [*recomputed_values, *(name for name in stated_values if name not in recomputed_values)]:
+        value, recomputed = stated_values.get(name, _ABSENT), recomputed_values.get(name, _ABSENT)
+        is_compared = name in stated_values or name in required_values  # an absent one states its default
+        if is_compared and not _equal(value, recomputed):
             texts = (value if isinstance(value, str) else repr(value) for value in (value, recomputed))
             yield Contradiction(name, *(clipped(text, 120) for text in texts))
-    if unstated := [name for name in UNSTATED if name not in stated]:
+    if unstated := [name for name in OPTIONAL_FIELDS if name not in stated]:
         yield f"not stated: {', '.join(unstated)}"
 
 
@@ -223,10 +230,10 @@ def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[s
     alignment = stated.get("alignment")
     layers = alignment.get("layers") if isinstance(alignment, dict) else None
     names = [layer.get("name") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-    ours = content["alignment"]
-    if "layers" in ours and UNSTATED_LAYER not in names:
-        ours["layers"] = [layer for layer in ours["layers"] if layer["name"] != UNSTATED_LAYER]
-    return {key: value for key, value in content.items() if key in stated or key not in UNSTATED}
+    recomputed = content["alignment"]
+    if "layers" in recomputed and OPTIONAL_LAYER not in names:
+        recomputed["layers"] = [layer for layer in recomputed["layers"] if layer["name"] != OPTIONAL_LAYER]
+    return {key: value for key, value in content.items() if key in stated or key not in OPTIONAL_FIELDS}
 
 
 def _equal(stated: Any, recomputed: Any) -> bool:
@@ -238,25 +245,25 @@ def _equal(stated: Any, recomputed: Any) -> bool:
     return type(stated) is type(recomputed) and bool(stated == recomputed)
 
 
-def _certificate(
+def _check_certificate(
     run: RunInBundle, paths: RunPaths, result: Result, runs: Sequence[RunInBundle]
 ) -> Iterator[Contradiction | str]:
     """Yield what does not follow from the certificate's run. runs: of the bundle. result: what `run` gives here."""
-    if CERTIFICATE not in run.files or not (result.certificate and result.certificate.holds):
+    if CERTIFICATE_FILE not in run.files or not (result.certificate and result.certificate.holds):
         return  # one that does not hold makes nothing aligned
     certificate = load(Certificate, paths.certificate)
-    proof = next((member for member in runs if member.name == certificate.run_id), None)
-    if proof is None:
+    certifying_run = next((member for member in runs if member.name == certificate.run_id), None)
+    if certifying_run is None:
         yield (
-            f"{CERTIFICATE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it "
-            "shows no edit by someone who makes it again. `evidence bundle` both runs to have it recomputed"
+            f"{CERTIFICATE_FILE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no "
+            "key: it shows no edit by someone who makes it again. `evidence bundle` both runs to have it recomputed"
         )
         return
     try:
-        with unpacked(proof) as folder:
-            recomputed = collect(folder, redaction=Redaction(proof.seal, proof.entry.software))
-    except (DocumentError, *DAMAGED) as error:
-        yield Contradiction(CERTIFICATE, f"run {proof.name}", " ".join(str(error).split())[:120])
+        with unpacked(certifying_run) as folder:
+            recomputed = collect(folder, redaction=Redaction(certifying_run.seal, certifying_run.entry.software))
+    except (DocumentError, *DAMAGE_ERRORS) as error:
+        yield Contradiction(CERTIFICATE_FILE, f"run {certifying_run.name}", " ".join(str(error).split())[:120])
         return
     facts = {
         "the run's word": ("valid", recomputed.status.word),
@@ -269,7 +276,7 @@ def _certificate(
         "work": (certificate.subject.work, recomputed.identity.work),
         "layers": (certificate.layers, recomputed.alignment.layers),
     }
-    for name, (stated, ours) in facts.items():
-        if stated != ours:
-            text = f"{str(ours)[:120]} by run {recomputed.run_id}"
-            yield Contradiction(f"{CERTIFICATE}: {name}", str(stated)[:120], text)
+    for name, (stated, recomputed_value) in facts.items():
+        if stated != recomputed_value:
+            text = f"{str(recomputed_value)[:120]} by run {recomputed.run_id}"
+            yield Contradiction(f"{CERTIFICATE_FILE}: {name}", str(stated)[:120], text)

@@ -34,9 +34,17 @@ from levelfield.measure.step_timeline import Operation, Timeline, timeline, with
 from levelfield.node.regular_files import read_regular
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import UnknownLink, port_rate
-from levelfield.predict.questions import question_on_chip, question_on_host
+from levelfield.predict.questions import chip_question, host_question
 from levelfield.rundir.directory import read_plan, write_atomically
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, measured_events, sequence, whole
+from levelfield.rundir.event_lines import (
+    DAMAGE_ERRORS,
+    Event,
+    mapping,
+    measured_events,
+    parse_event,
+    sequence,
+    whole_number,
+)
 from levelfield.specs.base import dump, load
 from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
@@ -126,11 +134,11 @@ def planned(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | 
     try:
         if not plan.hardware.is_host:
             kind = plan.hardware.device_kind
-            question = question_on_chip(registry, framework, plan.work, chip, kind, nodes, devices, network)
+            question = chip_question(registry, framework, plan.work, chip, kind, nodes, devices, network)
         elif host is None:
             return StepPlanned(reason="the rates of this host were not measured: `plan CASE --chip cpu` measures them")
         else:
-            question = question_on_host(registry, framework, plan.work, devices, None, host)
+            question = host_question(registry, framework, plan.work, devices, None, host)
         interval = speed_interval(plan.hardware.vendor, question.on_host, plan.work.model.experts is not None)
         return step_planned(parts, predict(question, plan.tuning).time._asdict(), interval)
     except (UsageError, UnknownLink) as error:
@@ -205,10 +213,10 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
         measured = measured_events(events / f"rank{rank}.jsonl")
         times = []
         for values in measured.get(STEP, ()):
-            with suppress(*DAMAGED):
+            with suppress(*DAMAGE_ERRORS):
                 if values["counted"]:  # a warm-up is not
-                    ms = (whole(values["end_ns"]) - whole(values["begin_ns"])) / 1e6
-                    times.append(StepTime(rank, whole(values["number"]), bool(values["recorded"]), ms))
+                    ms = (whole_number(values["end_ns"]) - whole_number(values["begin_ns"])) / 1e6
+                    times.append(StepTime(rank, whole_number(values["number"]), bool(values["recorded"]), ms))
         recorded.times += times
         summary = next(iter(measured.get(PROFILE, ())), {})
         if failed := summary.get("failed"):
@@ -219,7 +227,7 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
         for values in measured.get(ALONE, ())[:1]:
             try:
                 recorded.alone[rank] = repeated(values)
-            except DAMAGED as error:
+            except DAMAGE_ERRORS as error:
                 recorded.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
         alone = recorded.alone[rank].seconds if rank in recorded.alone else ()
         recorded.profilers |= {str(summary["profiler"])[:60]} if "profiler" in summary else set()
@@ -242,7 +250,7 @@ def _read_records(
     for number in sorted(numbers, key=lambda number: (number in counted, number)):
         name = numbers[number]
         try:
-            content = read_regular(profile / name, largest=MOST_RECORD_BYTES)
+            content = read_regular(profile / name, most_bytes=MOST_RECORD_BYTES)
             if hashlib.sha256(content).hexdigest() != files[name]:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
             trace = trace_of(content)
@@ -250,7 +258,7 @@ def _read_records(
                 noted = noted or trace
                 continue
             recorded.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, noted or {}), alone)
-        except (OSError, zlib.error, *DAMAGED) as error:
+        except (OSError, zlib.error, *DAMAGE_ERRORS) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             recorded.missing.append(f"{name}: {reason or type(error).__name__}")
 
@@ -261,4 +269,4 @@ def trace_of(content: bytes) -> Event:
     text = unpacker.decompress(content, _MOST_TRACE_BYTES)
     if not unpacker.eof:
         raise ValueError(f"cut short, or larger than {_MOST_TRACE_BYTES:,} bytes unpacked")
-    return event_of(text)
+    return parse_event(text)

@@ -16,7 +16,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
 from levelfield.measure.raw_facts import NANOSECONDS
 from levelfield.measure.utilisation import MEASURED, chip_limit
-from levelfield.rundir.event_lines import DAMAGED, Event, whole
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, whole_number
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -64,7 +64,7 @@ def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[C
     started = None
     try:
         started = datetime.fromisoformat((provenance or {})["time"]).timestamp()
-    except DAMAGED:
+    except DAMAGE_ERRORS:
         yield "provenance.json has no time of the start"
     stamp, made = _STAMP.match(plan.run_id), float("-inf")
     if stamp:
@@ -128,8 +128,8 @@ def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
     if not facts or not part.telemetry.wall_clock:
         return
     try:
-        noted = whole(facts["wall_ns"]) - whole(facts["monotonic_ns"])
-    except DAMAGED:
+        noted = whole_number(facts["wall_ns"]) - whole_number(facts["monotonic_ns"])
+    except DAMAGE_ERRORS:
         return
     time_ns, wall_ns = min(part.telemetry.wall_clock)
     apart = abs((wall_ns - time_ns) - noted) / NANOSECONDS
@@ -192,7 +192,7 @@ def _peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
 def _day(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
-    except DAMAGED:
+    except DAMAGE_ERRORS:
         return f"{seconds:.0f} s"
 
 

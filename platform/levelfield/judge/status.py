@@ -17,7 +17,7 @@ from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
 from levelfield.rundir.event_lines import sequence
 from levelfield.rundir.node_parts import NodePart, node_parts
-from levelfield.rundir.raw_files import RawRecords, clipped, clipped_texts
+from levelfield.rundir.raw_files import RawRecords, clipped_text, clipped_texts
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, Word
@@ -263,7 +263,7 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
     silent, results = {part.name for part in parts if part.silence_reason}, list[NodeResult]()
     for node in range(plan.hardware.nodes):
         facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
-        missing = list(filter(None, map(clipped, sequence(end.get("missing")))))
+        missing = list(filter(None, map(clipped_text, sequence(end.get("missing")))))
         missing += [what for what, lacks in (("facts", not facts), ("telemetry", f"node{node}" in silent)) if lacks]
         counts = {
             key: count
@@ -274,10 +274,10 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
             NodeResult(
                 node=node,
                 name=_stated_name(raw, node),
-                word=clipped(end.get("word")),
-                detail=clipped(end.get("detail")),
+                word=clipped_text(end.get("word")),
+                detail=clipped_text(end.get("detail")),
                 missing=tuple(dict.fromkeys(missing)),
-                kernel=clipped(facts.get("kernel")),
+                kernel=clipped_text(facts.get("kernel")),
                 software=clipped_texts(raw.node_software.get(node)),
                 cores=counts.get("usable_cores"),
                 memory_bytes=counts.get("memory_bytes"),
@@ -287,7 +287,9 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
 
 
 def _stated_name(raw: RawRecords, node: int) -> str | None:
-    return clipped(raw.node_ends.get(node, {}).get("name")) or clipped(raw.node_facts.get(node, {}).get("hostname"))
+    return clipped_text(raw.node_ends.get(node, {}).get("name")) or clipped_text(
+        raw.node_facts.get(node, {}).get("hostname")
+    )
 
 
 def missing_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:
@@ -311,7 +313,11 @@ def node_evidence(raw: RawRecords, launcher: str) -> str | None:
     bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in launcher)}
     sentences = []
     for node, end in islice(bad.items(), _MOST_NODES):
-        parts = (_node_name(node, _stated_name(raw, node)), clipped(end.get("word")), clipped(end.get("detail")))
+        parts = (
+            _node_name(node, _stated_name(raw, node)),
+            clipped_text(end.get("word")),
+            clipped_text(end.get("detail")),
+        )
         sentences.append(": ".join(filter(None, parts)))
     more = [f"and {len(bad) - _MOST_NODES} more nodes"] if len(bad) > _MOST_NODES else []
     return "; ".join([*sentences, *more]) or None

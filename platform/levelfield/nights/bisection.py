@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.turns import PairProgress
@@ -138,7 +138,7 @@ class BuildTrials:
         for folder in (self.good.folder, build.folder):
             try:
                 manifest = load(ImplementationFile, folder / "models" / framework / "implementation.yaml")
-                pins = environment_of(manifest, kind, manifest.requirements[kind].stages(), None, "process")
+                pins = plan_environment(manifest, kind, manifest.requirements[kind].stages(), None, "process")
             except (DocumentError, KeyError):
                 return None
             if pins.digest != environment.digest:

@@ -21,7 +21,7 @@ from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.provenance import commit_of
 from levelfield.run.turns import StoreRun, alternating_pairs
-from levelfield.rundir.directory import PAIRS
+from levelfield.rundir.directory import PAIRS_FOLDER
 from levelfield.series.level import FEWEST_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
@@ -125,7 +125,9 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     steps = []
     for arm in arms:
         try:
-            paths = run_of(arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS, MOST_SECONDS)
+            paths = run_of(
+                arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MOST_SECONDS
+            )
             steps.append(explained(paths))
         except (RunFailed, UsageError) as error:
             raise ArmFailed(arm, str(error)) from None
@@ -140,7 +142,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
 
 def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
     try:
-        paths = run_of(arm.build, arm.arguments, runs / PAIRS, MOST_SECONDS)
+        paths = run_of(arm.build, arm.arguments, runs / PAIRS_FOLDER, MOST_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
     _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from levelfield import environment_folder
-from levelfield.catalog.lookup import reference_of
+from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
@@ -236,7 +236,7 @@ class NightSession:
         )
 
     def _start(self, job: scheduler.Job) -> Result:
-        listener, reference = self.output.listener(), partial(reference_of, self.registry)
+        listener, reference = self.output.listener(), partial(find_reference, self.registry)
         maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, listener)
         (result,) = scheduler.run_all(
             self.output.announced(iter([job])), self.request.runs, listener, reference, maker.certify

@@ -45,7 +45,7 @@ def webhook_url(file: Path | None) -> str | None:
     if file is not None:
         origin = f"--webhook-file {file}"
         try:
-            text = read_regular(file, largest=_LONGEST).decode()
+            text = read_regular(file, most_bytes=_LONGEST).decode()
         except OSError as error:
             raise UsageError(f"{origin}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Mapping, Sequence
 
 SCHEMA = "levelfield.node/1"
-PORT, FIRST_NODE = "{port}", "{first_node}"
+PORT_PLACEHOLDER, FIRST_NODE_PLACEHOLDER = "{port}", "{first_node}"
 _LIMITS = ("start_seconds", "step_seconds", "heartbeat_seconds")
 NODE_RANK = "LEVELFIELD_NODE_RANK"
 
@@ -21,7 +21,7 @@ class AssignmentError(Exception):
 class Assignment:
     """What one node does. `content` is the whole object; the fields are what every part needs.
 
-    files: texts that the node writes below its root before the start, by name.
+    processes: the ranks to start, each with `rank`, `argv`, `environment` and `log`.
     """
 
     run_id: str
@@ -46,35 +46,38 @@ class Assignment:
         secrets = {name: variables[name] for name in self.content.get("inherit", ()) if name in variables}
         base = {name: value for name, value in inherited.items() if name not in removed}
         declared = {name: value for name, value in process["environment"].items() if name not in secrets}
-        for place, key in ((PORT, "port"), (FIRST_NODE, "first_node")):
+        for placeholder, key in ((PORT_PLACEHOLDER, "port"), (FIRST_NODE_PLACEHOLDER, "first_node")):
             if (content := self.content.get(key)) is not None:
-                declared = {name: value.replace(place, str(content)) for name, value in declared.items()}
+                declared = {name: value.replace(placeholder, str(content)) for name, value in declared.items()}
         return {**base, **declared, **secrets}
 
 
-def assignment_of(text: str, node_rank: int | None = None, first_node: str | None = None) -> Assignment:
-    """Return the work in a text. The arguments replace what the engine knows better. Raises AssignmentError."""
-    content = _object(text)
+def parse_assignment(text: str, node_rank: int | None = None, first_node: str | None = None) -> Assignment:
+    """Return the work in a text. Raises AssignmentError.
+
+    node_rank, first_node: replace those of the text, where the engine assigns them.
+    """
+    content = _json_object(text)
     if content.get("schema") != SCHEMA:
         raise AssignmentError(f"key 'schema': found {content.get('schema')!r}, expected '{SCHEMA}'")
     content.update({} if node_rank is None else {"node_rank": node_rank})
     content.update({} if first_node is None else {"first_node": first_node})
-    limits = _value(content, "limits", dict)
+    limits = _typed_value(content, "limits", dict)
     for name in _LIMITS:
-        _value(limits, name, (int, float))
-    processes = _value(content, "processes", list)
+        _typed_value(limits, name, (int, float))
+    processes = _typed_value(content, "processes", list)
     for process in processes:
         if not isinstance(process, dict):
             raise AssignmentError(f"key 'processes': found {type(process).__name__}, expected objects")
-        for key, kind in (("rank", int), ("argv", list), ("environment", dict), ("log", str)):
-            _value(process, key, kind)
+        for key, expected_type in (("rank", int), ("argv", list), ("environment", dict), ("log", str)):
+            _typed_value(process, key, expected_type)
     assignment = Assignment(
-        run_id=_value(content, "run_id", str),
-        node_rank=_value(content, "node_rank", int),
-        nodes=_value(content, "nodes", int),
-        name=_value(content, "name", str),
-        root=Path(_value(content, "root", str)),
-        events=Path(_value(content, "events_dir", str)),
+        run_id=_typed_value(content, "run_id", str),
+        node_rank=_typed_value(content, "node_rank", int),
+        nodes=_typed_value(content, "nodes", int),
+        name=_typed_value(content, "name", str),
+        root=Path(_typed_value(content, "root", str)),
+        events=Path(_typed_value(content, "events_dir", str)),
         processes=processes,
         ranks=[process["rank"] for process in processes],
         heartbeat_seconds=limits["heartbeat_seconds"],
@@ -82,7 +85,7 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
     )
     for process in processes:  # a rank would wait for a port or an address that has no value
         for name, value in assignment.environment(process, {}).items():
-            if PORT in value or FIRST_NODE in value:
+            if PORT_PLACEHOLDER in value or FIRST_NODE_PLACEHOLDER in value:
                 raise AssignmentError(f"variable {name} of rank {process['rank']}: no value is given for '{value}'")
     for name, file_text in assignment.part("files").items():
         path = PurePosixPath(name)
@@ -91,7 +94,7 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
     return assignment
 
 
-def _object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -101,9 +104,9 @@ def _object(text: str) -> dict[str, Any]:
     return content
 
 
-def _value(content: Mapping[str, Any], key: str, kind: Any) -> Any:
+def _typed_value(content: Mapping[str, Any], key: str, expected_type: Any) -> Any:
     value = content.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        expected = kind.__name__ if isinstance(kind, type) else "a number"
+    if not isinstance(value, expected_type) or isinstance(value, bool):
+        expected = expected_type.__name__ if isinstance(expected_type, type) else "a number"
         raise AssignmentError(f"key '{key}': found {type(value).__name__}, expected {expected}")
     return value

@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import Any, Iterator
 
 MANIFEST = "implementation.yaml"
-_MEASURED = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
+_MEASURED_FILE = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
 # The further versions of a manifest: the key and the indented lines below it.
-_VERSIONS = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
+_VERSIONS_KEY = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
 # A folder beside: `parents[1] / "name"`, `.parent.parent / "name"`, `"..", "name"`, `"../name"`.
-_BESIDE = re.compile(
+_SIBLING_FOLDER = re.compile(
     r"(?:parents\[1\]|\.parent\.parent|[\"']\.\.[\"'])\s*[/,]\s*[\"'](\w+)[\"']|[\"'/]\.\./(\w+)[\"'/]"
 )
 _CACHE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # with a number while Python writes it
 _UNCHECKED = 0b01  # the flags of PEP 552: a hash, and nobody compares it
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 
-# The rank writes it at its end. The platform leaves out what the digest of the code covers (run/input_watch.py).
-# Libraries of the system and of makers: the environment and the vendor's software tell their versions.
-_OF_SYSTEM = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/dev/", "/proc/", "/sys/")
+# Libraries of the system and of vendors: provenance has their versions by the environment and the vendor's software.
+_SYSTEM_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/dev/", "/proc/", "/sys/")
 
 
 def code_digest(folder: Path, platform_code: str | None = None) -> str:
@@ -37,7 +36,7 @@ def code_digest(folder: Path, platform_code: str | None = None) -> str:
     It is the folder itself, the folders beside it whose code it imports, the worker, and a node's own part.
     platform_code: the digest of the last two, where the caller has it.
     """
-    parts = [f"{place.name} {folder_digest(place)}" for place in (folder, *shared_folders(folder))]
+    parts = [f"{path.name} {folder_digest(path)}" for path in (folder, *shared_folders(folder))]
     return "sha256:" + hashlib.sha256("\n".join([*parts, platform_code or platform_digest()]).encode()).hexdigest()
 
 
@@ -55,9 +54,11 @@ def shared_folders(folder: Path) -> list[Path]:
     shared: dict[str, Path] = {}
     unread = [folder]
     while unread:
-        scripts = (path for path in sources(unread.pop()) if path.suffix == ".py")
+        scripts = (path for path in source_files(unread.pop()) if path.suffix == ".py")
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in scripts)
-        for name in sorted({name for text in texts for match in _BESIDE.findall(text) for name in match if name}):
+        for name in sorted(
+            {name for text in texts for match in _SIBLING_FOLDER.findall(text) for name in match if name}
+        ):
             path = folder.parent / name
             if name != folder.name and name not in shared and path.is_dir():
                 shared[name] = path
@@ -68,24 +69,24 @@ def shared_folders(folder: Path) -> list[Path]:
 def folder_digest(folder: Path) -> str:
     """Return the sha256 of all files below `folder`, with their names, without measured results.
 
-    Nor does it have `versions` of the manifest: the pins of one version change nothing of another. A run has those of
-    its own in the environment's digest.
+    The manifest's `versions` are left out: the pins of one version change nothing of another. The digest of a run's
+    environment has its own pins.
     """
     digest = hashlib.sha256()
-    for path in sources(folder):
+    for path in source_files(folder):
         name = path.relative_to(folder).as_posix().encode(errors="surrogateescape")
         if path.name == MANIFEST:
-            content = _VERSIONS.sub(b"", path.read_bytes())
+            content = _VERSIONS_KEY.sub(b"", path.read_bytes())
             digest.update(name + f"\0{len(content)}\0".encode() + content)
         else:
             with path.open("rb") as file:
                 digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
-                while piece := file.read(_PIECE):  # weights may be gigabytes
+                while piece := file.read(_PIECE_BYTES):  # weights may be gigabytes
                     digest.update(piece)
     return "sha256:" + digest.hexdigest()
 
 
-def sources(folder: Path) -> list[Path]:
+def source_files(folder: Path) -> list[Path]:
     """Return all files below a folder that a training can read or load, in order, also behind links.
 
     A library, a table or weights change a training as its code does. The platform's own folders may have caches of
@@ -93,7 +94,7 @@ def sources(folder: Path) -> list[Path]:
     """
     paths = (path for path in _files(folder) if not _is_checked_cache(path))
     # the platform's record of what was measured, beside a manifest, is no source
-    paths = (p for p in paths if not (_MEASURED.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
+    paths = (p for p in paths if not (_MEASURED_FILE.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
     if folder.resolve().parent == Path(__file__).resolve().parents[1]:
         paths = (path for path in paths if not path.relative_to(folder).parts[0].startswith("."))
     return sorted(paths)
@@ -130,43 +131,46 @@ def _is_checked_cache(path: Path) -> bool:
 
 def report_at_end(file: str) -> None:
     """Have this process write `file` when it ends, also by os._exit. Processes that it forks write none."""
-    process, leave = os.getpid(), os._exit
+    process, original_exit = os.getpid(), os._exit
 
     def report() -> None:
         if os.getpid() == process:
             with contextlib.suppress(OSError):  # a full disk: the platform says that nothing is known
-                Path(file).write_text(json.dumps({"files": imported_from_elsewhere()}) + "\n", encoding="utf-8")
+                Path(file).write_text(json.dumps({"files": files_from_elsewhere()}) + "\n", encoding="utf-8")
 
     def report_and_leave(status: int) -> Any:
         report()
-        leave(status)
+        original_exit(status)
 
     atexit.register(report)
     os._exit = report_and_leave
 
 
-def imported_from_elsewhere() -> list[dict[str, str]]:
-    """Return path and sha256 of each file of a module, and of each library that is mapped."""
+def files_from_elsewhere() -> list[dict[str, str]]:
+    """Return path and sha256 of the loaded modules and libraries that no other digest covers.
+
+    A rank writes them at its end. The platform then leaves out what the code's digest covers (run/input_watch.py).
+    """
     # the folders of Python, of its packages and of the platform
     folders = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix]
     folders.append(str(Path(__file__).resolve().parents[2]))
-    # those in which compilers of frameworks keep what they made of code that is known
+    # where compilers of frameworks cache what they made of code that is digested already
     with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
         home = Path.home()
         if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
             folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         folders.append(os.environ.get("TRITON_CACHE_DIR") or str(home / ".triton"))
         folders.append(os.environ.get("TORCH_EXTENSIONS_DIR") or str(home / ".cache" / "torch_extensions"))
-    covered = tuple(os.path.realpath(folder) + os.sep for folder in folders)
-    covered += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
+    covered_prefixes = tuple(os.path.realpath(folder) + os.sep for folder in folders)
+    covered_prefixes += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
     files = []
     for path in sorted({os.path.realpath(path) for path in _loaded_files()}):
-        if path.startswith(covered):
+        if path.startswith(covered_prefixes):
             continue
         digest = hashlib.sha256()
         try:
             with Path(path).open("rb") as file:
-                while piece := file.read(_PIECE):
+                while piece := file.read(_PIECE_BYTES):
                     digest.update(piece)
             files.append({"path": path, "sha256": digest.hexdigest()})
         except OSError as error:
@@ -187,5 +191,5 @@ def _loaded_files() -> Iterator[str]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             path = line[line.find("/") :] if "/" in line else ""
-            if ".so" in Path(path).name and not path.startswith(_OF_SYSTEM) and Path(path).is_file():
+            if ".so" in Path(path).name and not path.startswith(_SYSTEM_FOLDERS) and Path(path).is_file():
                 yield path

@@ -15,11 +15,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
-from levelfield.node.process_identity import identity_from, identity_of, is_alive
+from levelfield.node.process_identity import identity_of, is_alive, parse_identity
 
-HELD = "held by "  # begins a line of the file: the identity of a process that could not be ended
-LOCKS = "/tmp/levelfield-devices"
-MOST_BYTES = 4096  # of a lock's content
+HELD_PREFIX = "held by "  # begins a line of the file: the identity of a process that could not be ended
+DEFAULT_LOCK_FOLDER = "/tmp/levelfield-devices"
+MOST_LOCK_BYTES = 4096  # of a lock's content
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
@@ -41,30 +41,30 @@ class DeviceLocks(NamedTuple):
         for file in self.files:
             with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
                 file.seek(0)
-                first = file.readline(MOST_BYTES).rstrip(b"\n")
-                file.seek(len(first))
+                first_line = file.readline(MOST_LOCK_BYTES).rstrip(b"\n")
+                file.seek(len(first_line))
                 file.truncate()
-                file.write("".join(f"\n{HELD}{identity.to_text()}" for identity in identities).encode())
+                file.write("".join(f"\n{HELD_PREFIX}{identity.to_text()}" for identity in identities).encode())
 
 
 def lock_folder() -> Path:
     """Return the folder of the locks: one for all users of the machine, whatever their temporary folders are."""
-    return Path(os.environ.get("LEVELFIELD_LOCKS") or LOCKS)
+    return Path(os.environ.get("LEVELFIELD_LOCKS") or DEFAULT_LOCK_FOLDER)
 
 
 @contextmanager
-def device_locked(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
+def lock_device(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
     """Lock one device for the block. Raises DeviceInUse, or OSError where the lock cannot be made."""
-    with FileIO(_opened(folder / f"{device}.lock"), "r+") as file:
+    with FileIO(_open_lock_file(folder / f"{device}.lock"), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_free = True
         except BlockingIOError:
             is_free = False
-        content = file.read(MOST_BYTES).decode(errors="replace")
+        content = file.read(MOST_LOCK_BYTES).decode(errors="replace")
         # without control characters: anybody may have written it
-        first = "".join(character for character in content.partition("\n")[0][:200] if character.isprintable())
-        run = first.strip() or "another run"
+        first_line = "".join(character for character in content.partition("\n")[0][:200] if character.isprintable())
+        run = first_line.strip() or "another run"
         if holder := _surviving_process(content, run) if is_free else run:
             raise DeviceInUse(
                 f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
@@ -80,7 +80,7 @@ def device_locked(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
 def _surviving_process(content: str, run: str) -> str | None:
     """Return the process that still runs after its run has ended, because SIGKILL did not end it. None without one."""
     for line in content.splitlines()[1:]:
-        identity = identity_from(line[len(HELD) :] if line.startswith(HELD) else line)
+        identity = parse_identity(line[len(HELD_PREFIX) :] if line.startswith(HELD_PREFIX) else line)
         if identity and is_alive(identity):
             reason = "which SIGKILL did not end"
             try:
@@ -96,7 +96,7 @@ def _surviving_process(content: str, run: str) -> str | None:
     return None
 
 
-def _opened(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     """Return a descriptor of the file. Every user can read and write it, whoever made it.
 
     The folder is shared, so another user may have put anything there: no link is followed, and only a plain file with
@@ -112,9 +112,9 @@ def _opened(path: Path) -> int:
         raise OSError(error.errno, "found no folder, or a link to one", str(path.parent)) from error
     try:
         with suppress(FileExistsError):  # another run made it first, or it has any other owner and kind
-            new = os.open(path.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-            os.fchmod(new, 0o666)
-            os.close(new)
+            new_descriptor = os.open(path.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+            os.fchmod(new_descriptor, 0o666)
+            os.close(new_descriptor)
         descriptor = os.open(path.name, _FLAGS, dir_fd=folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -12,7 +12,7 @@ from typing import Callable, Iterable, Tuple
 
 from levelfield.node.regular_files import open_regular
 
-LONGEST_LOOK = 1.0  # seconds that one look counts at most: a process that stood still has not watched
+MOST_LOOK_SECONDS = 1.0  # seconds that one look counts at most: a process that stood still has not watched
 Beat = Tuple[int, bytes]
 
 
@@ -20,12 +20,12 @@ class WatchedTime:
     """The seconds that this process has watched. now: a monotonic clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._looked, self._watched = now, now(), 0.0
+        self._now, self._last_look, self._watched = now, now(), 0.0
 
     def watched_seconds(self) -> float:
         """Count the time since the last look, and return the sum."""
-        before, self._looked = self._looked, self._now()
-        self._watched += min(self._looked - before, LONGEST_LOOK)
+        previous_look, self._last_look = self._last_look, self._now()
+        self._watched += min(self._last_look - previous_look, MOST_LOOK_SECONDS)
         return self._watched
 
 
@@ -36,9 +36,9 @@ class HeartbeatWatch:
         self._events, self._limit = events, limit_seconds
         self._beats: dict[int, tuple[Beat, float]] = {}
 
-    def silent(self, alive: Iterable[int], watched: float) -> str | None:
-        """Return the evidence of the first rank that is silent for too long. alive: ranks that have not ended."""
-        for rank in alive:
+    def silence_evidence(self, running_ranks: Iterable[int], watched_seconds: float) -> str | None:
+        """Return a sentence about the first rank that is silent for too long; None without one."""
+        for rank in running_ranks:
             try:
                 # opened each time: a client of a file server then asks for the newest state
                 with open_regular(self._events / f"rank{rank}.alive") as file:
@@ -46,8 +46,8 @@ class HeartbeatWatch:
             except OSError:
                 continue  # not started yet: the limit of the first step covers this
             if rank not in self._beats or self._beats[rank][0] != beat:
-                self._beats[rank] = beat, watched
-            silence = watched - self._beats[rank][1]
+                self._beats[rank] = beat, watched_seconds
+            silence = watched_seconds - self._beats[rank][1]
             if silence > self._limit:
                 return f"rank {rank} gave no heartbeat for {silence:.0f} s (limit {self._limit:g} s)"
         return None

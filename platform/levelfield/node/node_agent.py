@@ -24,13 +24,13 @@ from pathlib import Path
 if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and the package is found
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from levelfield.node.assignment import NODE_RANK, Assignment, AssignmentError, assignment_of
+from levelfield.node.assignment import NODE_RANK, Assignment, AssignmentError, parse_assignment
 from levelfield.node.file_stream import FileStream
 from levelfield.node.node_duty import NodeDuty, PlatformConnection
 from levelfield.node.rank_processes import Stop
 
-WRONG_WORK = 2
-MOST_WORK_BYTES = 64 * 2**20
+EXIT_WRONG_WORK = 2
+MOST_ASSIGNMENT_BYTES = 64 * 2**20
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
     try:
         if options.work == "-":
-            text = sys.stdin.buffer.readline(MOST_WORK_BYTES).decode(errors="replace")
+            text = sys.stdin.buffer.readline(MOST_ASSIGNMENT_BYTES).decode(errors="replace")
         else:
             # the engine's variables name the rank where no option does
             values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK)]
@@ -58,36 +58,40 @@ def main(arguments: list[str]) -> int:
             rank = rank if options.node_rank is None else options.node_rank
             path = Path(options.work.replace("{node_rank}", str(rank)))
             text = path.read_text(encoding="utf-8")
-        work = assignment_of(text, options.node_rank, options.first_node)
-        os.umask(work.content.get("umask", 0o022))
+        assignment = parse_assignment(text, options.node_rank, options.first_node)
+        os.umask(assignment.content.get("umask", 0o022))
         for folder in ("events", "logs", "nodes", "telemetry", "weights"):
-            (work.root / folder).mkdir(parents=True, exist_ok=True)
-        code = _run(work, options, stop)
+            (assignment.root / folder).mkdir(parents=True, exist_ok=True)
+        code = _run(assignment, options, stop)
     except AssignmentError as error:
         print(f"levelfield: {options.work}: {error}", file=sys.stderr, flush=True)
-        return WRONG_WORK
+        return EXIT_WRONG_WORK
     except OSError as error:
         print(f"levelfield: {error.filename or options.work}: {error.strerror}", file=sys.stderr, flush=True)
         return 1
     return code
 
 
-def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
+def _run(assignment: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     """Run the agent, with its frames on standard output if they are requested."""
-    silence = work.part("limits").get("platform_seconds", max(work.heartbeat_seconds, 30))
-    platform = PlatformConnection(stop, silence) if options.work == "-" else None
-    agent = NodeDuty(work, stop, platform)
+    silence_seconds = assignment.part("limits").get("platform_seconds", max(assignment.heartbeat_seconds, 30))
+    platform = PlatformConnection(stop, silence_seconds) if options.work == "-" else None
+    agent = NodeDuty(assignment, stop, platform)
     # this process's own errors go to the node's log from here on
     log = os.open(
-        work.root / f"logs/node{work.node_rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+        assignment.root / f"logs/node{assignment.node_rank}.log",
+        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+        0o666,
     )
     os.dup2(log, sys.stderr.fileno())
     os.close(log)
     if not options.stream:
         return agent.run()
-    broken = "standard output was closed: the receiver is gone"
+    closed_reason = "standard output was closed: the receiver is gone"
     output = sys.stdout.fileno()
-    stream = FileStream(work.root, work.node_rank, work.ranks, output, lambda: stop.request(broken))
+    stream = FileStream(
+        assignment.root, assignment.node_rank, assignment.ranks, output, lambda: stop.request(closed_reason)
+    )
     code = 1
     try:
         code = agent.run()

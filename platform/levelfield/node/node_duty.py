@@ -17,10 +17,10 @@ from levelfield.node import rank_processes
 from levelfield.node.assignment import Assignment
 from levelfield.node.code_digest import code_digest
 from levelfield.node.control_groups import MemoryKillWatch
-from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
+from levelfield.node.device_files import DeviceInUse, DeviceLocks, lock_device, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.node_facts import host_counters, locked_memory, network_counters, node_facts, tool_output
-from levelfield.node.node_setup import SetupError, stage
+from levelfield.node.node_setup import SetupError, stage_environment
 from levelfield.node.numa_domains import rank_cores
 from levelfield.node.process_identity import end_leftover_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
@@ -51,7 +51,7 @@ class PlatformConnection:
         self._lines, self._last_change = 0, (0, 0.0)  # lines so far; their number and the time when it last changed
         threading.Thread(target=self._read, daemon=True, name="platform").start()
 
-    def silent(self, watched: float) -> str | None:
+    def silence_evidence(self, watched: float) -> str | None:
         """Return the evidence of a silence that is too long, in seconds that this process has watched."""
         if self._lines != self._last_change[0]:
             self._last_change = self._lines, watched
@@ -86,14 +86,14 @@ class NodeDuty:
                 self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
                 if staged := self._work.part("stage"):  # the site's file names a folder of this node's own disk
                     began, folder, archive = time.monotonic(), Path(staged["folder"]), Path(staged["archive"])
-                    is_new = stage(archive, folder, staged["digest"], lambda: self._record.write("staging"))
+                    is_new = stage_environment(archive, folder, staged["digest"], lambda: self._record.write("staging"))
                     seconds = time.monotonic() - began
                     self._record.write("staged", folder=str(folder), is_new=is_new, seconds=seconds)
                 refusal = self._refusal()
                 if refusal is None:
                     end_leftover_ranks()
                     locks, run, devices = lock_folder(), self._work.run_id, self._work.content.get("locks", ())
-                    files = [stack.enter_context(device_locked(locks, device, run)) for device in devices]
+                    files = [stack.enter_context(lock_device(locks, device, run)) for device in devices]
                     self._device_locks = DeviceLocks(files)
                     ending = self._train()
             except DeviceInUse as error:
@@ -190,7 +190,7 @@ class NodeDuty:
         heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
         recorded: set[int] = set()
         while True:
-            alive, failed = self._ranks.alive(), self._ranks.failed()
+            alive, failed = self._ranks.alive(), self._ranks.first_failed()
             for end in self._ranks.ends():
                 if (end["exit_code"], end["signal"]) != (None, None) and end["rank"] not in recorded:
                     recorded.add(end["rank"])
@@ -198,10 +198,10 @@ class NodeDuty:
             if failed is not None or not alive:
                 break
             watched = clock.watched_seconds()
-            if evidence := heartbeats.silent(alive, watched):
+            if evidence := heartbeats.silence_evidence(alive, watched):
                 self._record.write("hang", evidence=evidence)
                 return Ending("hang", 7, evidence)
-            if self._platform and (evidence := self._platform.silent(watched)):
+            if self._platform and (evidence := self._platform.silence_evidence(watched)):
                 self._stop.request(evidence)
             if self._stop.wait(rank_processes.POLL_SECONDS):
                 return Ending("stopped", 3, self._stop.reason)

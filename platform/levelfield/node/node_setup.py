@@ -33,8 +33,8 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
 PROGRESS_BYTES = 64 * 2**20
-TELL_SECONDS = 5.0  # between two signs of a node that unpacks or waits
-SAY_SECONDS = 15.0  # of an installer's silence
+SIGN_SECONDS = 5.0  # between two signs of a node that unpacks or waits
+REPORT_SECONDS = 15.0  # of an installer's silence
 _running: list[subprocess.Popen[str]] = []
 
 
@@ -46,17 +46,17 @@ def main() -> int:
     """Prepare the node that the first line of standard input describes. Return the exit code."""
     header = json.loads(sys.stdin.buffer.readline())
     try:
-        folder = own_folder(Path(header["folder"]))
-        bring(folder / "code", header["code"])
-        python = environment(folder, header)
+        folder = make_private_folder(Path(header["folder"]))
+        receive_archive(folder / "code", header["code"])
+        python = prepare_environment(folder, header)
         answer(ready={"hostname": socket.gethostname(), "python": sys.version.split()[0], "environment": python})
         return 0
     except SetupError as error:
         answer(error=str(error))
     except OSError as error:
-        more = "; free some space on the node, or name another folder as ssh.folder in the site's file"
+        hint = "; free some space on the node, or name another folder as ssh.folder in the site's file"
         is_full = error.errno == errno.ENOSPC
-        answer(error=f"{error.filename or header['folder']}: {error.strerror}{more if is_full else ''}")
+        answer(error=f"{error.filename or header['folder']}: {error.strerror}{hint if is_full else ''}")
     return 1
 
 
@@ -65,7 +65,7 @@ def answer(**content: Any) -> None:
     sys.stdout.flush()
 
 
-def own_folder(path: Path) -> Path:
+def make_private_folder(path: Path) -> Path:
     """Make the folder for this user alone. Raises SetupError for one that others could change."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = os.lstat(str(path))
@@ -86,38 +86,38 @@ def foreign_folder_reason(mode: int, owner: int, user: int) -> str | None:
     return f"found mode {rights:04o}, with which others can write, expected 0700" if mode & 0o022 else None
 
 
-def bring(folder: Path, archive: Mapping[str, Any]) -> None:
-    """Unpack an archive from the platform to folder/name, in one step; nothing where it is already there."""
+def receive_archive(folder: Path, archive: Mapping[str, Any]) -> None:
+    """Unpack an archive from the platform to folder/name, in one step. One that is already there stays."""
     target = folder / archive["name"]
     folder.mkdir(exist_ok=True)
     with _locked(folder / (archive["name"] + ".lock")):
         if target.is_dir():
             return
         answer(need=archive["kind"])
-        part, content = folder / (archive["name"] + ".part"), folder / (archive["name"] + ".tar")
-        shutil.rmtree(str(part), ignore_errors=True)
+        unfinished, content = folder / (archive["name"] + ".part"), folder / (archive["name"] + ".tar")
+        shutil.rmtree(str(unfinished), ignore_errors=True)
         try:
-            receive(content, archive)
-            unpack(content, part)
+            write_archive(content, archive)
+            unpack(content, unfinished)
         finally:
             with contextlib.suppress(OSError):
                 content.unlink()
-        part.rename(target)
+        unfinished.rename(target)
 
 
-def receive(path: Path, archive: Mapping[str, Any]) -> None:
+def write_archive(path: Path, archive: Mapping[str, Any]) -> None:
     """Write an archive from standard input to a file. Raises SetupError for a damaged one."""
-    digest, left, reported = hashlib.sha256(), archive["bytes"], 0
+    digest, remaining, reported = hashlib.sha256(), archive["bytes"], 0
     with path.open("wb") as file:
-        while left:
-            part = sys.stdin.buffer.read(min(left, 2**20))
-            if not part:
-                raise SetupError(f"the connection ended {left} bytes before the end of the {archive['kind']}")
-            file.write(part)
-            digest.update(part)
-            left -= len(part)
-            if archive["bytes"] - left - reported >= PROGRESS_BYTES:
-                reported = archive["bytes"] - left
+        while remaining:
+            piece = sys.stdin.buffer.read(min(remaining, 2**20))
+            if not piece:
+                raise SetupError(f"the connection ended {remaining} bytes before the end of the {archive['kind']}")
+            file.write(piece)
+            digest.update(piece)
+            remaining -= len(piece)
+            if archive["bytes"] - remaining - reported >= PROGRESS_BYTES:
+                reported = archive["bytes"] - remaining
                 answer(say=f"received {reported >> 20} of {archive['bytes'] >> 20} MiB")
     if digest.hexdigest() != archive["sha256"]:
         actual, expected = digest.hexdigest()[:12], archive["sha256"][:12]
@@ -138,105 +138,105 @@ def unpack(content: Path, target: Path) -> None:
                 shutil.copyfileobj(source, file)
 
 
-def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
+def prepare_environment(folder: Path, header: Mapping[str, Any]) -> str | None:
     """Make the framework's environment, or take the one that is there. Return the version of its Python."""
-    planned = header["environment"]
-    if not planned.get("name"):
-        return _version(planned["python"])
-    place = folder / "environments" / planned["name"]
-    place.parent.mkdir(exist_ok=True)
-    with _locked(place.with_name(place.name + ".lock")):
-        if _made_from(place) != planned["digest"]:
-            wheels, source = header.get("wheels"), dict(planned.get("index") or {})
+    environment = header["environment"]
+    if not environment.get("name"):
+        return _python_version(environment["python"])
+    target = folder / "environments" / environment["name"]
+    target.parent.mkdir(exist_ok=True)
+    with _locked(target.with_name(target.name + ".lock")):
+        if _stamped_digest(target) != environment["digest"]:
+            wheels, source = header.get("wheels"), dict(environment.get("index") or {})
             if wheels:
-                bring(folder / "wheels", wheels)
+                receive_archive(folder / "wheels", wheels)
                 source = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / wheels["name"]).as_uri()}
             threading.Thread(target=_end_with_platform, daemon=True).start()
-            _make(place, planned, source)
-    return _version(str(place / "bin" / "python"))
+            _make_environment(target, environment, source)
+    return _python_version(str(target / "bin" / "python"))
 
 
-def stage(archive: Path, place: Path, digest: str, tell: Callable[[], None]) -> bool:
+def stage_environment(archive: Path, target: Path, digest: str, tell: Callable[[], None]) -> bool:
     """Unpack an environment from a shared file to this node's own disk, in one step. Return whether it was not there.
 
     tell: is called every few seconds. Raises SetupError.
     """
-    own_folder(place.parent)
-    part = place.with_name(place.name + ".part")
-    with _locked(place.with_name(place.name + ".lock"), tell):
-        if _made_from(place) == digest:
+    make_private_folder(target.parent)
+    unfinished = target.with_name(target.name + ".part")
+    with _locked(target.with_name(target.name + ".lock"), tell):
+        if _stamped_digest(target) == digest:
             return False
-        for old in (part, place):
-            shutil.rmtree(str(old), ignore_errors=True)
-        last = time.monotonic()
+        for leftover in (unfinished, target):
+            shutil.rmtree(str(leftover), ignore_errors=True)
+        last_told = time.monotonic()
         # the archive is the user's own, and an environment's Python is a link to the system's
         trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
         try:
             with tarfile.open(str(archive)) as content:
                 for member in content:
-                    content.extract(member, str(part), **trusted)
-                    if time.monotonic() - last > TELL_SECONDS:
-                        last = time.monotonic()
+                    content.extract(member, str(unfinished), **trusted)
+                    if time.monotonic() - last_told > SIGN_SECONDS:
+                        last_told = time.monotonic()
                         tell()
-            if _made_from(part) != digest:
+            if _stamped_digest(unfinished) != digest:
                 raise SetupError(f"{archive}: it ends before its stamp, or has another one; remove it")
-            part.rename(place)
+            unfinished.rename(target)
         except tarfile.TarError as error:
             raise SetupError(f"{archive}: {error}; remove it") from None
         except OSError as error:
-            raise SetupError(f"{error.filename or f'{archive} to {place}'}: {error.strerror or error}") from None
+            raise SetupError(f"{error.filename or f'{archive} to {target}'}: {error.strerror or error}") from None
         finally:
-            shutil.rmtree(str(part), ignore_errors=True)
+            shutil.rmtree(str(unfinished), ignore_errors=True)
         return True
 
 
-def _make(place: Path, planned: Mapping[str, Any], source: Mapping[str, str]) -> None:
-    answer(say=f"making {place} with Python {sys.version.split()[0]}: {', '.join(planned['requirements'])}")
-    _run([sys.executable, "-m", "venv", "--clear", str(place)], {})
-    pip = [str(place / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    made = list(planned["requirements"])
-    if made:
-        _run([*pip, *made], source)
-    for step in planned.get("builds", ()):
-        argv = [*pip, "--no-build-isolation", *planned["requirements"], *step["packages"]]
-        _run(argv, {**source, **_build_variables(place, step)})
-        made += step["packages"]
-    part = place / (STAMP + ".part")
-    part.write_text(json.dumps({"digest": planned["digest"], "requirements": made}) + "\n")
-    part.replace(place / STAMP)
+def _make_environment(target: Path, environment: Mapping[str, Any], source: Mapping[str, str]) -> None:
+    answer(say=f"making {target} with Python {sys.version.split()[0]}: {', '.join(environment['requirements'])}")
+    _run_installer([sys.executable, "-m", "venv", "--clear", str(target)], {})
+    pip = [str(target / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+    installed = list(environment["requirements"])
+    if installed:
+        _run_installer([*pip, *installed], source)
+    for step in environment.get("builds", ()):
+        argv = [*pip, "--no-build-isolation", *environment["requirements"], *step["packages"]]
+        _run_installer(argv, {**source, **_build_variables(target, step)})
+        installed += step["packages"]
+    unfinished = target / (STAMP + ".part")
+    unfinished.write_text(json.dumps({"digest": environment["digest"], "requirements": installed}) + "\n")
+    unfinished.replace(target / STAMP)
 
 
-def _build_variables(place: Path, step: Mapping[str, Any]) -> dict[str, str]:
+def _build_variables(environment_folder: Path, step: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a build against an environment's packages, as installer.build_variables does."""
-    packages = next(place.glob("lib/python3*/site-packages"), place)
-    variables = {"PATH": os.pathsep.join((str(place / "bin"), os.environ.get("PATH", os.defpath)))}
+    packages = next(environment_folder.glob("lib/python3*/site-packages"), environment_folder)
+    variables = {"PATH": os.pathsep.join((str(environment_folder / "bin"), os.environ.get("PATH", os.defpath)))}
     variables.update({name: str(packages / below) for name, below in step["home"].items()})
     if step["headers"]:
-        places = [str(path) for path in sorted(packages.glob(step["headers"]))]
-        variables["CPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("CPATH")])])
+        headers = [str(path) for path in sorted(packages.glob(step["headers"]))]
+        variables["CPATH"] = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPATH")])])
     return variables
 
 
-def _made_from(place: Path) -> str | None:
+def _stamped_digest(environment_folder: Path) -> str | None:
     try:
-        return str(json.loads((place / STAMP).read_text())["digest"])
+        return str(json.loads((environment_folder / STAMP).read_text())["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _version(python: str) -> str:
+def _python_version(python: str) -> str:
     """Return the version of an interpreter. Raises SetupError where it cannot be started."""
     try:
         code = "import sys; print(sys.version.split()[0])"
-        done = subprocess.run([python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        completed = subprocess.run([python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:
         raise SetupError(f"the interpreter {python} cannot be started: {error.strerror}") from None
-    if done.returncode != 0:
-        raise SetupError(f"the interpreter {python} ended with exit code {done.returncode}")
-    return done.stdout.strip()
+    if completed.returncode != 0:
+        raise SetupError(f"the interpreter {python} ended with exit code {completed.returncode}")
+    return completed.stdout.strip()
 
 
-def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+def _run_installer(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     """Run an installer and report each package. Raises SetupError with its last lines."""
     process = subprocess.Popen(
         list(argv),
@@ -249,7 +249,7 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
         start_new_session=True,
     )
     _running.append(process)
-    threading.Thread(target=_say_while, args=(process, " ".join(argv[1:4])), daemon=True).start()
+    threading.Thread(target=_report_while_running, args=(process, " ".join(argv[1:4])), daemon=True).start()
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -257,20 +257,20 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
         if line.startswith(("Collecting", "Installing", "Building")):
             answer(say=textwrap.shorten(line.partition(" (from ")[0], 120, placeholder=" ..."))
     if process.wait() != 0:
-        last = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
-        raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last}")
+        last_lines = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
+        raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last_lines}")
 
 
-def _say_while(process: subprocess.Popen[str], what: str) -> None:
+def _report_while_running(process: subprocess.Popen[str], command: str) -> None:
     """Report that an installer still works, ever more seldom: it may be silent for minutes."""
-    begun, pause = time.monotonic(), SAY_SECONDS
+    start, pause_seconds = time.monotonic(), REPORT_SECONDS
     while True:
         try:
-            process.wait(pause)
+            process.wait(pause_seconds)
             return
         except subprocess.TimeoutExpired:
-            answer(say=f"{what}: {time.monotonic() - begun:.0f} s so far")
-            pause *= 2
+            answer(say=f"{command}: {time.monotonic() - start:.0f} s so far")
+            pause_seconds *= 2
 
 
 def _end_with_platform() -> None:
@@ -287,15 +287,15 @@ def _end_with_platform() -> None:
 def _locked(path: Path, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock during a block. tell: is called every few seconds while another process has it."""
     with path.open("w") as file:
-        last, is_locked = time.monotonic(), False
+        last_told, is_locked = time.monotonic(), False
         while not is_locked:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_locked = True
             except BlockingIOError:
                 time.sleep(0.1)
-                if time.monotonic() - last > TELL_SECONDS:
-                    last = time.monotonic()
+                if time.monotonic() - last_told > SIGN_SECONDS:
+                    last_told = time.monotonic()
                     tell()
         yield
 

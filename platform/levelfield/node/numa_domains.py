@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
 
-ACCELERATORS = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
+ACCELERATOR_CLASSES = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
 Fields = Dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HO
     if not devices:
         return RankCores(all_cores, {})
     folders = sorted(root.glob("sys/devices/system/node/node[0-9]*"))
-    cores = {int(folder.name[4:]): _numbers(file_text(folder / "cpulist")) & {*usable} for folder in folders}
+    cores = {int(folder.name[4:]): _parse_number_list(file_text(folder / "cpulist")) & {*usable} for folder in folders}
     domains = {number: sorted(numbers) for number, numbers in cores.items() if numbers}
     if len(domains) < 2:
         return RankCores(all_cores, {})  # there is nothing to choose
@@ -73,16 +73,16 @@ def rank_cores(ranks: Sequence[int], devices: Mapping[str, Any], root: Path = HO
     # the domain of each accelerator of the vendor by PCI address: so drivers number them
     folders = sorted(root.glob("sys/bus/pci/devices/*"))
     folders = [folder for folder in folders if file_text(folder / "vendor") == str(devices["pci_vendor"])]
-    folders = [folder for folder in folders if file_text(folder / "class").startswith(ACCELERATORS)]
-    places = [int(file_text(folder / "numa_node") or -1) for folder in folders]
-    if len(places) != len(ranks):
-        return RankCores(all_cores, {}, f"the kernel shows {len(places)} devices for {len(ranks)} ranks")
-    if strange := sorted({domain for domain in places if domain not in domains}):
-        return RankCores(all_cores, {}, f"a device is in domain {strange[0]}, which has no usable core")
-    return RankCores({r: domains[d] for r, d in zip(ranks, places)}, dict(zip(ranks, places)))
+    folders = [folder for folder in folders if file_text(folder / "class").startswith(ACCELERATOR_CLASSES)]
+    device_domains = [int(file_text(folder / "numa_node") or -1) for folder in folders]
+    if len(device_domains) != len(ranks):
+        return RankCores(all_cores, {}, f"the kernel shows {len(device_domains)} devices for {len(ranks)} ranks")
+    if unusable := sorted({domain for domain in device_domains if domain not in domains}):
+        return RankCores(all_cores, {}, f"a device is in domain {unusable[0]}, which has no usable core")
+    return RankCores({r: domains[d] for r, d in zip(ranks, device_domains)}, dict(zip(ranks, device_domains)))
 
 
-def _numbers(text: str) -> set[int]:
+def _parse_number_list(text: str) -> set[int]:
     """Return the numbers of a kernel's list such as 0-3,8."""
     numbers: set[int] = set()
     for part in filter(None, text.split(",")):

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")
     argv = [sys.executable, agent, "run", options.work, *(["--stream"] if options.stream else [])]
     if options.first_node:
-        address = address_of(options.first_node, RESOLVE_SECONDS)
+        address = wait_for_address(options.first_node, RESOLVE_SECONDS)
         if address is None:
             print(f"levelfield: {options.first_node}: found no address for {RESOLVE_SECONDS:g} s", file=sys.stderr)
             return NO_ADDRESS
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     os.execv(sys.executable, argv)
 
 
-def address_of(name: str, limit_seconds: float) -> str | None:
+def wait_for_address(name: str, limit_seconds: float) -> str | None:
     """Return the address of a name as soon as it has one; None after the limit."""
     deadline = time.monotonic() + limit_seconds
     while True:

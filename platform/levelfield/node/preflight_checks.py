@@ -22,24 +22,24 @@ SCHEMA = "levelfield.node-preflight/1"
 Fields = Dict[str, Any]
 
 
-def checked(own: int) -> Fields:
-    """Return the facts that every check gave, or the reason why it gave none. own: 0 for this process."""
+def run_checks(own_process: int) -> Fields:
+    """Return the facts that every check gave, or the reason why it gave none. own_process: 0 for this process."""
     checks: dict[str, Callable[[], Fields]] = {
-        "load": lambda: node_facts.load_of_others(own),
+        "load": lambda: node_facts.load_of_others(own_process),
         "memory": node_facts.memory,
         "limits": node_facts.limits,
     }
-    answers = {}
+    facts = {}
     for name, check in checks.items():
         try:
-            answers[name] = check()
+            facts[name] = check()
         except Exception as error:  # of a kernel that shows no such file, or shows it otherwise
-            answers[name] = {"reason": f"the check failed: {type(error).__name__}: {str(error)[:200]}"}
-    return {"schema": SCHEMA, "checks": answers}
+            facts[name] = {"reason": f"the check failed: {type(error).__name__}: {str(error)[:200]}"}
+    return {"schema": SCHEMA, "checks": facts}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--own", type=int, default=0, metavar="PID")
     # the worker also names the run's folder and a short form, which no check needs
-    print(json.dumps(checked(parser.parse_known_args()[0].own)), flush=True)
+    print(json.dumps(run_checks(parser.parse_known_args()[0].own)), flush=True)

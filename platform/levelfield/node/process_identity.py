@@ -14,11 +14,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.rank_processes import KILL_SECONDS, MARK, killed, marked, stat_of, variables_of
+from levelfield.node.rank_processes import (
+    KILL_SECONDS,
+    MARK_VARIABLE,
+    kill_processes,
+    marked_processes,
+    stat_of,
+    variables_of,
+)
 
-_ENDED = ("Z", "X", "x")  # of a process whose parent has not read its exit code
-_STARTED = 19  # the place of the start among the fields of stat_of, in ticks since the boot
-_numbers = itertools.count()
+_ENDED_STATES = ("Z", "X", "x")  # of a process whose parent has not read its exit code
+_START_FIELD = 19  # the place of the start among the fields of stat_of, in ticks since the boot
+_mark_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,12 @@ class ProcessIdentity:
 def identity_of(process: int) -> ProcessIdentity | None:
     """Return the identity of a process of this machine; None when there is none, or it cannot be read."""
     try:
-        return ProcessIdentity(*_place(), process, int(stat_of(process)[_STARTED]))
+        return ProcessIdentity(*_this_machine(), process, int(stat_of(process)[_START_FIELD]))
     except (OSError, IndexError, ValueError):
         return None
 
 
-def identity_from(content: Any) -> ProcessIdentity | None:
+def parse_identity(content: Any) -> ProcessIdentity | None:
     """Return the identity in a text of `to_text` or in a JSON object; None for anything else."""
     try:
         if isinstance(content, str):
@@ -60,16 +67,18 @@ def identity_from(content: Any) -> ProcessIdentity | None:
 
 def is_alive(identity: ProcessIdentity) -> bool | None:
     """Return whether the process still runs; None when it belongs to another machine or to another container."""
-    host, boot, namespace = _place()
+    host, boot, namespace = _this_machine()
     if identity.host != host or (identity.boot == boot and identity.namespace != namespace):
         return None
     if identity.boot != boot:
         return False  # the machine was started again since
     fields = stat_of(identity.process)
-    return len(fields) > _STARTED and fields[_STARTED] == str(identity.started) and fields[0] not in _ENDED
+    return (
+        len(fields) > _START_FIELD and fields[_START_FIELD] == str(identity.started) and fields[0] not in _ENDED_STATES
+    )
 
 
-def _place() -> tuple[str, str, str]:
+def _this_machine() -> tuple[str, str, str]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     namespace = os.readlink("/proc/self/ns/pid")
     return platform.node(), boot, namespace
@@ -78,35 +87,38 @@ def _place() -> tuple[str, str, str]:
 def new_mark() -> str:
     """Return a mark for the ranks of one start: the identity of this process, and a number."""
     identity = identity_of(os.getpid())
-    return f"{identity.to_text()}/{next(_numbers)}" if identity else ""
+    return f"{identity.to_text()}/{next(_mark_numbers)}" if identity else ""
 
 
 def live_ranks_of_this_process() -> list[int]:
     """Return the processes that this one has started as ranks, and their children."""
     identity = identity_of(os.getpid())
-    return marked(f"{identity.to_text()}/") if identity else []
+    return marked_processes(f"{identity.to_text()}/") if identity else []
 
 
 def end_leftover_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
-    runs = _left()
-    left = killed(_left, KILL_SECONDS)
-    how = {process: "cannot be ended" if process in left else "was ended" for process in runs}
-    return [f"process {number}, which the killed platform of {run} left, {how[number]}" for number, run in runs.items()]
+    runs = _leftover_ranks()
+    remaining = kill_processes(_leftover_ranks, KILL_SECONDS)
+    outcomes = {process: "cannot be ended" if process in remaining else "was ended" for process in runs}
+    return [
+        f"process {process}, which the killed platform of {run} left, {outcomes[process]}"
+        for process, run in runs.items()
+    ]
 
 
-def _left() -> dict[int, str]:
+def _leftover_ranks() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
     # not this process and those that it comes from: a user may start it with the variables of a rank
-    line, parent = {os.getpid()}, os.getppid()
-    while parent > 0 and parent not in line:
-        line.add(parent)
+    ancestors, parent = {os.getpid()}, os.getppid()
+    while parent > 0 and parent not in ancestors:
+        ancestors.add(parent)
         fields = stat_of(parent)
         parent = int(fields[1]) if len(fields) > 1 else 0
     leftovers = {}
-    for process in set(marked("")) - line:
+    for process in set(marked_processes("")) - ancestors:
         variables = variables_of(process)
-        starter = identity_from(variables.get(MARK, "").rpartition("/")[0])
+        starter = parse_identity(variables.get(MARK_VARIABLE, "").rpartition("/")[0])
         if starter and is_alive(starter) is False:
             leftovers[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name
     return leftovers

@@ -23,14 +23,15 @@ POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
 KILL_SECONDS = 5.0  # after SIGKILL; a process that a driver or a frozen cgroup holds in the kernel never ends
-MARK = "LEVELFIELD_STARTED_BY"  # in each rank and what it starts: who started it (process_identity.py)
-FIRST_FOR_MEMORY = 500  # ranks count half of all memory more: out of memory, the kernel ends a rank, not the platform
+MARK_VARIABLE = "LEVELFIELD_STARTED_BY"  # in each rank and what it starts: who started it (process_identity.py)
+# Ranks count as half of all memory more. So the kernel, when out of memory, ends a rank and not the platform.
+OOM_SCORE_ADJUSTMENT = 500
 
 
 class Ranks:
     """Processes by rank. Each process leads its own session, so that its whole group can be ended.
 
-    mark: by it are found and ended also the processes that have left their group. Without one none are.
+    mark: finds the processes that have left their group, so that they are ended too. Without one they are not.
     """
 
     def __init__(self, mark: str = "") -> None:
@@ -38,14 +39,14 @@ class Ranks:
         self._escaped: set[int] = set()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: set[int] = set()
-        self._held: dict[int, str] = {}
+        self._unkillable: dict[int, str] = {}
 
     def start(self, rank: int, argv: list[str], environment: dict[str, str], log: str) -> None:
         """Start one rank with exactly this environment. Raises OSError when the process cannot start."""
         with Path(log).open("wb") as output:
             self._running[rank] = subprocess.Popen(
                 argv,
-                env={**environment, MARK: self._mark} if self._mark else environment,
+                env={**environment, MARK_VARIABLE: self._mark} if self._mark else environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -54,8 +55,9 @@ class Ranks:
         # the kernel may kill again before the memory of the first is free
         adjustment = Path(f"/proc/{self._running[rank].pid}/oom_score_adj")
         with contextlib.suppress(OSError, ValueError):
-            if int(adjustment.read_text(encoding="utf-8")) < FIRST_FOR_MEMORY:  # to lower it is not permitted to users
-                adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
+            # a user may not lower it
+            if int(adjustment.read_text(encoding="utf-8")) < OOM_SCORE_ADJUSTMENT:
+                adjustment.write_text(str(OOM_SCORE_ADJUSTMENT), encoding="utf-8")
 
     def alive(self) -> list[int]:
         """Return the ranks that still run."""
@@ -65,7 +67,7 @@ class Ranks:
         """Return the process number of every rank that was started."""
         return [process.pid for process in self._running.values()]
 
-    def failed(self) -> int | None:
+    def first_failed(self) -> int | None:
         """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
 
@@ -74,21 +76,21 @@ class Ranks:
 
         A rank that has not ended then is held by the kernel. A later call does not wait for it again.
         """
-        left = set(self.alive()) - set(self._held)
+        live = set(self.alive()) - set(self._unkillable)
         # a suspended process receives SIGTERM when it continues
-        for numbers, ranks, seconds in (
-            ((signal.SIGTERM, signal.SIGCONT), left, TERMINATE_SECONDS),
+        for signals, ranks, seconds in (
+            ((signal.SIGTERM, signal.SIGCONT), live, TERMINATE_SECONDS),
             ((signal.SIGKILL,), set(self._running), KILL_SECONDS),
         ):
-            for number, rank in itertools.product(numbers, ranks):
+            for signal_number, rank in itertools.product(signals, ranks):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._running[rank].pid, number)
-            self.wait(seconds, left)
+                    os.killpg(self._running[rank].pid, signal_number)
+            self.wait(seconds, live)
         if self._mark:  # what ranks have started in sessions of their own: once for each process
             handled = {*self.processes(), *self._escaped}
-            self._escaped |= {*killed(lambda: {*marked(self._mark)} - handled, KILL_SECONDS)}
-        self._held.update({rank: state_of(self._running[rank].pid) for rank in left & set(self.alive())})
-        self._stopped |= left
+            self._escaped |= {*kill_processes(lambda: {*marked_processes(self._mark)} - handled, KILL_SECONDS)}
+        self._unkillable.update({rank: state_of(self._running[rank].pid) for rank in live & set(self.alive())})
+        self._stopped |= live
 
     def wait(self, seconds: float, ranks: Collection[int] | None = None) -> None:
         """Wait for these ranks to end by themselves, or for all; at most so many seconds."""
@@ -104,15 +106,15 @@ class Ranks:
         ends: list[dict[str, Any]] = []
         for rank, process in sorted(self._running.items()):
             code = process.poll()
-            number = -code if code is not None and code < 0 else None
+            signal_number = -code if code is not None and code < 0 else None
             end: dict[str, Any] = {
                 "rank": rank,
-                "exit_code": code if number is None else None,
-                "signal": number,
+                "exit_code": code if signal_number is None else None,
+                "signal": signal_number,
                 "stopped_by_us": rank in self._stopped,
             }
-            if code is None and rank in self._held:
-                end.update(process=process.pid, state=self._held[rank])
+            if code is None and rank in self._unkillable:
+                end.update(process=process.pid, state=self._unkillable[rank])
             ends.append(end)
         return ends
 
@@ -133,34 +135,34 @@ class Stop:
     def wait(self, seconds: float) -> bool:
         """Return whether there is a reason, at the latest after so many seconds."""
         deadline = time.monotonic() + seconds
-        while not self.reason and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, POLL_SECONDS))
+        while not self.reason and (remaining := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining, POLL_SECONDS))
         return bool(self.reason)
 
 
-def killed(processes: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
+def kill_processes(list_processes: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
     """Send SIGKILL to the processes that are found, until none is or the time is over. Return those that are left."""
     deadline = time.monotonic() + seconds
-    while (left := processes()) and time.monotonic() < deadline:
-        for process in left:
+    while (remaining := list_processes()) and time.monotonic() < deadline:
+        for process in remaining:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 5)
-    return left
+    return remaining
 
 
-def marked(mark: str, name: str = MARK) -> list[int]:
+def marked_processes(mark: str, name: str = MARK_VARIABLE) -> list[int]:
     """Return the processes of this user whose mark begins so; with an empty one all that have a mark.
 
     name: the variable with the mark. A null byte at the end of `mark` stands for the end of the whole mark.
     """
     variable = f"{name}={mark}".encode()
     processes = []
-    for place in Path("/proc").glob("[0-9]*/environ"):
+    for environ_file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
-            content = place.read_bytes()
+            content = environ_file.read_bytes()
             if content.startswith(variable) or b"\0" + variable in content:
-                processes.append(int(place.parent.name))
+                processes.append(int(environ_file.parent.name))
     return processes
 
 
@@ -188,26 +190,28 @@ def state_of(process: int) -> str:
 
 def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
-    work = json.loads(Path(path).read_text(encoding="utf-8"))
-    ranks, stop, ends = Ranks(), Stop(), Path(work["ends"])
-    os.umask(work.get("umask", 0o022))  # the engine's own mask would give files to others that the user's does not
+    assignment = json.loads(Path(path).read_text(encoding="utf-8"))
+    ranks, stop, ends_file = Ranks(), Stop(), Path(assignment["ends"])
+    os.umask(
+        assignment.get("umask", 0o022)
+    )  # the engine's own mask would give files to others that the user's does not
     signal.signal(signal.SIGTERM, lambda number, frame: stop.request("a signal"))
-    threading.Thread(target=_until_closed, args=(stop,), daemon=True).start()
+    threading.Thread(target=_stop_when_closed, args=(stop,), daemon=True).start()
     try:
-        for process in work["processes"]:
+        for process in assignment["processes"]:
             environment = {**os.environ, **process["environment"]}
             ranks.start(process["rank"], process["argv"], environment, process["log"])
-        while ranks.alive() and ranks.failed() is None and not stop.wait(POLL_SECONDS):
-            _write_ends(ends, ranks.ends())
-        if ranks.failed() is not None:
+        while ranks.alive() and ranks.first_failed() is None and not stop.wait(POLL_SECONDS):
+            _write_ends(ends_file, ranks.ends())
+        if ranks.first_failed() is not None:
             ranks.wait(SETTLE_SECONDS)  # the others may end by themselves and write their errors
     finally:
         ranks.stop()
-        _write_ends(ends, ranks.ends())
-    return 0 if ranks.failed() is None else 1
+        _write_ends(ends_file, ranks.ends())
+    return 0 if ranks.first_failed() is None else 1
 
 
-def _until_closed(stop: Stop) -> None:
+def _stop_when_closed(stop: Stop) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     stop.request("standard input was closed")
@@ -218,9 +222,9 @@ def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
     text = json.dumps(ends)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":

@@ -28,41 +28,41 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it may have
 
 def open_regular(path: Union[Path, str]) -> BufferedReader:
     """Return a regular file, opened for its bytes. Raises OSError with what was found instead."""
-    _refuse(Path(path).stat().st_mode, path)  # before it is opened: to open a device may have an effect
+    _require_regular(Path(path).stat().st_mode, path)  # before it is opened: to open a device may have an effect
     # one owner of the descriptor: closed twice, where an interrupt comes in between, it would hide the interrupt
     file = open(path, "rb", opener=lambda name, _: os.open(name, _FLAGS))  # noqa: SIM115 (the caller closes it)
     try:
-        _refuse(os.fstat(file.fileno()).st_mode, path)
+        _require_regular(os.fstat(file.fileno()).st_mode, path)
     except BaseException:
         file.close()
         raise
     return file
 
 
-def read_regular(path: Union[Path, str], first: int = -1, largest: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file, or its `first` bytes where that is given. Raises OSError as open_regular.
+def read_regular(path: Union[Path, str], first_bytes: int = -1, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file, or only its first bytes. Raises OSError as open_regular.
 
-    A file of more than `largest` bytes is an OSError too, unless only its first bytes are read.
+    first_bytes: how many; -1: the whole file, where more than `most_bytes` are an OSError too.
     """
     with open_regular(path) as file:
-        if first >= 0:
-            return file.read(first)
+        if first_bytes >= 0:
+            return file.read(first_bytes)
         size = os.fstat(file.fileno()).st_size
-        content = file.read(largest + 1) if size <= largest else b""
-        if max(size, len(content)) > largest:  # it may have grown meanwhile
-            status = f"found {max(size, len(content)):,} bytes, expected at most {largest:,}"
-            raise OSError(errno.EFBIG, status, str(path))
+        content = file.read(most_bytes + 1) if size <= most_bytes else b""
+        if max(size, len(content)) > most_bytes:  # it may have grown meanwhile
+            size_problem = f"found {max(size, len(content)):,} bytes, expected at most {most_bytes:,}"
+            raise OSError(errno.EFBIG, size_problem, str(path))
         return content
 
 
-def read_last(path: Union[Path, str], last: int) -> bytes:
+def read_last(path: Union[Path, str], last_bytes: int) -> bytes:
     """Return the last bytes of a regular file. Raises OSError as open_regular."""
     with open_regular(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - last))
-        return file.read(last)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+        return file.read(last_bytes)
 
 
-def _refuse(mode: int, path: Union[Path, str]) -> None:
+def _require_regular(mode: int, path: Union[Path, str]) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "another kind of file")
         raise OSError(errno.EINVAL, f"found {kind}, expected a regular file", str(path))

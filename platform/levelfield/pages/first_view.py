@@ -32,8 +32,8 @@ from levelfield.compare.sides import headline_utilisation, steady_runs, tuning_o
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped
-from levelfield.predict.pass_timing import moved_bytes
-from levelfield.predict.setup import setup_of
+from levelfield.predict.pass_timing import memory_traffic_bytes
+from levelfield.predict.setup import training_setup
 from levelfield.specs.record import RunRecord
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
@@ -230,9 +230,9 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
     if work.fingerprint() != series.work:
         return None
     on_host = series.device_is == HOST_SHARE
-    setup = setup_of(work, Tuning(**{name: getattr(series, name) for name in _TUNED}), on_host, constants.keeping)
+    setup = training_setup(work, Tuning(**{name: getattr(series, name) for name in _TUNED}), on_host, constants.keeping)
     flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
-    value = flops / moved_bytes(setup, constants.pace_on(on_host))
+    value = flops / memory_traffic_bytes(setup, constants.pace_on(on_host))
     ridge = None
     if not on_host and row.peak_tflops is not None:
         with suppress(UsageError):  # a chip that no vendor has

@@ -40,7 +40,7 @@ from levelfield.series.ticket import Tickets
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.result import DISTURBED
-from levelfield.store.database import rare_collections
+from levelfield.store.database import infrequent_gc
 
 HERE = Path(__file__).parent
 ASSETS = (*sorted(path.name for path in (HERE / "assets").glob("*.js")), "style.css", "icon.svg")
@@ -107,7 +107,7 @@ def build_pages(
                 if not writer.reuses(f"data/{name}.js", stamp):
                     months.append(MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference))
         rebuilt |= {changed.runs.slug for changed in months}
-        with rare_collections():
+        with infrequent_gc():
             for done, (changed, records) in enumerate(_with_records(months, results), start=1):
                 value = month_file(changed.runs.series, records, changed.reference)
                 writer.write(f"data/{changed.file}.js", data_script(changed.file, value), changed.stamp)

@@ -80,11 +80,11 @@ class PagesWriter(ExitStack):
                 self._folders = _open_folders(root, cleanup)
                 for name in filter(_STAGING_FOLDER.fullmatch, root.names()):  # a running command's is locked
                     with suppress(OSError), root.below(name) as abandoned:
-                        if abandoned.locked():
+                        if abandoned.try_lock():
                             _remove_staging(root, abandoned)
                 self._staging = cleanup.enter_context(root.below(f".levelfield-new-{os.urandom(4).hex()}", make=True))
                 cleanup.callback(_remove_staging, root, self._staging)
-                self._staging.locked()
+                self._staging.try_lock()
             except OSError as error:
                 reason = f"{error.strerror}{disk_hint(error, folder)}"
                 raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None

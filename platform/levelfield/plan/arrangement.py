@@ -19,11 +19,11 @@ from levelfield.plan.default_layout import (
     smallest_fitting_task,
     usable_devices_per_node,
 )
-from levelfield.plan.devices import hardware_of
+from levelfield.plan.devices import plan_hardware
 from levelfield.plan.request import Decision
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.layout_search import LayoutEstimate
-from levelfield.predict.setup import setup_of
+from levelfield.predict.setup import training_setup
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS
 from levelfield.specs.implementation import ImplementationFile, refused
@@ -31,7 +31,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 GIB = 2**30
-MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
+PARALLELISM_HINTS = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
 @dataclass(frozen=True)
@@ -64,88 +64,88 @@ def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
     if decision.scale == "smoke":
         return arrange(decision, "smoke"), decision.scale_reason or "asked for with --scale smoke"
     full = arrange(decision, "full")
-    lacking = _lacking_memory(decision, full)
+    memory_problem = _memory_problem(decision, full)
     if decision.scale == "full":
-        if lacking and not decision.request.assume:
-            raise DoesNotFit(f"--scale full: {lacking}. Use --scale smoke, another --layout, or more devices")
+        if memory_problem and not decision.request.assume:
+            raise DoesNotFit(f"--scale full: {memory_problem}. Use --scale smoke, another --layout, or more devices")
         return full, decision.scale_reason or "asked for with --scale full"
     accelerator = not decision.selection.vendor.is_host
-    if lacking is None and accelerator:
+    if memory_problem is None and accelerator:
         return full, "the estimate says that it fits"
     no_chip = None if accelerator else "there is no accelerator here"
-    more = _where_it_fits(decision, full) if accelerator else None
-    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, lacking, more) if part)
+    fitting_hint = _fitting_devices_hint(decision, full) if accelerator else None
+    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, memory_problem, fitting_hint) if part)
 
 
-def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
+def expected_footprint(decision: Decision, arrangement: Arrangement) -> Footprint:
     """Return the expected memory of the arrangement's fullest rank."""
     selection, work, tuning = decision.selection, arrangement.work, arrangement.tuning
     model = selection.constants.keeping if selection.constants else None
-    return expected_memory(setup_of(work, tuning, selection.vendor.is_host, model))
+    return expected_memory(training_setup(work, tuning, selection.vendor.is_host, model))
 
 
-def _lacking_memory(decision: Decision, full: Arrangement) -> str | None:
+def _memory_problem(decision: Decision, full: Arrangement) -> str | None:
     """Return a sentence when the full case cannot run on the devices; None where it can, or where that is unknown.
 
     Raises UsageError where the devices are absent and not assumed.
     """
-    available = hardware_of(decision, full).memory_bytes_per_device
+    available = plan_hardware(decision, full).memory_bytes_per_device
     devices = full.nodes * full.devices_per_node
-    memory = footprint_of(decision, full)
+    memory = expected_footprint(decision, full)
     if available is None or memory.total <= available:
         return None
-    where = "one device" if devices == 1 else f"the fullest of {devices} devices"
+    rank_words = "one device" if devices == 1 else f"the fullest of {devices} devices"
     count = parameters(full.work.model, full.work.training.sequence_length).total
     return (
-        f"{decision.selection.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on {where} "
-        f"as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
+        f"{decision.selection.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on "
+        f"{rank_words} as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
     )
 
 
-def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
+def _fitting_devices_hint(decision: Decision, full: Arrangement) -> str | None:
     """Return the number of devices from which the full case fits, with the command that plans it."""
     selection = decision.selection
-    here = LayoutTask(selection, full.work, full.nodes, full.devices_per_node)
-    place = smallest_fitting_task(here, decision.request.choice) if full.layout_is_default else None
-    if place is None:
+    task = LayoutTask(selection, full.work, full.nodes, full.devices_per_node)
+    fitting_task = smallest_fitting_task(task, decision.request.choice) if full.layout_is_default else None
+    if fitting_task is None:
         return None
     return (
-        f"it fits from {place.nodes} x {place.devices} devices on: `run_benchmarks.py plan {selection.case.name} "
-        f"--chip {selection.chip.name} --framework {selection.implementation.framework} --nodes {place.nodes} "
-        f"--devices {shlex.join((str(place.devices), *selection.options))}`"
+        f"it fits from {fitting_task.nodes} x {fitting_task.devices} devices on: `run_benchmarks.py plan "
+        f"{selection.case.name} --chip {selection.chip.name} --framework {selection.implementation.framework} "
+        f"--nodes {fitting_task.nodes} --devices {shlex.join((str(fitting_task.devices), *selection.options))}`"
     )
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
     """Return every free field at this scale. Raises LayoutError for an unreadable layout text."""
     selection, selector, work = decision.selection, decision.selector, decision.selection.case.work(scale)
-    choice = _chosen(decision, scale, with_case=True)
-    written = parse_layout(choice.fields.layout) if choice.fields.layout else None
-    nodes = written.nodes if written and written.nodes else selector.nodes
-    devices = selector.devices or (written and written.devices)
+    choice = _merged_choice(decision, scale, with_case=True)
+    requested = parse_layout(choice.fields.layout) if choice.fields.layout else None
+    nodes = requested.nodes if requested and requested.nodes else selector.nodes
+    devices = selector.devices or (requested and requested.devices)
     if not devices:
-        devices = max(1, written.layout.world_size // nodes) if written else selection.default_devices
-    place, fixed = LayoutTask(selection, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
-    if written:
-        default = complete_layout(place, scale, written.layout, fixed, choice.fields)
+        devices = max(1, requested.layout.world_size // nodes) if requested else selection.default_devices
+    task, fixed = LayoutTask(selection, work, nodes, devices), _merged_choice(decision, scale, with_case=False).fields
+    if requested:
+        default = complete_layout(task, scale, requested.layout, fixed, choice.fields)
     else:
         if selector.devices is None:
-            place = replace(place, devices=usable_devices_per_node(place, fixed))
-        default = default_layout(place, scale, fixed, choice.fields)
+            task = replace(task, devices=usable_devices_per_node(task, fixed))
+        default = default_layout(task, scale, fixed, choice.fields)
     fields = TuningChoice.model_validate({**choice.fields.model_dump(exclude_none=True), **default.fields})
     origins = {**choice.origins, **default.origins}  # of the fields of a default layout: its own
     if fields.recompute_layers is None:
         origins.pop(RECOMPUTE_LAYERS, None)
     values = fields.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in values and selection.vendor.is_host:  # its processes share its cores
-        processes = place.devices if decision.request.launch else place.world_size
+        processes = task.devices if decision.request.launch else task.world_size
         values["threads"] = max(1, usable_cores() // processes)
         origins["threads"] = f"default: {usable_cores()} usable cores over {processes} process(es)"
     tuning = Tuning(layout=default.layout, **values)
-    return Arrangement(scale, work, tuning, nodes, place.devices, origins, written is None, default.estimates)
+    return Arrangement(scale, work, tuning, nodes, task.devices, origins, requested is None, default.estimates)
 
 
-def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
+def _merged_choice(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
     """Return the free fields of all sources: case, vendor, case string, suite, command line. The last has priority.
 
     with_case: False leaves the case's defaults out.
@@ -154,7 +154,7 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
     case_fields = selection.case.tuning.get(scale, TuningChoice()) if with_case else TuningChoice()
     sources = [
         (f"case {selection.case.name}", case_fields),
-        *((f"vendor {selection.vendor.name}: {row.why}", row.set) for row in _rows(decision, scale)),
+        *((f"vendor {selection.vendor.name}: {row.why}", row.set) for row in _applying_rows(decision, scale)),
         ("case string", TuningChoice(layout=decision.selector.layout)),
         (decision.suggestion.by, decision.suggestion.choice),
         ("command line", decision.request.choice),
@@ -171,7 +171,7 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
     return _Choice(TuningChoice.model_validate(merged), origins)
 
 
-def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
+def _applying_rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
     """Return the rows of the vendor's tuning that apply here; none for a base run."""
     selection, selector = decision.selection, decision.selector
     if decision.request.base:
@@ -190,7 +190,9 @@ def refuse_unsupported(
     captures: a step's tensors are written.
     """
     offered = implementation.offered_parallelism(kind)
-    lacking = [f"{name}{MEANING.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered]
+    lacking = [
+        f"{name}{PARALLELISM_HINTS.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered
+    ]
     precisions = implementation.offered_precisions(kind)
     if work.training.precision not in precisions:
         lacking.append(f"precision {work.training.precision} on {kind} (it has {', '.join(precisions) or 'none'})")

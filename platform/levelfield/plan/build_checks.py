@@ -32,13 +32,13 @@ from levelfield.specs.requirements import (
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 
-PATIENCE_SECONDS = 30
+ANSWER_SECONDS = 30
 IMPORT_SECONDS = 300  # an import reads gigabytes, from a file server it may be
-OTHER_CHIP = "Name a version that runs on it, where `show frameworks` has one, or a Python of your own with --python"
-OTHER_DRIVER = "Update the driver, or name a version that runs with it, where `show frameworks` has one"
+CHIP_REMEDY = "Name a version that runs on it, where `show frameworks` has one, or a Python of your own with --python"
+DRIVER_REMEDY = "Update the driver, or name a version that runs with it, where `show frameworks` has one"
 # Imports a module for each named build and prints why it cannot be. Of a build whose module has another name than its
 # package, only the package is looked up. -E ignores the caller's variables, as a training does.
-_IMPORTING = """
+_IMPORT_PROGRAM = """
 import importlib, json, sys
 from importlib.metadata import PackageNotFoundError, version
 def fault(name):
@@ -55,7 +55,7 @@ def fault(name):
 del sys.path[0]
 print("\\n" + json.dumps({name: fault(name) for name in sys.argv[1:]}))
 """
-_USES: dict[Use, str] = {
+_USE_REASONS: dict[Use, str] = {
     "always": "every run on these devices uses it",
     "fp8": "precision fp8 uses it",
     "flash_attn": "attention flash_attn uses it",
@@ -63,7 +63,7 @@ _USES: dict[Use, str] = {
 _RELEASE = re.compile(r"release (\d+(?:\.\d+)*)")
 
 
-class Unmet(NamedTuple):
+class UnmetNeed(NamedTuple):
     """The version of a chip or a driver, the need that it does not meet, and what to do."""
 
     version: str
@@ -71,20 +71,22 @@ class Unmet(NamedTuple):
     remedy: str
 
 
-def missing(stages: Stages, driver: str | None, is_already_made: bool, chip: Chip | None = None) -> Iterator[str]:
+def missing_need_sentences(
+    stages: Stages, driver: str | None, is_already_made: bool, chip: Chip | None = None
+) -> Iterator[str]:
     """Return a sentence for each thing that the packages need and this machine lacks.
 
     driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
     is_already_made: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
-    for version, need, remedy in unmet(stages, driver, chip):
+    for version, need, remedy in unmet_needs(stages, driver, chip):
         yield f"found {version}, expected {need.least} or newer: {need.reason}. {remedy}"
     if is_already_made or installer.wheels_folder():
         return
-    if stages.index and (without := unset(stages.index)):
-        yield without
+    if stages.index and (problem := index_problem(stages.index)):
+        yield problem
     for build in stages.builds:
-        yield from filter(None, (lacks(tool, build) for tool in build.tools))
+        yield from filter(None, (tool_problem(tool, build) for tool in build.tools))
 
 
 def is_enough(need: LeastVersion, version: str) -> bool | None:
@@ -93,16 +95,16 @@ def is_enough(need: LeastVersion, version: str) -> bool | None:
     return None if parts is None or least is None else parts >= least
 
 
-def unmet(needs: Requirements | Stages, driver: str | None, chip: Chip | None) -> Iterator[Unmet]:
+def unmet_needs(needs: Requirements | Stages, driver: str | None, chip: Chip | None) -> Iterator[UnmetNeed]:
     """Return the needs that the chip or the driver does not meet. One whose version is not known counts as met."""
     capability = chip.compute_capability if chip else None
     if chip and capability and needs.compute_capability and is_enough(needs.compute_capability, capability) is False:
-        yield Unmet(f"{chip.name} of compute capability {capability}", needs.compute_capability, OTHER_CHIP)
+        yield UnmetNeed(f"{chip.name} of compute capability {capability}", needs.compute_capability, CHIP_REMEDY)
     if driver is not None and needs.driver and is_enough(needs.driver, driver) is False:
-        yield Unmet(f"driver {driver}", needs.driver, OTHER_DRIVER)
+        yield UnmetNeed(f"driver {driver}", needs.driver, DRIVER_REMEDY)
 
 
-def unset(index: NamedIndex) -> str | None:
+def index_problem(index: NamedIndex) -> str | None:
     """Return what a missing or unreadable setting of a named index lacks; None for an address."""
     address = os.environ.get(index.setting, "")
     if re.match(r"(https?|file)://\S+$", address):
@@ -114,39 +116,43 @@ def unset(index: NamedIndex) -> str | None:
     )
 
 
-def not_importable(python: str, builds: Sequence[Build]) -> Iterator[str]:
+def import_problems(python: str, builds: Sequence[Build]) -> Iterator[str]:
     """Return a sentence for each build that this Python cannot import, up to what to do.
 
     A Python that does not answer counts as one that can: the training says more about it.
     """
-    faults = _faults(python, tuple(name for build in builds for name in (build.name, *build.instead))) if builds else {}
+    faults = (
+        _import_faults(python, tuple(name for build in builds for name in (build.name, *build.instead)))
+        if builds
+        else {}
+    )
     for build in builds:
         fault = faults.get(build.name)
         if fault and all(faults.get(name) for name in build.instead):
             names = " and no ".join((build.name, *build.instead))
             yield (
-                f"found no {names} that {python} can import ({fault}), expected one: {_USES[build.wanted]}. Install "
-                f"{' '.join(build.packages)} there"
+                f"found no {names} that {python} can import ({fault}), expected one: {_USE_REASONS[build.wanted]}. "
+                f"Install {' '.join(build.packages)} there"
             )
 
 
 @functools.cache
-def _faults(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
+def _import_faults(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
     """Return why the modules of these builds cannot be imported. All entries of a suite share the answer."""
     try:
-        done = run_bounded([python, "-E", "-c", _IMPORTING, *names], IMPORT_SECONDS)
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        completed = run_bounded([python, "-E", "-c", _IMPORT_PROGRAM, *names], IMPORT_SECONDS)
+        return dict(json.loads(completed.stdout.splitlines()[-1]))
     except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError):
         return {}
 
 
-def lacks(tool: BuildTool, build: Build) -> str | None:
+def tool_problem(tool: BuildTool, build: Build) -> str | None:
     """Return why a program cannot build these packages; None where it can."""
     release = f" {tool.release}" if tool.release else ""
     expected = f"expected {tool.program}{release}, which builds {build.name}: {tool.source}"
-    program = place_of(tool)
+    program = find_program(tool)
     if program is None:
-        return f"found no {tool.program} ({', '.join(_searched(tool))}), {expected}"
+        return f"found no {tool.program} ({', '.join(_searched_places(tool))}), {expected}"
     header = program.parent.parent / "include" / tool.header if tool.header else program
     if not header.is_file():
         return f"found {program} without the header {header}, {expected}"
@@ -155,7 +161,7 @@ def lacks(tool: BuildTool, build: Build) -> str | None:
     return None
 
 
-def place_of(tool: BuildTool) -> Path | None:
+def find_program(tool: BuildTool) -> Path | None:
     """Return the program where builds look for it: in the folder of its variable, on PATH, in its usual folder.
 
     The usual folder also has it where the one on PATH has no headers beside it, as a script has none.
@@ -171,7 +177,7 @@ def place_of(tool: BuildTool) -> Path | None:
     return usual
 
 
-def _searched(tool: BuildTool) -> list[str]:
+def _searched_places(tool: BuildTool) -> list[str]:
     if tool.home and (home := os.environ.get(tool.home)):
         return [f"in {tool.home}={home}"]
     return ["on PATH", *([f"in {tool.usual}"] if tool.usual else [])]
@@ -179,15 +185,15 @@ def _searched(tool: BuildTool) -> list[str]:
 
 def _release_of(program: Path) -> str:
     try:
-        output = run_bounded([str(program), "--version"], PATIENCE_SECONDS).stdout
+        output = run_bounded([str(program), "--version"], ANSWER_SECONDS).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown ({type(error).__name__})"
     match = _RELEASE.search(output)
     return match[1] if match else "unknown"
 
 
-def version_that_runs(
-    registry: Registry, selector: Selector, selection: Selection, request: UserRequest, is_of_suite: bool
+def select_runnable_version(
+    registry: Registry, selector: Selector, selection: Selection, request: UserRequest, is_from_suite: bool
 ) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
     """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
 
@@ -197,19 +203,19 @@ def version_that_runs(
     published elsewhere, by other versions.
     """
     file, kind = selection.implementation, selection.vendor.device_kind
-    needs = file.requirements.get(kind)
+    requirements = file.requirements.get(kind)
     is_here = selection.devices and not request.hardware
-    is_elsewhere = is_of_suite and not (is_here or request.launch)
-    if needs is None or is_elsewhere or _is_brought(selection, request):
+    is_elsewhere = is_from_suite and not (is_here or request.launch)
+    if requirements is None or is_elsewhere or _is_brought_by_user(selection, request):
         return selector, selection, None, ()
-    driver = registry.machine.driver(selection.vendor.name) if needs.driver and is_here else None
+    driver = registry.machine.driver(selection.vendor.name) if requirements.driver and is_here else None
     faults = [
         f"found {actual}, and it needs {need.least} or newer ({need.reason})"
-        for actual, need, _ in unmet(needs, driver, selection.chip)
+        for actual, need, _ in unmet_needs(requirements, driver, selection.chip)
     ]
     if not faults:
-        return selector, selection, driver, _unknown(file, needs.driver, driver)
-    version = _other(file, kind, driver, selection.chip)
+        return selector, selection, driver, _unchecked_driver_notice(file, requirements.driver, driver)
+    version = _first_runnable_version(file, kind, driver, selection.chip)
     if selector.version is not None or version is None:
         return selector, selection, driver, ()
     other, _folder = registry.implementation(selector.framework, version)
@@ -218,7 +224,7 @@ def version_that_runs(
     return selector, replace(selection, implementation=other), driver, (reason,)
 
 
-def _is_brought(selection: Selection, request: UserRequest) -> bool:
+def _is_brought_by_user(selection: Selection, request: UserRequest) -> bool:
     """Return whether the user's Python or the image brings the packages."""
     if request.runtime != "docker":
         return request.runtime == "inside" or request.python is not None
@@ -226,16 +232,18 @@ def _is_brought(selection: Selection, request: UserRequest) -> bool:
     return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
 
 
-def _other(file: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
+def _first_runnable_version(file: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
     """Return the first further version whose packages run on this chip with this driver."""
     for version, further in file.versions.items():
-        needs = further.requirements.get(kind)
-        if needs is not None and not any(unmet(needs, driver, chip)):
+        requirements = further.requirements.get(kind)
+        if requirements is not None and not any(unmet_needs(requirements, driver, chip)):
             return version
     return None
 
 
-def _unknown(file: ImplementationFile, need: LeastVersion | None, driver: str | None) -> tuple[str, ...]:
+def _unchecked_driver_notice(
+    file: ImplementationFile, need: LeastVersion | None, driver: str | None
+) -> tuple[str, ...]:
     if need is None or driver is None or is_enough(need, driver) is not None:
         return ()
     return (

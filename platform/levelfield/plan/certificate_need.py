@@ -27,7 +27,7 @@ def certificate_need(registry: Registry, plan: Plan) -> CertificateNeed | None:
         return None
     if plan.tuning.attention == "flash_attn":
         return CertificateNeed(reason="the attention kernel flash_attn does not train in fp32")
-    reference = small_reference(registry, plan)
+    reference = fp32_smoke_reference(registry, plan)
     if reference is None:
         return CertificateNeed(reason=f"no reference in fp32 at smoke scale has the work of {_base_case(plan)}")
     if not reference.noise:
@@ -35,7 +35,7 @@ def certificate_need(registry: Registry, plan: Plan) -> CertificateNeed | None:
     return CertificateNeed(subject=_subject(plan, reference))
 
 
-def small_reference(registry: Registry, plan: Plan) -> Reference | None:
+def fp32_smoke_reference(registry: Registry, plan: Plan) -> Reference | None:
     """Return the reference of the case's smoke work in fp32, of this case or of another one with the same work.
 
     A derived case has the one of the case that it comes from: the code is the same.

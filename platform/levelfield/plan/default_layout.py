@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from levelfield.catalog.lookup import Selection
-from levelfield.predict.layout_rules import broken, divisors
+from levelfield.predict.layout_rules import broken_rules, divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SearchConstraints, predict, search_layouts
-from levelfield.predict.machines import DEVICES_PER_NODE, machine_of, port_rate, with_assumed_rates
-from levelfield.predict.questions import offer_of
+from levelfield.predict.machines import DEVICES_PER_NODE, machine_rates, port_rate, with_assumed_rates
+from levelfield.predict.questions import supported_parallelism
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import refused
 from levelfield.specs.layout import Layout
@@ -51,9 +51,9 @@ class LayoutTask:
         """
         implementation, kind = self.selection.implementation, self.selection.vendor.device_kind
         uneven = uneven and "uneven" in implementation.offered_parallelism(kind)
-        broken_rules = broken(self.work, layout, micro_batch, self.nodes, self.devices, virtual_pipeline or 1, uneven)
+        reasons = broken_rules(self.work, layout, micro_batch, self.nodes, self.devices, virtual_pipeline or 1, uneven)
         tuning = Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=virtual_pipeline or 1)
-        return not broken_rules and self.framework_accepts(tuning)
+        return not reasons and self.framework_accepts(tuning)
 
     def framework_accepts(self, tuning: Tuning) -> bool:
         """Return whether the framework accepts this tuning."""
@@ -142,13 +142,13 @@ def _searched_fields(tuning: Tuning, fixed: TuningChoice) -> dict[str, object]:
 def question_of(task: LayoutTask) -> LayoutQuestion | None:
     """Return the planner's question; None for a host, for an unknown memory, and without the planner's constants."""
     selection, work = task.selection, task.work
-    capacity = selection.memory_of_device(task.world_size)
+    capacity = selection.device_memory_bytes(task.world_size)
     if selection.vendor.is_host or capacity is None or selection.constants is None:
         return None
     network = port_rate(selection.chip) * task.devices if task.nodes > 1 else None
     chip, _ = with_assumed_rates(selection.chip, work.training.precision, task.world_size)
-    machine = machine_of(chip, work.training.precision, task.devices, network)
-    offer = offer_of(selection.implementation, selection.vendor.device_kind)
+    machine = machine_rates(chip, work.training.precision, task.devices, network)
+    offer = supported_parallelism(selection.implementation, selection.vendor.device_kind)
     return LayoutQuestion(
         work, machine, selection.constants, offer, on_host=False, devices=task.world_size, capacity_bytes=capacity
     )

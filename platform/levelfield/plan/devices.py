@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from levelfield.catalog.lookup import Selection
-from levelfield.contracts.readings import printer
+from levelfield.contracts.readings import visible_value_tool
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.image_recipe import image_plan
-from levelfield.plan.permissions import permitted
+from levelfield.plan.permissions import allowed_permissions
 from levelfield.plan.request import Decision
 from levelfield.specs.plan import ContainerPlan, Hardware
 from levelfield.specs.requirements import Stages
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from levelfield.plan.arrangement import Arrangement
 
 
-def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
+def plan_hardware(decision: Decision, arrangement: Arrangement) -> Hardware:
     """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
     absent and not assumed.
 
@@ -27,42 +27,44 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     are here.
     """
     selection, nodes, devices = decision.selection, arrangement.nodes, arrangement.devices_per_node
-    launched = decision.request.launch is not None
-    containers = selection.vendor.is_divided and decision.request.runtime == "docker"  # they divide a host into nodes
-    assumed = not launched and ((nodes > 1 and not containers) or not selection.has_devices(devices))
-    if assumed and not decision.request.assume:
+    is_launched = decision.request.launch is not None
+    divides_host = selection.vendor.is_divided and decision.request.runtime == "docker"  # they divide a host into nodes
+    is_assumed = not is_launched and ((nodes > 1 and not divides_host) or not selection.has_devices(devices))
+    if is_assumed and not decision.request.assume:
         # where the vendor alone is named, its first chip stands for all of its chips
         names_chip = decision.selector.target not in (None, selection.vendor.name)
-        raise UsageError(_absent(selection, nodes, devices, names_chip))
-    elsewhere = launched or assumed
-    chosen = () if elsewhere else _chosen(selection, devices)
-    indices = tuple(range(devices)) if elsewhere else tuple(device.index for device in chosen)
-    variable, memory = selection.vendor.visible_devices_variable, selection.memory_of_device(nodes * devices)
-    if launched:
-        memory = selection.memory_of_device(devices) if selection.vendor.is_host else selection.chip.memory_bytes
+        raise UsageError(_absent_devices_message(selection, nodes, devices, names_chip))
+    is_elsewhere = is_launched or is_assumed
+    chosen = () if is_elsewhere else _idle_first_devices(selection, devices)
+    indices = tuple(range(devices)) if is_elsewhere else tuple(device.index for device in chosen)
+    variable, memory = selection.vendor.visible_devices_variable, selection.device_memory_bytes(nodes * devices)
+    if is_launched:
+        memory = selection.device_memory_bytes(devices) if selection.vendor.is_host else selection.chip.memory_bytes
     return Hardware(
         vendor=selection.vendor.name,
         device_kind=selection.vendor.device_kind,
         chip=selection.chip,
-        description=selection.devices[0].description if selection.devices and not launched else selection.chip.name,
+        description=selection.devices[0].description if selection.devices and not is_launched else selection.chip.name,
         nodes=nodes,
         devices_per_node=devices,
         device_indices=() if selection.vendor.is_divided else indices,
         memory_bytes_per_device=memory,
-        visible={variable: ",".join(_visible(decision, chosen) or map(str, indices))} if variable and indices else {},
+        visible={variable: ",".join(_visible_values(decision, chosen) or map(str, indices))}
+        if variable and indices
+        else {},
         environment=selection.vendor.environment,
-        assumed=assumed,
+        assumed=is_assumed,
         overlay=selection.overlay,
     )
 
 
-def _chosen(selection: Selection, count: int) -> tuple[Device, ...]:
+def _idle_first_devices(selection: Selection, count: int) -> tuple[Device, ...]:
     """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
     idle_first = sorted(selection.devices, key=lambda device: device.index in selection.busy)
     return tuple(device for device in selection.devices if device in idle_first[:count])
 
 
-def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
+def _visible_values(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
     """Return the devices' values in the visible-devices variable. Raises UsageError where one is unknown.
 
     All devices of a machine have all numbers from 0, whichever number is whose, where a tool should print them. A
@@ -73,7 +75,7 @@ def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
     in_container = decision.request.runtime == "docker" and selection.vendor.container.renumbered
     if unknown is None or in_container:
         return [device.visible for device in chosen]
-    if printer(selection.vendor) and len(chosen) == selection.vendor_devices:
+    if visible_value_tool(selection.vendor) and len(chosen) == selection.vendor_devices:
         return [str(number) for number in range(len(chosen))]
     raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
 
@@ -82,16 +84,16 @@ def use_notices(selection: Selection, hardware: Hardware) -> tuple[str, ...]:
     """Return a sentence for each device that others use: it is part of the plan, or was left out."""
     if hardware.assumed:
         return ()
-    mine = hardware.device_indices
-    first = {device.index for device in selection.devices[: len(mine)]}
-    left_out = first - {*mine}
+    planned_indices = hardware.device_indices
+    first_indices = {device.index for device in selection.devices[: len(planned_indices)]}
+    left_out = first_indices - {*planned_indices}
     return (
-        *(use for index, use in selection.busy.items() if index in mine),
+        *(use for index, use in selection.busy.items() if index in planned_indices),
         *(f"device {index} is left out: {use}" for index, use in selection.busy.items() if index in left_out),
     )
 
 
-def _absent(selection: Selection, nodes: int, devices: int, is_named: bool) -> str:
+def _absent_devices_message(selection: Selection, nodes: int, devices: int, is_named: bool) -> str:
     if nodes > 1:
         return (
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --launcher ssh, slurm or "
@@ -106,7 +108,7 @@ def _absent(selection: Selection, nodes: int, devices: int, is_named: bool) -> s
     )
 
 
-def container_of(decision: Decision, hardware: Hardware, stages: Stages) -> ContainerPlan | None:
+def plan_container(decision: Decision, hardware: Hardware, stages: Stages) -> ContainerPlan | None:
     """Return the container of a node with its image and devices; None for another runtime. Raises UsageError."""
     selection, request = decision.selection, decision.request
     if request.runtime != "docker":
@@ -121,10 +123,10 @@ def container_of(decision: Decision, hardware: Hardware, stages: Stages) -> Cont
         return None
     if request.python:
         raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
-    here = [] if hardware.assumed else [d for d in selection.devices if d.index in hardware.device_indices]
+    local_devices = [] if hardware.assumed else [d for d in selection.devices if d.index in hardware.device_indices]
     indices = hardware.device_indices or range(hardware.devices_per_node)
-    assumed = [Device(i, selection.chip.name, selection.chip.name, None) for i in indices]
-    options = selection.adapter.container(here or assumed)
+    assumed_devices = [Device(i, selection.chip.name, selection.chip.name, None) for i in indices]
+    options = selection.adapter.container(local_devices or assumed_devices)
     return ContainerPlan(
         image=image_plan(
             selection.implementation,
@@ -135,7 +137,7 @@ def container_of(decision: Decision, hardware: Hardware, stages: Stages) -> Cont
             request.base_has_framework,
         ),
         options=options,
-        allowed=permitted(options, request.allow, selection.vendor.name),
+        allowed=allowed_permissions(options, request.allow, selection.vendor.name),
         visible={} if selection.vendor.container.renumbered else hardware.visible,
         memory_bytes=request.container_memory_bytes,
         offline=request.offline,

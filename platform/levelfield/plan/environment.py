@@ -18,7 +18,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import run_bounded
 from levelfield.errors import NotHere, UsageError
 from levelfield.node.regular_files import read_regular
-from levelfield.plan.build_checks import missing, not_importable
+from levelfield.plan.build_checks import import_problems, missing_need_sentences
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan, ImagePlan, RuntimeName
@@ -30,12 +30,12 @@ from levelfield.user_folders import home_folder
 STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
 PYTHON_MINORS = range(30, 5, -1)
-PATIENCE_SECONDS = 30
+ANSWER_SECONDS = 30
 # Debian packages ensurepip and venv separately, and no environment can be made without them.
 VERSION_PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
 
 
-def environment_of(
+def plan_environment(
     file: ImplementationFile,
     kind: str,
     stages: Stages,
@@ -56,7 +56,7 @@ def environment_of(
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _existing(file, kind, stages, python, runtime, devices_may_be_absent)
+        return _existing_environment(file, kind, stages, python, runtime, devices_may_be_absent)
     if kind not in file.requirements:
         if devices_may_be_absent:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
@@ -65,10 +65,12 @@ def environment_of(
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
         )
     folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
-    interpreter, lacking = _interpreter(file, kind, devices_may_be_absent)
+    interpreter, interpreter_problem = _interpreter_or_reason(file, kind, devices_may_be_absent)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
     digest = _digest((version, *stages.pip_packages, *_step_fingerprints(stages.steps)))
-    unmet = missing_needs(file, kind, stages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip)
+    need_problem = missing_needs(
+        file, kind, stages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
+    )
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
@@ -76,11 +78,11 @@ def environment_of(
         made_with=interpreter.python if interpreter else None,
         requirements=stages.pip_packages,
         digest=digest,
-        lacking=lacking or unmet,
+        lacking=interpreter_problem or need_problem,
         offline=offline,
         builds=stages.steps,
         index=stages.index.setting if stages.index else None,
-        left_out=left_out(stages),
+        left_out=left_out_sentences(stages),
     )
 
 
@@ -97,15 +99,15 @@ def missing_needs(
 
     Raises NotHere instead, unless `devices_may_be_absent`.
     """
-    if not (lacking := list(missing(stages, driver, is_already_made, chip))):
+    if not (sentences := list(missing_need_sentences(stages, driver, is_already_made, chip))):
         return None
-    message = f"{file.label} on {kind}: " + "\n  ".join(lacking)
+    message = f"{file.label} on {kind}: " + "\n  ".join(sentences)
     if devices_may_be_absent:
         return message
     raise NotHere(message)
 
 
-def left_out(stages: Stages) -> tuple[str, ...]:
+def left_out_sentences(stages: Stages) -> tuple[str, ...]:
     """Return a sentence for each package that the run does without."""
     return tuple(f"without {build.name}: {build.without}" for build in stages.left_out)
 
@@ -122,7 +124,7 @@ def _step_fingerprints(steps: Sequence[BuildStep]) -> tuple[str, ...]:
     return tuple(step.fingerprint() for step in steps)
 
 
-def _interpreter(
+def _interpreter_or_reason(
     file: ImplementationFile, kind: str, devices_may_be_absent: bool
 ) -> tuple[Interpreter | None, str | None]:
     """Return the interpreter that makes the environment, or the reason why there is none."""
@@ -134,17 +136,17 @@ def _interpreter(
         raise
 
 
-def _existing(
+def _existing_environment(
     file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, devices_may_be_absent: bool
 ) -> EnvironmentPlan:
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
-    other = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
-    builds = [f"{build}, or {other}" for build in not_importable(python, stages.builds)]
-    lacking = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
-    if lacking and not devices_may_be_absent:
-        raise NotHere(lacking)
-    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=lacking)
+    remedy = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
+    builds = [f"{build}, or {remedy}" for build in import_problems(python, stages.builds)]
+    problem = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
+    if problem and not devices_may_be_absent:
+        raise NotHere(problem)
+    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=problem)
 
 
 def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stages | None = None) -> EnvironmentPlan:
@@ -161,11 +163,11 @@ def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stag
         lacking=lacking,
         builds=image.builds,
         index=image.index,
-        left_out=left_out(stages) if stages and image.requirements else (),
+        left_out=left_out_sentences(stages) if stages and image.requirements else (),
     )
 
 
-def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> Stages:
+def plan_requirements(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> Stages:
     """Return the pinned requirements of this choice; none where the vendor provides the framework."""
     if kind not in file.requirements:
         return Stages()
@@ -200,9 +202,9 @@ def find_interpreter(versions: str) -> Interpreter:
 
     Raises UsageError with the searched places and the found files when there is none.
     """
-    running = sys.version_info[:2]
-    if takes_python(versions, running):
-        return Interpreter(sys.executable, running)
+    own_version = sys.version_info[:2]
+    if takes_python(versions, own_version):
+        return Interpreter(sys.executable, own_version)
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     install_folders = _python_install_folders()
     folders += [folder for parent in install_folders for folder in sorted(parent.glob("*/bin"), reverse=True)]
@@ -210,15 +212,15 @@ def find_interpreter(versions: str) -> Interpreter:
     for minor in (minor for minor in PYTHON_MINORS if takes_python(versions, (3, minor))):
         paths = (folder / f"python3.{minor}" for folder in folders)
         for path in (path for path in paths if path.is_file() and os.access(path, os.X_OK)):
-            unfit = _unfit_reason(path, f"3.{minor}")  # the first on PATH may be a shim that fails
-            if unfit is None:
+            unfit_reason = _unfit_reason(path, f"3.{minor}")  # the first on PATH may be a shim that fails
+            if unfit_reason is None:
                 return Interpreter(str(path), (3, minor))
-            unsuitable.append(f"{path} {unfit}")
-    useless = f"; found, but of no use: {', '.join(unsuitable)}" if unsuitable else ""
+            unsuitable.append(f"{path} {unfit_reason}")
+    unsuitable_words = f"; found, but of no use: {', '.join(unsuitable)}" if unsuitable else ""
     raise UsageError(
-        f"Python {versions} is needed to make the environment, and this is {running[0]}.{running[1]}: "
-        f"looked for another on PATH and below {' and '.join(map(str, install_folders))}{useless}. Install one there "
-        f"(pyenv install, uv python install), or give an interpreter that has the packages with --python"
+        f"Python {versions} is needed to make the environment, and this is {own_version[0]}.{own_version[1]}: "
+        f"looked for another on PATH and below {' and '.join(map(str, install_folders))}{unsuitable_words}. Install "
+        f"one there (pyenv install, uv python install), or give an interpreter that has the packages with --python"
     )
 
 
@@ -238,11 +240,11 @@ def _unfit_reason(path: Path, version: str) -> str | None:
     """
     argv = [str(path), "-I", "-c", VERSION_PROGRAM]
     try:
-        done = run_bounded(argv, PATIENCE_SECONDS)
+        completed = run_bounded(argv, ANSWER_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not start ({type(error).__name__})"
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"fails ({last})" if "Error" in last else f"fails (exit code {done.returncode})"
-    output = done.stdout.strip()
+    if completed.returncode:
+        last_line = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"fails ({last_line})" if "Error" in last_line else f"fails (exit code {completed.returncode})"
+    output = completed.stdout.strip()
     return None if output == version else f"says that it is '{output}'"

@@ -11,11 +11,11 @@ from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
 
-OLDEST = timedelta(days=30)
+MOST_AGE = timedelta(days=30)
 SPREAD_LIMIT = 0.25
 LEAST_REPEATS = 3  # of the best shape: the median of fewer shows no spread
-LEAST_PART = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
-SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
+LEAST_PEAK_SHARE = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
+BUSY_TIME = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class MeasuredPeaks:
     limits: dict[str, float] = field(default_factory=dict)  # TFLOP/s that a share of this host cannot exceed
 
 
-def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
+def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
     """Return the rates without those that cannot be: far below the chip's published peak, as no product that is worth
     its name, or above what its maker publishes. Each refusal names the probe's framework."""
     plausible_rates, refused = {}, list(measured.refused)
     for dtype, rate in measured.tflops.items():
         published, limit = chip.peaks.get(dtype), chip_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
-        if published is not None and rate < (least := LEAST_PART * published.tflops):
-            expected = f"expected at least {least:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
+        if published is not None and rate < (least := LEAST_PEAK_SHARE * published.tflops):
+            expected = f"expected at least {least:.3g}, {LEAST_PEAK_SHARE:.0%} of the published peak of {chip.name}"
         elif limit is not None and not rate <= limit:
             expected = f"expected at most {limit:.4g} by the peaks of {chip.name}"
         else:
@@ -47,34 +47,37 @@ def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPe
     return replace(measured, tflops=plausible_rates, refused=tuple(refused))
 
 
-def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
+def peak_used(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     """Return the published peak of the precision's dtype, else the measured one, else none.
 
     The peak of another dtype is never used.
     """
     dtype = work.training.precision
     probe, measurement = measured.tflops.get(dtype), measured.measurements.get(dtype)
-    beside = {
+    measured_fields = {
         "measured_tflops": probe,
         "measurement": measurement if probe is not None else None,
         "limit_tflops": measured.limits.get(dtype),
     }
     if published := chip.peaks.get(dtype):
-        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, **beside)
+        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, **measured_fields)
     if probe is None:
         source = f"{chip.name} has no published {dtype} peak; {measured.how}"
-        return PeakUsed(dtype=dtype, tflops=None, source=source, **beside)
+        return PeakUsed(dtype=dtype, tflops=None, source=source, **measured_fields)
     return PeakUsed(
-        dtype=dtype, tflops=probe, source=f"measured: {measured.how}{_circumstances(measurement)}", **beside
+        dtype=dtype,
+        tflops=probe,
+        source=f"measured: {measured.how}{_measurement_words(measurement)}",
+        **measured_fields,
     )
 
 
 def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     """Return the same plan with the peak that follows from the measured peaks. A refused rate becomes a notice."""
     chip, name = plan.hardware.chip, f"{plan.implementation.framework} {plan.implementation.version}"
-    rates = plausible(measured, chip, name)
+    rates = plausible_peaks(measured, chip, name)
     notices = (*plan.notices, *(sentence for sentence in rates.refused if sentence not in plan.notices))
-    return plan.model_copy(update={"peak": peak_of(chip, plan.work, rates), "notices": notices})
+    return plan.model_copy(update={"peak": peak_used(chip, plan.work, rates), "notices": notices})
 
 
 def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str | None:
@@ -82,14 +85,14 @@ def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str 
     if measurement is None:
         return "it is not known when and beside what it was measured"
     age = now - datetime.fromisoformat(measurement.at)
-    if not timedelta(0) <= age <= OLDEST:
-        return f"it was measured at {measurement.at}, and is kept for {OLDEST.days} days"
-    return doubt(measurement) if age > SOONEST else _too_few(measurement)
+    if not timedelta(0) <= age <= MOST_AGE:
+        return f"it was measured at {measurement.at}, and is kept for {MOST_AGE.days} days"
+    return doubt_reason(measurement) if age > BUSY_TIME else _repeats_problem(measurement)
 
 
-def doubt(measurement: PeakMeasurement) -> str | None:
+def doubt_reason(measurement: PeakMeasurement) -> str | None:
     """Return why a measured peak may be too low, or None."""
-    if few := _too_few(measurement):
+    if few := _repeats_problem(measurement):
         return few
     if HostUse(measurement.other_cores, measurement.cores).is_noticeable:
         return f"other programs used {measurement.other_cores:.2f} of {measurement.cores} cores beside the probe"
@@ -98,7 +101,7 @@ def doubt(measurement: PeakMeasurement) -> str | None:
     return None
 
 
-def _too_few(measurement: PeakMeasurement) -> str | None:
+def _repeats_problem(measurement: PeakMeasurement) -> str | None:
     """Return that the best shape was timed too seldom, or None. Earlier versions did not keep how often; the median of
     one product is the best itself."""
     repeats = 1 if measurement.repeats is None and measurement.spread == 0 else measurement.repeats
@@ -112,15 +115,19 @@ def is_better(new: float, old: float, measurement: PeakMeasurement | None, now: 
 
     measurement: when the kept one was measured.
     """
-    is_old = measurement is None or not timedelta(0) <= now - datetime.fromisoformat(measurement.at) <= OLDEST
+    is_old = measurement is None or not timedelta(0) <= now - datetime.fromisoformat(measurement.at) <= MOST_AGE
     return not old > new or is_old
 
 
-def conditions(measurement: PeakMeasurement) -> str:
+def measurement_conditions(measurement: PeakMeasurement) -> str:
     """Return beside what a peak was measured, and which library computed its float32 products."""
     others, spread = measurement.other_cores, measurement.spread
     use = "unknown use by others" if others is None else f"others used {others:.2f} of {measurement.cores} cores"
-    parts = [use, None if spread is None else f"the median was {spread:.0%} below the best", _too_few(measurement)]
+    parts = [
+        use,
+        None if spread is None else f"the median was {spread:.0%} below the best",
+        _repeats_problem(measurement),
+    ]
     text = ", ".join(part for part in parts if part)
     if measurement.onednn_over_mkl is None:
         return text
@@ -128,8 +135,8 @@ def conditions(measurement: PeakMeasurement) -> str:
     return f"{text}; float32 products by {name} (oneDNN has {measurement.onednn_over_mkl:.2f} times MKL's rate)"
 
 
-def _circumstances(measurement: PeakMeasurement | None) -> str:
+def _measurement_words(measurement: PeakMeasurement | None) -> str:
     if measurement is None:
         return ""
-    low = "; it may be too low" if doubt(measurement) else ""
-    return f"; measured at {measurement.at}: {conditions(measurement)}{low}"
+    low = "; it may be too low" if doubt_reason(measurement) else ""
+    return f"; measured at {measurement.at}: {measurement_conditions(measurement)}{low}"

@@ -21,12 +21,12 @@ GROUPS = ("video", "render")
 RUNTIMES = ("nvidia", "habana", "mthreads")
 DRIVERS = ("nvidia",)
 ULIMITS = ("memlock", "stack", "nofile")
-READABLE = ("/opt", "/usr", "/lib", "/lib64")  # only what lies below: software for every user of a machine
-NODES = re.compile(
+MOUNT_FOLDERS = ("/opt", "/usr", "/lib", "/lib64")  # only what lies below: software for every user of a machine
+DEVICE_NODES = re.compile(
     r"/dev/(kfd|dri(/(card|renderD)\d+)?|davinci(\d+|_manager)|devmm_svm|hisi_hdc|cambricon_(dev\d+|ctl)|iluvatar\d+"
     r"|xpu(\d+|ctrl)|mxcd)"
 )
-KINDS = {
+PERMISSION_FORMS = {
     "capability": "capability:SYS_PTRACE",
     "device": "device:/dev/acme*",
     "mount": "mount:/srv/acme",
@@ -40,15 +40,15 @@ KINDS = {
 }
 
 
-def needs(options: ContainerOptions) -> tuple[str, ...]:
+def needed_permissions(options: ContainerOptions) -> tuple[str, ...]:
     """Return what the container has beyond the closed list, as the values of --allow. A number at a device's end is *.
 
     Raises UsageError for a path or a variable that no --allow can permit.
     """
-    return tuple(dict.fromkeys(_beyond(options)))
+    return tuple(dict.fromkeys(_beyond_closed_list(options)))
 
 
-def _beyond(options: ContainerOptions) -> Iterator[str]:
+def _beyond_closed_list(options: ContainerOptions) -> Iterator[str]:
     closed_lists: tuple[tuple[str, Iterable[str], tuple[str, ...]], ...] = (
         ("capability", sorted({name.upper().removeprefix("CAP_") for name in options.capabilities}), CAPABILITIES),
         ("group", options.groups, GROUPS),
@@ -62,40 +62,46 @@ def _beyond(options: ContainerOptions) -> Iterator[str]:
     for kind, names, closed in closed_lists:
         yield from (f"{kind}:{name}" for name in names if name not in closed)
     for node in options.device_nodes:
-        yield from (f"device:{re.sub('[0-9]+$', '*', path)}" for path in places(node) if not NODES.fullmatch(path))
+        yield from (
+            f"device:{re.sub('[0-9]+$', '*', path)}"
+            for path in resolved_paths(node)
+            if not DEVICE_NODES.fullmatch(path)
+        )
     for mount in options.read_only_mounts:
-        for path in places(mount):
-            is_below = any(str(parent) in READABLE for parent in PurePosixPath(path).parents)
+        for path in resolved_paths(mount):
+            is_below = any(str(parent) in MOUNT_FOLDERS for parent in PurePosixPath(path).parents)
             if not is_below or path.endswith(".sock"):
                 yield f"mount:{path}"
 
 
-def places(path: str) -> list[str]:
+def resolved_paths(path: str) -> list[str]:
     """Return the path without `..`, and what it is when links of this machine are followed, if that differs.
 
     Raises UsageError for a relative path, and for characters that the engine would read as its own.
     """
     if not path.startswith("/") or re.search(r"[:\x00-\x1f]", path):
         raise UsageError(f"the vendor's container: found the path {path!r}, expected an absolute one without ':'")
-    plain = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps a second slash at the beginning
-    return list(dict.fromkeys((plain, os.path.realpath(plain))))
+    normalised = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps a second slash at the beginning
+    return list(dict.fromkeys((normalised, os.path.realpath(normalised))))
 
 
-def refuse_unknown(allow: Sequence[str]) -> None:
+def refuse_unknown_permissions(allow: Sequence[str]) -> None:
     """Raise UsageError for a value of --allow that names nothing that a container can be given."""
     for text in allow:
         kind, colon, name = text.partition(":")
-        if kind not in KINDS or not colon or not name:
-            raise UsageError(f"--allow: found '{text}', expected one of the forms {', '.join(KINDS.values())}")
+        if kind not in PERMISSION_FORMS or not colon or not name:
+            raise UsageError(
+                f"--allow: found '{text}', expected one of the forms {', '.join(PERMISSION_FORMS.values())}"
+            )
 
 
-def permitted(options: ContainerOptions, allow: Sequence[str], vendor: str) -> tuple[str, ...]:
+def allowed_permissions(options: ContainerOptions, allow: Sequence[str], vendor: str) -> tuple[str, ...]:
     """Return what the user allows and the container uses. Raises UsageError for what is not allowed."""
     try:
         check(dict(options.environment), "container")
     except ValueError as error:
         raise UsageError(f"vendor {vendor}: container.environment: {error}") from None
-    allowed = needs(options)
+    allowed = needed_permissions(options)
     if missing := [need for need in allowed if need not in allow]:
         flags = " ".join(f"--allow '{need}'" for need in missing)
         raise UsageError(
@@ -105,7 +111,7 @@ def permitted(options: ContainerOptions, allow: Sequence[str], vendor: str) -> t
     return allowed
 
 
-def refuse_choice_of_devices(vendor: VendorFile, tuning: Tuning) -> None:
+def refuse_device_choice(vendor: VendorFile, tuning: Tuning) -> None:
     """Raise UsageError for a free choice of the variable by which the vendor chooses devices, whatever its name."""
     variable = vendor.visible_devices_variable
     if variable in tuning.environment:

@@ -13,7 +13,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
-from levelfield.plan.build_checks import version_that_runs
+from levelfield.plan.build_checks import select_runnable_version
 from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion, UserRequest
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
@@ -68,11 +68,11 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision for the hardware that the selector names, else for this machine."""
     request, suite = entry.request, entry.suite
-    selection = _with_selected_devices(lookup.find(registry, selector, check=refusal is None), request)
+    selection = _with_selected_devices(lookup.find_selection(registry, selector, check=refusal is None), request)
     if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
         selection = replace(selection, devices=(), problem=None, notices=(), busy={})
     scale = _requested_scale(entry)
-    selector, selection, driver, deviations = version_that_runs(
+    selector, selection, driver, deviations = select_runnable_version(
         registry, selector, selection, request, suite is not None
     )
     if published := _published_layout(registry, selection, request.choice.layout or selector.layout):

@@ -7,18 +7,18 @@ from functools import cache
 from pathlib import Path
 
 import levelfield
-from levelfield.catalog.lookup import access_of
-from levelfield.contracts.vendor import Vendor, recorded_commands
+from levelfield.catalog.lookup import framework_access
+from levelfield.contracts.vendor import Vendor, replayable_commands
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, LayoutError, NotHere
 from levelfield.measure.parameter_counts import parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
-from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, footprint_of, refuse_unsupported
-from levelfield.plan.devices import container_of, hardware_of, use_notices
-from levelfield.plan.environment import environment_of, image_environment, missing_needs, requirements_of
-from levelfield.plan.peak import MeasuredPeaks, peak_of
-from levelfield.plan.permissions import refuse_choice_of_devices
+from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, expected_footprint, refuse_unsupported
+from levelfield.plan.devices import plan_container, plan_hardware, use_notices
+from levelfield.plan.environment import image_environment, missing_needs, plan_environment, plan_requirements
+from levelfield.plan.peak import MeasuredPeaks, peak_used
+from levelfield.plan.permissions import refuse_device_choice
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.predict import layout_rules
 from levelfield.predict.machines import with_assumed_rates
@@ -49,7 +49,7 @@ STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
 STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
-MOST_RECORDED = 2**22  # choices of a run: each is a byte of events/rank0.choices.jsonl, before it is compressed
+MOST_RECORDED_CHOICES = 2**22  # choices of a run: each is a byte of events/rank0.choices.jsonl, before it is compressed
 
 
 def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
@@ -59,14 +59,14 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     """
     arrangement, reason = choose_scale(decision)
     if decision.refusal is None:
-        _check(decision, arrangement, reason)
+        _check_choices(decision, arrangement, reason)
     selection, scale, work, tuning = decision.selection, arrangement.scale, arrangement.work, arrangement.tuning
-    hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
-    stages = requirements_of(selection.implementation, selection.vendor.device_kind, tuning, work)
-    container = None if decision.refusal else container_of(decision, hardware, stages)
+    hardware, memory = plan_hardware(decision, arrangement), expected_footprint(decision, arrangement)
+    stages = plan_requirements(selection.implementation, selection.vendor.device_kind, tuning, work)
+    container = None if decision.refusal else plan_container(decision, hardware, stages)
     used = implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind)
     is_simulated, name = selection.implementation.simulated, selection.implementation.framework
-    simulated = (f"framework {name}: {SIMULATED}",) if is_simulated else ()
+    simulated_notice = (f"framework {name}: {SIMULATED}",) if is_simulated else ()
     power, available = decision.request.node_power, hardware.memory_bytes_per_device
     return Plan(
         run_id=run_id,
@@ -79,18 +79,18 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=_recording(decision.request.explain_steps, used),
+        implementation=_with_step_recording(decision.request.explain_steps, used),
         hardware=hardware,
-        access=access_of(selection.implementation, selection.vendor) or NO_ACCESS,
+        access=framework_access(selection.implementation, selection.vendor) or NO_ACCESS,
         tuning=tuning,
         origins=arrangement.origins,
-        predicted=_predicted(decision, arrangement),
+        predicted=_predicted_layouts(decision, arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
-        corpus=_corpus(corpus, work, scale),
+        corpus=_planned_corpus(corpus, work, scale),
         environment=_environment(decision, container, stages, None if hardware.assumed else hardware.chip),
         runtime=decision.request.runtime,
         container=container,
-        peak=peak_of(hardware.chip, work, MeasuredPeaks()),
+        peak=peak_used(hardware.chip, work, MeasuredPeaks()),
         expected_memory=MemoryExpected(parts=memory._asdict(), total_bytes=memory.total, available_bytes=available),
         repeat=1,
         repeats=decision.selector.repeats,
@@ -100,17 +100,17 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
-        notices=(*selection.notices, *simulated, *use_notices(selection, hardware), *_unused_hosts(decision)),
-        launch=_launch(decision.request.launch, hardware.nodes, selection.adapter),
-        preflight=preflight_of(decision.request, hardware.nodes),
+        notices=(*selection.notices, *simulated_notice, *use_notices(selection, hardware), *_unused_hosts(decision)),
+        launch=_planned_launch(decision.request.launch, hardware.nodes, selection.adapter),
+        preflight=plan_preflight(decision.request, hardware.nodes),
         node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
         explain_steps=decision.request.explain_steps,
-        window_gradients=records_window(scale, work),
+        window_gradients=records_window_gradients(scale, work),
         platform_version=levelfield.__version__,
     )
 
 
-def records_window(scale: Scale, work: Work) -> bool:
+def records_window_gradients(scale: Scale, work: Work) -> bool:
     """Return whether each step of the window records its gradients' norms by parameter.
 
     At full scale that may cost more than 1 % of a step, and a mixture would record its routing in all steps as well. In
@@ -119,19 +119,19 @@ def records_window(scale: Scale, work: Work) -> bool:
     return scale == "smoke" and work.training.precision != "fp32" and work.model.experts is None
 
 
-def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
+def _check_choices(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer, and
     where steps are to be recorded and the framework has no profile of its steps."""
     file, folder, vendor = decision.selection.implementation, decision.selection.folder, decision.selection.vendor
     try:
-        _require(decision, arrangement)
+        _require_possible_layout(decision, arrangement)
     except LayoutError as error:
-        message = _at_full(decision, arrangement) or f"{error}\n  {_origins(arrangement, reason)}"
+        message = _full_scale_problem(decision, arrangement) or f"{error}\n  {_origin_words(arrangement, reason)}"
         raise LayoutError(message) from None
     captures = decision.request.capture_step is not None
     refuse_unsupported(file, arrangement.work, arrangement.tuning, vendor.device_kind, captures)
-    refuse_choice_of_devices(vendor, arrangement.tuning)
-    profiles = (place / STEP_PROFILE for place in (folder, *shared_folders(folder)))
+    refuse_device_choice(vendor, arrangement.tuning)
+    profiles = (source_folder / STEP_PROFILE for source_folder in (folder, *shared_folders(folder)))
     if decision.request.explain_steps is not None and not any(profile.exists() for profile in profiles):
         raise NotHere(
             f"--explain-step: framework {file.framework} has no {STEP_PROFILE} beside its train.py, so its steps "
@@ -139,18 +139,18 @@ def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
         )
 
 
-def _require(decision: Decision, arrangement: Arrangement) -> None:
+def _require_possible_layout(decision: Decision, arrangement: Arrangement) -> None:
     """Raises LayoutError for a layout that is impossible at this scale."""
     work, tuning, selection = arrangement.work, arrangement.tuning, decision.selection
     nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
     uneven = "uneven" in selection.implementation.offered_parallelism(selection.vendor.device_kind)
     is_default = arrangement.layout_is_default
-    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven, is_default)
+    layout_rules.require_possible(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven, is_default)
     if arrangement.scale == "full":
         layout_rules.require_layers(work, tuning.layout, chunks, tuning.recompute_layers)
 
 
-def _at_full(decision: Decision, arrangement: Arrangement) -> str | None:
+def _full_scale_problem(decision: Decision, arrangement: Arrangement) -> str | None:
     """Return why the layout is impossible at full scale as well, where the scale was not asked for; else None.
 
     The sizes of the smoke scale would mislead: nobody wrote them.
@@ -159,18 +159,18 @@ def _at_full(decision: Decision, arrangement: Arrangement) -> str | None:
         return None
     full = arrange(decision, "full")
     try:
-        _require(decision, full)
+        _require_possible_layout(decision, full)
     except LayoutError as error:
         batch, per_pass = full.work.training.global_batch, full.tuning.micro_batch * full.tuning.layout.data
         other_batch = ""
         if batch % per_pass:
-            more = -(-batch // per_pass) * per_pass
-            other_batch = f"\n  --global-batch {more}, or another multiple of {per_pass}, makes a derived case"
-        return f"{error}\n  {_origins(full, 'the smoke scale is not possible either')}{other_batch}"
+            larger_batch = -(-batch // per_pass) * per_pass
+            other_batch = f"\n  --global-batch {larger_batch}, or another multiple of {per_pass}, makes a derived case"
+        return f"{error}\n  {_origin_words(full, 'the smoke scale is not possible either')}{other_batch}"
     return None
 
 
-def _origins(arrangement: Arrangement, reason: str) -> str:
+def _origin_words(arrangement: Arrangement, reason: str) -> str:
     """Return the scale with its reason, and the source of each number of the layout."""
     chosen = ("layout", "micro_batch", "virtual_pipeline")
     sources = [f"{name} from {arrangement.origins[name]}" for name in chosen if name in arrangement.origins]
@@ -178,7 +178,7 @@ def _origins(arrangement: Arrangement, reason: str) -> str:
     return f"scale {arrangement.scale} ({reason}), global batch {batch}; {'; '.join(sources)}"
 
 
-def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
+def _predicted_layouts(decision: Decision, arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
     _, assumed = with_assumed_rates(
         decision.selection.chip, arrangement.work.training.precision, arrangement.nodes * arrangement.devices_per_node
     )
@@ -212,7 +212,7 @@ def _environment(
         return image_environment(container.image, lacking, stages)
     if request.launch and request.python:  # it is a Python of other machines
         stages = replace(stages, builds=())
-    return environment_of(
+    return plan_environment(
         file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, chip
     )
 
@@ -220,18 +220,18 @@ def _environment(
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
     """Return every difference between the request and the plan, as sentences."""
     request, nodes, present = decision.request, arrangement.nodes, len(decision.selection.devices)
-    idle: tuple[str, ...] = ()
+    unused_devices: tuple[str, ...] = ()
     if arrangement.layout_is_default and not decision.selector.devices and arrangement.devices_per_node < present:
         used = f"{arrangement.devices_per_node} of the {present} devices here are used"
-        idle = (f"{used}: no layout of {present} devices divides the case",)
+        unused_devices = (f"{used}: no layout of {present} devices divides the case",)
     shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     base, changes = split_name(decision.selection.case.name)
     derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
-    return (*derived, *idle, *one_machine, *decision.deviations)
+    return (*derived, *unused_devices, *one_machine, *decision.deviations)
 
 
-def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
+def _planned_corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     """Return the corpus of the plan. Raises CorpusError for tokens outside the vocabulary, or for too few tokens."""
     if facts is None:
         entropy = synthetic_entropy(work.data.branching)
@@ -251,11 +251,11 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
 
 
-def _launch(launch: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
+def _planned_launch(launch: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
     """Return how the plan's nodes are reached, and what each runs for the vendor; None for this machine alone."""
     if launch is None:
         return None
-    commands = recorded_commands(vendor)
+    commands = replayable_commands(vendor)
     recorded = {"samples": commands.samples, "facts": dict(commands.facts), "pci_vendor": vendor.spec.pci_vendor}
     return launch.model_copy(update={"hosts": launch.hosts[:nodes], **recorded})
 
@@ -271,15 +271,15 @@ def _unused_hosts(decision: Decision) -> tuple[str, ...]:
     )
 
 
-def preflight_of(request: UserRequest, nodes: int) -> PreflightPlan | None:
+def plan_preflight(request: UserRequest, nodes: int) -> PreflightPlan | None:
     """Return the short preflight of a run; None for a run without one.
 
     Without the user's choice a run has one where its hosts are named and there are several. An engine that chooses the
     nodes would queue a second job, and might give it other nodes than the training.
     """
-    several = request.launch is not None and bool(request.launch.hosts) and nodes > 1
-    measures = several if request.preflight is None else request.preflight
-    return PreflightPlan(quiet=request.quiet_machine) if measures or request.quiet_machine else None
+    has_several_hosts = request.launch is not None and bool(request.launch.hosts) and nodes > 1
+    is_requested = has_several_hosts if request.preflight is None else request.preflight
+    return PreflightPlan(quiet=request.quiet_machine) if is_requested or request.quiet_machine else None
 
 
 def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
@@ -304,7 +304,7 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
     )
 
 
-def _recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
+def _with_step_recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
     """Return the implementation with the module that records steps as the program, which runs the training's own."""
     python, *program = used.argv
     return used if steps is None else used.model_copy(update={"argv": (python, "-m", STEP_MODULE, *program)})
@@ -331,8 +331,8 @@ def choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan | None:
     if experts is None:
         return None
     if reference is not None and reference.choices is not None:
-        same = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
-        return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if same else None
+        is_same_work = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
+        return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if is_same_work else None
     layers = experts.mixtures_below(plan.work.model.layers)
-    few = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED
-    return ChoicesPlan(follows=None) if few and plan.world_size == 1 else None
+    is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED_CHOICES
+    return ChoicesPlan(follows=None) if is_small and plan.world_size == 1 else None

@@ -14,98 +14,104 @@ from functools import lru_cache
 from levelfield.predict.setup import FP8, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 
-MASK = 1  # bytes of a dropout mask's element
+MASK_BYTES = 1  # of a dropout mask's element
 
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """The bytes of one layer for one micro-batch: all, and those that wait for the backward pass. They do not depend on
-    stages, chunks and sharded states. stored: of a layer that is computed again, where only some are. mixture: the same
-    of a layer with experts."""
+    """The bytes of one layer for one micro-batch. They do not depend on stages, chunks and sharded states.
+
+    whole: what the backward pass reads. stored: what waits for it in a layer that is computed again. mixture: the same
+    of a layer with experts.
+    """
 
     whole: int
     stored: int
     mixture: LayerBytes | None = None
 
-    def of_stage(self, s: TrainingSetup, stage: int) -> int:
+    def stage_bytes(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
         layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-        again, mixtures_again = s.repeated[stage]
-        dense, dense_again = layers - mixtures, again - mixtures_again
-        waiting = dense_again * self.stored + (dense - dense_again) * self.whole
+        repeated, mixtures_repeated = s.repeated[stage]
+        dense, dense_repeated = layers - mixtures, repeated - mixtures_repeated
+        waiting = dense_repeated * self.stored + (dense - dense_repeated) * self.whole
         if self.mixture:
-            waiting += mixtures_again * self.mixture.stored + (mixtures - mixtures_again) * self.mixture.whole
+            waiting += mixtures_repeated * self.mixture.stored + (mixtures - mixtures_repeated) * self.mixture.whole
         return waiting
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:
-    whole = whole_layer(s)
+    whole = whole_layer_bytes(s)
     if s.model.experts is None:
-        return LayerBytes(whole, _stored(s, whole))
-    mixture = whole_layer(s, mixture=True)
-    return LayerBytes(whole, _stored(s, whole), LayerBytes(mixture, _stored(s, mixture, mixture=True)))
+        return LayerBytes(whole, _stored_bytes(s, whole))
+    mixture = whole_layer_bytes(s, mixture=True)
+    return LayerBytes(whole, _stored_bytes(s, whole), LayerBytes(mixture, _stored_bytes(s, mixture, mixture=True)))
 
 
-def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
+def activation_bytes(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
-    mask = MASK if s.model.hidden_dropout else 0
+    mask = MASK_BYTES if s.model.hidden_dropout else 0
     embedding = s.tokens * s.model.hidden_size * (s.width + mask) if stage == 0 else 0
-    layers = waiting_layers(s, stage) * layer.of_stage(s, stage) // s.layers_of(stage)
-    stored = layers + passes_of_first_chunk(s, stage) * (embedding // s.sequence_split)
+    layers = waiting_layers(s, stage) * layer.stage_bytes(s, stage) // s.layers_of(stage)
+    stored = layers + first_chunk_passes(s, stage) * (embedding // s.sequence_split)
     # What is computed again at a time, a whole layer or the part that selective does not keep, and what a mixture's
     # backward pass needs beside it to weigh the experts' outputs. Before the first layer of a chunk its last ones,
     # which are not computed again, have given back as much.
     mixtures, is_full = s.mixtures_of(stage), s.tuning.recompute == "full"
-    weighing = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
+    weighing_bytes = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
     kinds = [(layer, 0)] if mixtures < s.layers_of(stage) else []
-    kinds += [(layer.mixture, weighing)] if mixtures and layer.mixture else []
-    is_repeated = s.repeats_whole(stage)
-    most = max(beside + (kind.whole * is_repeated if is_full else kind.whole - kind.stored) for kind, beside in kinds)
-    return stored + most * (s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1)
+    kinds += [(layer.mixture, weighing_bytes)] if mixtures and layer.mixture else []
+    is_repeated = s.repeats_whole_chunk(stage)
+    recomputed_bytes = max(
+        extra + (kind.whole * is_repeated if is_full else kind.whole - kind.stored) for kind, extra in kinds
+    )
+    return stored + recomputed_bytes * (s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1)
 
 
-def passes(s: TrainingSetup, stage: int) -> int:
+def waiting_passes(s: TrainingSetup, stage: int) -> int:
     """Return the largest number of forward passes that wait for their backward pass. In 1F1B: pipeline - stage.
 
     In the interleaved schedule every later chunk adds a round of `pipeline`. On the first of p stages with v chunks
     this is 1 + (p - 1)/(p v) times the activations of 1F1B (Korthikanti et al., 2022, section 4.2.3).
     """
     later = (s.tuning.virtual_pipeline - 1) * min(s.layout.pipeline, s.micro_batches)
-    return later + passes_of_first_chunk(s, stage)
+    return later + first_chunk_passes(s, stage)
 
 
 def waiting_layers(s: TrainingSetup, stage: int) -> int:
     """Return how many layers wait for their backward pass when most do, counted once for each micro-batch."""
     chunks, stages, layers = s.tuning.virtual_pipeline, s.layout.pipeline, s.model.layers
     if layers % (stages * chunks) == 0 or chunks == 1:
-        return passes(s, stage) * s.layers_of(stage) // chunks
-    return _most_waiting(layers, stages, chunks, stage, s.micro_batches, passes(s, stage))
+        return waiting_passes(s, stage) * s.layers_of(stage) // chunks
+    return _most_waiting_layers(layers, stages, chunks, stage, s.micro_batches, waiting_passes(s, stage))
 
 
 @lru_cache(maxsize=4096)
-def _most_waiting(layers: int, stages: int, chunks: int, stage: int, micro_batches: int, passes: int) -> int:
+def _most_waiting_layers(
+    layers: int, stages: int, chunks: int, stage: int, micro_batches: int, waiting_passes: int
+) -> int:
     """Return the same of chunks that differ by a layer: which of them wait changes from one pass to the next.
 
     In rounds of `stages` micro-batches a stage runs its chunks forward in their order, and backward in the other one,
     beginning when so many passes wait.
     """
-    whole, more = divmod(layers, stages * chunks)
-    sizes = [whole + (chunk * stages + stage < more) for chunk in range(chunks)]
+    shortest_chunk, longer_chunks = divmod(layers, stages * chunks)
+    sizes = [shortest_chunk + (chunk * stages + stage < longer_chunks) for chunk in range(chunks)]
     waiting = most = 0
-    for forward in range(min(chunks * micro_batches, passes + 2 * chunks * stages)):
+    for forward in range(min(chunks * micro_batches, waiting_passes + 2 * chunks * stages)):
         waiting += sizes[forward // stages % chunks]
         most = max(most, waiting)
-        if forward >= passes - 1:
-            waiting -= sizes[chunks - 1 - (forward - passes + 1) // stages % chunks]
+        if forward >= waiting_passes - 1:
+            waiting -= sizes[chunks - 1 - (forward - waiting_passes + 1) // stages % chunks]
     return most
 
 
-def passes_of_first_chunk(s: TrainingSetup, stage: int) -> int:
-    ahead = s.layout.pipeline - stage - 1
-    return min((2 * ahead if s.tuning.virtual_pipeline > 1 else ahead) + 1, s.micro_batches)
+def first_chunk_passes(s: TrainingSetup, stage: int) -> int:
+    later_stages = s.layout.pipeline - stage - 1
+    return min((2 * later_stages if s.tuning.virtual_pipeline > 1 else later_stages) + 1, s.micro_batches)
 
 
-def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
+def _stored_bytes(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     """Return the bytes that one layer keeps for the backward pass.
 
     Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
@@ -118,34 +124,35 @@ def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     if s.tuning.recompute == "full":
         return hidden
     if s.memory_model.selective_keeps == "all but scores":
-        return whole - _scores(s)
+        return whole - _score_bytes(s)
     attention = _attention_width(s, with_normed=False)  # norms of queries and keys are computed again
     products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
     outputs = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
-    scattered = s.sequence_split if s.memory_model.keeps_gathered_inputs else 1  # outputs of two products, before it
-    undivided = (1 + 2 * scattered) * hidden + _scores(s) + _undivided(s)
-    undivided += _routed(s) if mixture else 0
-    return min(whole, int(outputs) // s.layout.tensor + undivided)
+    # outputs of two products, before they are scattered over the sequence
+    scattered_factor = s.sequence_split if s.memory_model.keeps_gathered_inputs else 1
+    undivided_bytes = (1 + 2 * scattered_factor) * hidden + _score_bytes(s) + _undivided_bytes(s)
+    undivided_bytes += _routed_bytes(s) if mixture else 0
+    return min(whole, int(outputs) // s.layout.tensor + undivided_bytes)
 
 
-def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
+def whole_layer_bytes(s: TrainingSetup, mixture: bool = False) -> int:
     """Return the bytes of a whole layer: outside the tensor-parallel regions, inside them, and the scores.
 
     Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
     Under sequence parallelism their program gathers a product's input again in the backward pass; some keep it whole.
     mixture: the layer has experts, and keeps what was sent to them and came back.
     """
-    hidden, model = s.tokens * s.model.hidden_size, s.memory_model
+    hidden, memory_model = s.tokens * s.model.hidden_size, s.memory_model
     # the inputs of attention and of the MLP, or in fp8 of each product
-    by_product = model.inputs_by_product and s.input_width == FP8
+    by_product = memory_model.inputs_by_product and s.input_width == FP8
     inputs = 2
     if by_product:
         inputs = 3 + (2 if s.model.is_gated else 1)  # query, key, value; gate and up, or up
-    input_bytes = inputs * hidden * s.input_width // (1 if model.keeps_gathered_inputs else s.sequence_split)
-    split = 2 * (s.width + model.norm_bytes + (MASK if s.model.hidden_dropout else 0))
-    outside = int(hidden * split) // s.sequence_split + input_bytes + _undivided(s)
+    input_bytes = inputs * hidden * s.input_width // (1 if memory_model.keeps_gathered_inputs else s.sequence_split)
+    element_bytes = 2 * (s.width + memory_model.norm_bytes + (MASK_BYTES if s.model.hidden_dropout else 0))
+    outside = int(hidden * element_bytes) // s.sequence_split + input_bytes + _undivided_bytes(s)
     heads = s.model.heads * s.model.head_widths[1]  # the width of their output
-    if model.keeps_contexts and s.layout.context > 1:
+    if memory_model.keeps_contexts and s.layout.context > 1:
         # Attention keeps the keys and values of other context ranks and, where it needs a mask, its output, which
         # exists in the pieces of the sequence and joined.
         is_masked = s.on_host or s.width == FP32 or s.model.attention_dropout or s.model.sliding_window is not None
@@ -153,12 +160,12 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
         outside += (s.layout.context - 1) * s.key_value_bytes + pieces
     # inside: attention, and the MLP before and after each step. The heads' output and the MLP's last tensor are inputs
     # of products.
-    before = (model.gated_mlp_tensors if s.model.is_gated else 2) - 1
-    mlp = mlp_width(s.model, mixture) * (before * s.width + s.input_width)
+    kept_tensors = (memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
+    mlp = mlp_width(s.model, mixture) * (kept_tensors * s.width + s.input_width)
     output = s.input_width + (s.width if by_product else 0)  # beside it, what attention's kernel keeps
-    token = (_attention_width(s) - heads) * s.width + heads * output + mlp
-    inside = s.tokens * token // s.layout.tensor + _scores(s)
-    return outside + inside + (_routed(s) if mixture else 0)
+    token_bytes = (_attention_width(s) - heads) * s.width + heads * output + mlp
+    inside = s.tokens * token_bytes // s.layout.tensor + _score_bytes(s)
+    return outside + inside + (_routed_bytes(s) if mixture else 0)
 
 
 def mlp_width(model: Model, mixture: bool) -> int:
@@ -168,7 +175,7 @@ def mlp_width(model: Model, mixture: bool) -> int:
     return (model.experts.chosen + model.experts.shared) * model.experts.ffn_hidden_size
 
 
-def _routed(s: TrainingSetup) -> int:
+def _routed_bytes(s: TrainingSetup) -> int:
     """Return the bytes of a mixture beside its MLPs, where all experts have equally many tokens: the inputs that came
     to the rank's experts, their outputs where the gates' gradient reads them, and the router's input, logits and
     scores, which are in float32."""
@@ -179,16 +186,16 @@ def _routed(s: TrainingSetup) -> int:
     return s.routed_tokens * s.model.hidden_size * (s.input_width + outputs) + router
 
 
-def _undivided(s: TrainingSetup) -> int:
+def _undivided_bytes(s: TrainingSetup) -> int:
     """Return the bytes that every tensor rank has whole: latent attention's latents before and after their norms, and
     the copies that some programs make without sequence parallelism."""
-    latent, undivided = s.model.latent_attention, 0
+    latent, size = s.model.latent_attention, 0
     if latent is not None:
         normed = (latent.query_rank or 0) + latent.key_value_rank
-        undivided = s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
+        size = s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
     if s.layout.tensor > 1 and not s.layout.sequence_parallel:
-        undivided += s.memory_model.tensor_parallel_copies * s.tokens * s.model.hidden_size * s.width
-    return undivided
+        size += s.memory_model.tensor_parallel_copies * s.tokens * s.model.hidden_size * s.width
+    return size
 
 
 def _attention_width(s: TrainingSetup, with_normed: bool = True) -> int:
@@ -203,9 +210,9 @@ def _attention_width(s: TrainingSetup, with_normed: bool = True) -> int:
     return (2 + keeps_earlier) * (model.heads + model.kv_heads) * model.head_size
 
 
-def _scores(s: TrainingSetup) -> int:
+def _score_bytes(s: TrainingSetup) -> int:
     """Return the bytes of scores, softmax and dropout. On the host the kernel keeps them only with dropout."""
     per_score = s.memory_model.score_bytes
     if s.on_host:
-        per_score = 2 * s.width + MASK if s.model.attention_dropout else 0
+        per_score = 2 * s.width + MASK_BYTES if s.model.attention_dropout else 0
     return int(per_score * s.model.heads * s.tokens * s.training.sequence_length) // s.layout.tensor

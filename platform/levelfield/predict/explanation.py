@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.activations import layer_bytes, passes
+from levelfield.predict.activations import layer_bytes, waiting_passes
 from levelfield.predict.footprint import (
-    HeldCount,
+    RankParameters,
     context_buffers,
     gathered_logit_bytes,
     stage_footprints,
@@ -17,20 +17,20 @@ from levelfield.predict.footprint import (
 )
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
-    BACKWARD,
-    FUSED_ATTENTION_BACKWARD,
-    experts_forward,
-    layer_forward,
+    ATTENTION_BACKWARD_FACTOR,
+    BACKWARD_FACTOR,
+    experts_forward_cost,
+    layer_forward_cost,
 )
-from levelfield.predict.pass_timing import exchanged_bytes, kernel_of, slice_of, traffic_bytes
-from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.predict.pass_timing import attention_kernel, exchanged_bytes, rank_slice, traffic_bytes
+from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.predict.timing import UPDATE_BYTES
 from levelfield.specs.constants import Pace
 
-ZERO = "Rajbhandari et al., 2020, section 5"
-ACTIVATIONS = "Korthikanti et al., 2022, section 4"
-PIPELINE = "Narayanan et al., 2021, section 2.2"
-ALL = "everything that the backward pass reads"
+ZERO_SOURCE = "Rajbhandari et al., 2020, section 5"
+ACTIVATIONS_SOURCE = "Korthikanti et al., 2022, section 4"
+PIPELINE_SOURCE = "Narayanan et al., 2021, section 2.2"
+BACKWARD_INPUTS = "everything that the backward pass reads"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Term:
 
 def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     """Return the bytes on a rank of the stage that needs most, by part."""
-    s = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
+    s = training_setup(question.work, row.tuning, question.on_host, question.constants.keeping)
     stages = stage_footprints(s)
     stage = max(range(len(stages)), key=lambda n: stages[n].total)
     count = stage_parameters(s, stage)
@@ -56,34 +56,34 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     gradient, masters, moments = s.state_widths
     # moments are a multiple of masters, so that this is the share of the masters to a byte
     copies = parts["weights"] - round(masters * parts["optimizer_states"] / moments)
-    buffers = "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
+    buffer_words = "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
     if size := context_buffers(s):
-        buffers += f"; {size:,} bytes for the keys and values of other context ranks"
+        buffer_words += f"; {size:,} bytes for the keys and values of other context ranks"
     if s.memory_model.receives_all and s.layout.pipeline > 1:
         received = (
             "waiting passes sent"
             if s.tuning.virtual_pipeline > 1
             else "a stage receives in all micro-batches of a step"
         )
-        buffers += f"; what {received}"
+        buffer_words += f"; what {received}"
     rows = [
         (
             "weights",
             f"{masters} * {shares} + {copies}",
             f"{masters}-byte masters of the {count.total:,} parameters of stage {stage + 1} on one tensor rank, over "
             f"{states}, and its compute copies",
-            ZERO,
+            ZERO_SOURCE,
         ),
         (
             "gradients",
             f"{gradient} * {gradient_shares}",
             f"{gradient} bytes for each parameter, over {gradient_ranks}",
-            ZERO,
+            ZERO_SOURCE,
         ),
-        ("optimizer_states", f"{moments} * {shares}", f"Adam's two moments, {moments // 2} bytes each", ZERO),
-        ("activations", *_activations(s, stage, parts["activations"]), ACTIVATIONS),
-        ("logits", *_logits(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
-        ("buffers", str(parts["buffers"]), buffers, ZERO),
+        ("optimizer_states", f"{moments} * {shares}", f"Adam's two moments, {moments // 2} bytes each", ZERO_SOURCE),
+        ("activations", *_activation_term(s, stage, parts["activations"]), ACTIVATIONS_SOURCE),
+        ("logits", *_logit_term(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
+        ("buffers", str(parts["buffers"]), buffer_words, ZERO_SOURCE),
         (
             "reserve",
             str(parts["reserve"]),
@@ -98,19 +98,19 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     """Return the seconds of a step, by part."""
     machine, pace, time = question.machine, question.constants.pace_on(question.on_host), row.time
     training, layout = question.work.training, row.layout
-    batches = training.global_batch // (row.tuning.micro_batch * layout.data)
-    setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    context, expert = _exchanged(setup, pace)
+    micro_batches = training.global_batch // (row.tuning.micro_batch * layout.data)
+    setup = training_setup(question.work, row.tuning, question.on_host, question.constants.keeping)
+    context, expert = _exchange_words(setup, pace)
     chunks = row.tuning.virtual_pipeline
-    roof = "Williams et al., 2009"
+    roofline_source = "Williams et al., 2009"
     rows = [
-        ("compute", None, _computed(question, setup), f"{roof}; Dao, 2023, section 4.1"),
-        ("imbalance", None, "what the slowest stage (the last has the logits) has beyond the average", PIPELINE),
+        ("compute", None, _compute_words(question, setup), f"{roofline_source}; Dao, 2023, section 4.1"),
+        ("imbalance", None, "what the slowest stage (the last has the logits) has beyond the average", PIPELINE_SOURCE),
         (
             "bubble",
             f"{time.bubble * chunks:.6g} / {chunks}",
             f"filling and draining {layout.pipeline} stage(s), over model chunks",
-            PIPELINE,
+            PIPELINE_SOURCE,
         ),
         (
             "tensor",
@@ -124,7 +124,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "pipeline",
             None,
             f"transfers between stages, without the {pace.overlap:.0%} that overlap with compute",
-            PIPELINE,
+            PIPELINE_SOURCE,
         ),
         (
             "data",
@@ -137,38 +137,38 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "optimizer",
             f"{time.optimizer * machine.memory_bytes_per_second:.6g} / {machine.memory_bytes_per_second:.6g}",
             f"{UPDATE_BYTES} bytes of memory traffic for each parameter that the rank updates",
-            roof,
+            roofline_source,
         ),
     ]
     parts = time._asdict()
-    products = {part: f"{batches} * {seconds / batches:.6g}" for part, seconds in parts.items()}
+    products = {part: f"{micro_batches} * {seconds / micro_batches:.6g}" for part, seconds in parts.items()}
     return [
         Term(part, parts[part], arithmetic or products[part], words, source) for part, arithmetic, words, source in rows
     ]
 
 
-def _computed(question: LayoutQuestion, setup: TrainingSetup) -> str:
+def _compute_words(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return the numbers of one layer's forward pass, of the most frequent kind, and the rates that they run at."""
     machine, pace, model = question.machine, question.constants.pace_on(question.on_host), setup.model
-    part, has_mixtures = slice_of(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
-    layer = layer_forward(model, part, mixture=has_mixtures)
+    part, has_mixtures = rank_slice(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
+    layer = layer_forward_cost(model, part, mixture=has_mixtures)
     if has_mixtures:
-        layer += experts_forward(model, part)
-    kernel = kernel_of(setup, machine, pace)
+        layer += experts_forward_cost(model, part)
+    kernel = attention_kernel(setup, machine, pace)
     rate, attention = None if part.keeps_scores else machine.attention.get(kernel), "as products"
     if rate is not None:
-        attention = f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
+        attention = f"({kernel}) at {rate:.4g} FLOP/s, {ATTENTION_BACKWARD_FACTOR:g} of it in the backward pass"
     return (
         f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
         f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
         f"{layer.attention_flops:.4g} of attention {attention}, and "
         f"{traffic_bytes(layer):.4g} bytes at {machine.memory_bytes_per_second:.4g} x {pace.memory_efficiency:g} "
         f"bytes/s, and {layer.operations:g} calls of {machine.operation_seconds + pace.launch_seconds:.3g} s; the "
-        f"backward pass is {BACKWARD:g} of it"
+        f"backward pass is {BACKWARD_FACTOR:g} of it"
     )
 
 
-def _exchanged(s: TrainingSetup, pace: Pace) -> tuple[str, str]:
+def _exchange_words(s: TrainingSetup, pace: Pace) -> tuple[str, str]:
     """Return how the context ranks of a layout exchange keys and values, and its expert ranks tokens."""
     ranks, size, experts = s.layout.context, s.key_value_bytes, s.model.experts
     context = (
@@ -190,32 +190,32 @@ def _exchanged(s: TrainingSetup, pace: Pace) -> tuple[str, str]:
     )
 
 
-def _shares(s: TrainingSetup, count: HeldCount, sharded: bool) -> tuple[str, str]:
+def _shares(s: TrainingSetup, count: RankParameters, is_sharded: bool) -> tuple[str, str]:
     """Return over how many ranks what each parameter needs is divided, in words, and the parameters of a rank's share
     as arithmetic."""
-    degree, shards = (s.layout.sharding_degree, s.expert_shards) if sharded else (1, 1)
+    degree, shards = (s.layout.sharding_degree, s.expert_shards) if is_sharded else (1, 1)
     if not count.routed:
         return f"{degree} rank(s)", f"{count.plain} / {degree}"
     words = f"{degree} rank(s), those of its experts over {shards}"
     return words, f"({count.plain} / {degree} + {count.routed} / {shards})"
 
 
-def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
-    layer, flight = layer_bytes(s), passes(s, stage)
+def _activation_term(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
+    layer, in_flight = layer_bytes(s), waiting_passes(s, stage)
     chunks = s.tuning.virtual_pipeline
-    waiting = flight * layer.of_stage(s, stage) // chunks
-    saved = {
-        "none": f"each layer keeps {ALL}",
+    waiting = in_flight * layer.stage_bytes(s, stage) // chunks
+    stored_words = {
+        "none": f"each layer keeps {BACKWARD_INPUTS}",
         "full": "each layer keeps its input",
         "selective": "each layer keeps a part",
     }
     first = s.tuning.recompute_layers
-    some = f"the first {first} layers of each chunk keep their input, the others {ALL}"
-    whole = s.tuning.recompute == "none" or not s.repeats_whole(stage)
-    again = "" if whole else f", and at most {layer.whole:,} bytes for a recomputed layer"
+    partial_words = f"the first {first} layers of each chunk keep their input, the others {BACKWARD_INPUTS}"
+    whole = s.tuning.recompute == "none" or not s.repeats_whole_chunk(stage)
+    recompute_words = "" if whole else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
-        f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
-        f"{some if first else saved[s.tuning.recompute]}; then the embedding{again}"
+        f"{in_flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
+        f"{partial_words if first else stored_words[s.tuning.recompute]}; then the embedding{recompute_words}"
     )
     mixtures = s.mixtures_of(stage)
     if mixtures:
@@ -230,10 +230,10 @@ def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
         terms.append(f"{mixtures_repeated} * {layer.mixture.stored}")
         terms += [f"{other_mixtures} * {layer.mixture.whole}"] if others else []
     stored = f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
-    return f"{flight} * {stored} / {chunks} + {value - waiting}", words
+    return f"{in_flight} * {stored} / {chunks} + {value - waiting}", words
 
 
-def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
+def _logit_term(s: TrainingSetup, value: int) -> tuple[str, str]:
     if value == 0:
         return "0", "the stage has no head"
     if s.memory_model.logit_bytes is None:
@@ -241,7 +241,7 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
         return str(value), f"the head computes in chunks: one of logits,{softmax} and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
-    gathered = gathered_logit_bytes(s) * s.model.vocab_size
-    if gathered:
+    gathered_bytes = gathered_logit_bytes(s) * s.model.vocab_size
+    if gathered_bytes:
         words += ", and of the gathered logits of the whole vocabulary"
-    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:.12g}) * {s.tokens}", words
+    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered_bytes:.12g}) * {s.tokens}", words

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import LayerBytes, activations, layer_bytes, passes
+from levelfield.predict.activations import LayerBytes, activation_bytes, layer_bytes, waiting_passes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 
@@ -25,7 +25,7 @@ from levelfield.specs.architecture import Model
 # are equal, of whole tiles of rows.
 HOST_CHUNK_BYTES = 2**24
 WHOLE_HEAD, PART_OF_HEAD = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
-FUSED_HEAD, TILE = 2**29, 128
+FUSED_HEAD_BYTES, TILE_ROWS = 2**29, 128
 
 
 class Footprint(NamedTuple):
@@ -57,7 +57,7 @@ class StageStates(NamedTuple):
     process: int
 
 
-class StagePassing(NamedTuple):
+class StageTransients(NamedTuple):
     """The bytes of a stage that come and go, and do not depend on sharded states and expert ranks. buffers: between
     context ranks and stages."""
 
@@ -72,26 +72,26 @@ def expected_memory(setup: TrainingSetup) -> Footprint:
     The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more,
     unless only some layers are mixtures of experts, or a stage has buffers for all that it receives in a step.
     """
-    return max(stage_footprints(setup, setup.end_stages), key=lambda footprint: footprint.total)
+    return max(stage_footprints(setup, setup.critical_stages), key=lambda footprint: footprint.total)
 
 
 def stage_footprints(setup: TrainingSetup, stages: Sequence[int] | None = None) -> list[Footprint]:
     """Return the footprint of each of these pipeline stages; None: of all."""
     layer, footprints = layer_bytes(setup), []
     for stage in range(setup.layout.pipeline) if stages is None else stages:
-        states, passing = stage_states(setup, stage), stage_passing(setup, stage, layer)
-        buffers = states.buffers + passing.buffers
+        states, transients = stage_states(setup, stage), stage_transients(setup, stage, layer)
+        buffers = states.buffers + transients.buffers
         # gaps between tensors that come and go
-        gaps = 0.0 if setup.on_host else setup.memory_model.fragmentation
-        between = gaps * (passing.activations + passing.logits + buffers)
+        gap_share = 0.0 if setup.on_host else setup.memory_model.fragmentation
+        gap_bytes = gap_share * (transients.activations + transients.logits + buffers)
         footprint = Footprint(
             weights=states.weights,
             gradients=states.gradients,
             optimizer_states=states.optimizer_states,
-            activations=passing.activations,
-            logits=passing.logits,
+            activations=transients.activations,
+            logits=transients.logits,
             buffers=buffers,
-            reserve=states.process + int(between),
+            reserve=states.process + int(gap_bytes),
         )
         footprints.append(footprint)
     return footprints
@@ -105,56 +105,56 @@ def stage_states(s: TrainingSetup, stage: int) -> StageStates:
     gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the embedding or
     of a layer. From stage 2 on the reduced gradients are there all the time, and counted as gradients.
     """
-    count, level = stage_parameters(s, stage), s.layout.sharding_stage
+    count, zero_stage = stage_parameters(s, stage), s.layout.sharding_stage
     gradient, masters, moments = s.state_widths
-    streams = level or (s.layout.tensor > 1 and s.layout.data * s.layout.context > 1)
-    pools = 0
+    streams = zero_stage or (s.layout.tensor > 1 and s.layout.data * s.layout.context > 1)
+    pool_bytes = 0
     if s.memory_model.stream_pools and streams:
-        reduced = FP32 * count.total // s.layout.sharding_degree if level < 2 else 0
+        reduced = FP32 * count.total // s.layout.sharding_degree if zero_stage < 2 else 0
         embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-        pools = reduced + FP32 * max(embedding, largest_layer(s, gathered=True))
+        pool_bytes = reduced + FP32 * max(embedding, largest_layer(s, gathered=True))
     return StageStates(
-        weights=_sharded(s, masters, count, level >= 1) + _copies(s, count),
-        gradients=_sharded(s, gradient, count, level >= 2),
-        optimizer_states=_sharded(s, moments, count, level >= 1),
-        buffers=_buffers(s, count.total),
-        process=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pools,
+        weights=_sharded_bytes(s, masters, count, zero_stage >= 1) + _compute_copy_bytes(s, count),
+        gradients=_sharded_bytes(s, gradient, count, zero_stage >= 2),
+        optimizer_states=_sharded_bytes(s, moments, count, zero_stage >= 1),
+        buffers=_sharding_buffer_bytes(s, count.total),
+        process=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pool_bytes,
     )
 
 
-def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> int:
+def _sharded_bytes(s: TrainingSetup, width: int, count: RankParameters, is_sharded: bool) -> int:
     """Return the bytes of `width` for each parameter of a rank, where they are sharded of its share."""
-    if not sharded:
+    if not is_sharded:
         return width * count.total
     routed = width * count.routed // s.expert_shards if count.routed else 0
     return width * count.plain // s.layout.sharding_degree + routed
 
 
-def stage_passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
+def stage_transients(s: TrainingSetup, stage: int, layer: LayerBytes) -> StageTransients:
     """Return what comes and goes on a stage at its peak: the moment when most activations wait.
 
     A program that receives all micro-batches of a step in buffers has hidden states from the stage before, and
     gradients from the one behind; of interleaved stages it is what waiting passes passed on. On the host they are pages
     that nothing has written yet.
     """
-    logits = _logits(s) if stage == s.layout.pipeline - 1 else 0
+    logits = _logit_bytes(s) if stage == s.layout.pipeline - 1 else 0
     received = 0
     if s.memory_model.receives_all and not s.on_host:
         neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
-        messages = passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
+        messages = waiting_passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
         received = messages * s.tokens * s.model.hidden_size * s.width // s.sequence_split
-    return StagePassing(activations(s, stage, layer), logits, context_buffers(s) + received)
+    return StageTransients(activation_bytes(s, stage, layer), logits, context_buffers(s) + received)
 
 
-def held_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
-    """Return, for each stage of which one needs most, the bytes of a footprint that micro-batch, chunks and
-    recomputation do not change, and those of them that are buffers of sharded states."""
-    stages = (stage_states(s, stage) for stage in s.end_stages)
+def constant_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
+    """Return the bytes that micro-batch, chunks and recomputation do not change, for each stage that may need most, and
+    those of them that are buffers of sharded states."""
+    stages = (stage_states(s, stage) for stage in s.critical_stages)
     return tuple((sum(states), states.buffers) for states in stages)
 
 
 @dataclass(frozen=True)
-class HeldCount:
+class RankParameters:
     """The parameters on one rank. plain: those that all ranks of data x context hold; routed: of the rank's experts."""
 
     plain: int
@@ -165,7 +165,7 @@ class HeldCount:
         return self.plain + self.routed
 
 
-def stage_parameters(s: TrainingSetup, stage: int) -> HeldCount:
+def stage_parameters(s: TrainingSetup, stage: int) -> RankParameters:
     """Return the parameters of a stage on one rank. Matrices are split over tensor ranks, vectors are not. Experts are
     divided over expert ranks, and each of them over tensor ranks."""
     ends = stage == 0, stage == s.layout.pipeline - 1
@@ -177,28 +177,28 @@ def stage_parameters(s: TrainingSetup, stage: int) -> HeldCount:
 @lru_cache(maxsize=4096)
 def _stage_parameters(
     model: Model, sequence_length: int, tensor: int, expert: int, ends: tuple[bool, bool], layers: tuple[int, int]
-) -> HeldCount:
+) -> RankParameters:
     """Return the parameters of a stage. ends: whether it is the first, and the last; layers: all, and mixtures."""
-    (first, last), (every, mixtures) = ends, layers
+    (first, last), (all_layers, mixtures) = ends, layers
     tied_copy = model.tied_embeddings and last
-    is_here = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
+    is_on_stage = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
     shapes = outer_shapes(model, sequence_length).items()
-    outer = _rank_elements({name: shape for name, shape in shapes if is_here[name.split(".")[0]]}, tensor)
-    if mixtures < every:
-        outer += (every - mixtures) * layer_parameters(model, tensor, expert, mixture=False).total
+    outer = _rank_elements({name: shape for name, shape in shapes if is_on_stage[name.split(".")[0]]}, tensor)
+    if mixtures < all_layers:
+        outer += (all_layers - mixtures) * layer_parameters(model, tensor, expert, mixture=False).total
     if not mixtures:
-        return HeldCount(outer)
+        return RankParameters(outer)
     mixture = layer_parameters(model, tensor, expert, mixture=True)
-    return HeldCount(outer + mixtures * mixture.plain, mixtures * mixture.routed)
+    return RankParameters(outer + mixtures * mixture.plain, mixtures * mixture.routed)
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: Model, tensor: int, expert: int, mixture: bool) -> HeldCount:
+def layer_parameters(model: Model, tensor: int, expert: int, mixture: bool) -> RankParameters:
     """Return the parameters of a layer on one rank. mixture: the layer has experts, else an MLP."""
     shapes = layer_shapes(model, next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0))
     routed = {name: shape for name, shape in shapes.items() if name.startswith("mlp.experts.")}
     others = {name: shape for name, shape in shapes.items() if name not in routed}
-    return HeldCount(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
+    return RankParameters(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
 
 
 def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
@@ -213,31 +213,31 @@ def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
 
 
 # Parameters of two dimensions that every tensor rank holds whole: they write or read what is not divided.
-WHOLE = ("position", "mlp.router", "attention.query_down", "attention.latent_down")
+UNDIVIDED_MATRICES = ("position", "mlp.router", "attention.query_down", "attention.latent_down")
 
 
 def _rank_elements(shapes: Shapes, tensor: int) -> int:
     return sum(
-        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith(WHOLE) else 1)
+        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith(UNDIVIDED_MATRICES) else 1)
         for name, shape in shapes.items()
     )
 
 
-def _copies(s: TrainingSetup, count: HeldCount) -> int:
+def _compute_copy_bytes(s: TrainingSetup, count: RankParameters) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
-    ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits. Experts
-    that it does not shard have their copies.
+    ZeRO stage 3 gathers layer by layer instead (`_sharding_buffer_bytes`), some programs from a sharded copy in 16
+    bits. Experts that it does not shard have their copies.
     """
     if s.layout.sharding_stage == 3:
         if s.memory_model.sharded_copy:
-            return _sharded(s, s.width, count, True)
+            return _sharded_bytes(s, s.width, count, True)
         return s.width * count.routed if s.width == FP16 and s.has_whole_experts else 0
     fp8 = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
     return fp8 + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
-def _buffers(s: TrainingSetup, count: int) -> int:
+def _sharding_buffer_bytes(s: TrainingSetup, count: int) -> int:
     """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
     ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding, in some programs the head."""
     if s.layout.sharding_stage == 0:
@@ -268,7 +268,7 @@ def gathered_logit_bytes(s: TrainingSetup) -> float:
     return gathered + 2 * s.width if gathered and s.layout.tensor > 1 else gathered
 
 
-def _logits(s: TrainingSetup) -> int:
+def _logit_bytes(s: TrainingSetup) -> int:
     """Return the bytes of the head in chunks: logits of one chunk, fp32 logits and mostly a log-softmax of a part of it
     (on the host of all of it), and two gradients.
 
@@ -278,23 +278,23 @@ def _logits(s: TrainingSetup) -> int:
     """
     vocabulary = s.model.vocab_size // s.layout.tensor
     if s.memory_model.logit_bytes is not None:
-        whole = gathered_logit_bytes(s) * s.model.vocab_size
-        return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + whole))
-    exact = FP32 * s.tokens * vocabulary
+        gathered = gathered_logit_bytes(s) * s.model.vocab_size
+        return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + gathered))
+    fp32_logits = FP32 * s.tokens * vocabulary
     if s.on_host:
-        chunk = 2 * min(exact, HOST_CHUNK_BYTES)
+        chunk = 2 * min(fp32_logits, HOST_CHUNK_BYTES)
     elif s.memory_model.fused_loss:
-        chunk = s.width * vocabulary * chunk_rows(s.tokens, FUSED_HEAD // (s.width * vocabulary))
+        chunk = s.width * vocabulary * chunk_rows(s.tokens, FUSED_HEAD_BYTES // (s.width * vocabulary))
     else:
-        products, softmax, tensors = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
-        rows = chunk_rows(s.tokens, products // (s.width * vocabulary))
-        chunk = s.width * vocabulary * rows + min(tensors * exact, softmax)
+        product_bytes, softmax_bytes, tensors = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
+        rows = chunk_rows(s.tokens, product_bytes // (s.width * vocabulary))
+        chunk = s.width * vocabulary * rows + min(tensors * fp32_logits, softmax_bytes)
     return chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
 
 
-def chunk_rows(tokens: int, most: int) -> int:
+def chunk_rows(tokens: int, most_rows: int) -> int:
     """Return the tokens of one chunk of the head, as models/torch/model/head_on_accelerators.py divides them."""
-    tiles = most // TILE
-    if tokens <= most or tiles == 0:
-        return max(1, min(tokens, most))
-    return TILE * math.ceil(tokens / (TILE * math.ceil(tokens / (TILE * tiles))))
+    tiles = most_rows // TILE_ROWS
+    if tokens <= most_rows or tiles == 0:
+        return max(1, min(tokens, most_rows))
+    return TILE_ROWS * math.ceil(tokens / (TILE_ROWS * math.ceil(tokens / (TILE_ROWS * tiles))))

@@ -14,7 +14,7 @@ from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 from levelfield.worker.division import DIVIDED_OVER, EXPERTS_OVER, SEQUENCE_OVER
 
-_SIZES = {
+_SIZE_WORDS = {
     "heads": "{} attention heads",
     "kv_heads": "{} key-value heads",
     "ffn_hidden_size": "ffn size {}",
@@ -24,7 +24,7 @@ _SIZES = {
 }
 
 
-def broken(
+def broken_rules(
     work: Work,
     layout: Layout,
     micro_batch: int,
@@ -44,31 +44,32 @@ def broken(
             f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
             f"{batch} is not a multiple of {per_pass}"
         )
-    sentences += broken_beside_batches(work, layout, nodes, devices_per_node, uneven_stages)
-    chunks = _interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline, uneven_stages)
+    sentences += broken_layout_rules(work, layout, nodes, devices_per_node, uneven_stages)
+    chunks = _interleaving_rules(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline, uneven_stages)
     return sentences + [sentence for holds, sentence in chunks if not holds]
 
 
-def broken_beside_batches(
+def broken_layout_rules(
     work: Work, layout: Layout, nodes: int, devices_per_node: int, uneven_stages: bool
 ) -> list[str]:
-    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: as in `broken`."""
+    """Return a layout's broken rules that do not depend on the micro-batch. uneven_stages: as in `broken_rules`."""
     world = nodes * devices_per_node
-    broken_rules = [sentence for holds, sentence in _divisions(work, layout, uneven_stages) if not holds]
+    sentences = [sentence for holds, sentence in _division_rules(work, layout, uneven_stages) if not holds]
     if layout.world_size != world:
         size = f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
-        return [size, *broken_rules]
-    return broken_rules
+        return [size, *sentences]
+    return sentences
 
 
-def interleaves(
+def can_interleave(
     work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int, uneven_stages: bool = False
 ) -> bool:
-    """Return whether the schedule of model chunks is possible with this micro-batch. uneven_stages: as in `broken`."""
+    """Return whether the schedule of model chunks is possible with this micro-batch. uneven_stages: as in
+    `broken_rules`."""
     if virtual_pipeline == 1:
         return True
     batches = accumulation(work, layout, micro_batch)
-    return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline, uneven_stages))
+    return all(holds for holds, _ in _interleaving_rules(work, layout, batches, virtual_pipeline, uneven_stages))
 
 
 def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
@@ -76,7 +77,7 @@ def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
     return work.training.global_batch // (micro_batch * layout.data)
 
 
-def require(
+def require_possible(
     work: Work,
     layout: Layout,
     micro_batch: int,
@@ -90,27 +91,31 @@ def require(
 
     is_default: nobody asked for the layout. It is broken only where no other one of these devices is possible either.
     """
-    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
+    reasons = broken_rules(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
     if not reasons:
         return
-    near = [] if is_default else nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
-    offer = f"the nearest possible: {', '.join(near)}"
-    if not near:  # the nearest numbers of devices that have a possible layout
+    layouts_nearby = (
+        [] if is_default else nearest_layouts(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
+    )
+    suggestion = f"the nearest possible: {', '.join(layouts_nearby)}"
+    if not layouts_nearby:  # the nearest numbers of devices that have a possible layout
         devices = max(1, layout.world_size // nodes)
         others = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
-        layouts = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
-        offers = [f"{first[0]} on {nodes * n} devices" for n, first in layouts if first][:3]
-        offer = f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
+        layouts = ((n, nearest_layouts(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
+        suggestions = [f"{first[0]} on {nodes * n} devices" for n, first in layouts if first][:3]
+        suggestion = f"not possible on {layout.world_size} devices; nearest: {', '.join(suggestions) or 'none'}"
     if is_default:
         model, training = work.model, work.training
         raise LayoutError(
             f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
             f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
-            f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  {offer}"
+            f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  {suggestion}"
         )
     chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     rules = "\n  ".join(reasons)
-    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {rules};\n  {offer}")
+    raise LayoutError(
+        f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {rules};\n  {suggestion}"
+    )
 
 
 def require_layers(work: Work, layout: Layout, virtual_pipeline: int, recompute_layers: int | None) -> None:
@@ -123,15 +128,15 @@ def require_layers(work: Work, layout: Layout, virtual_pipeline: int, recompute_
         )
 
 
-def nearest(
+def nearest_layouts(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
 ) -> list[str]:
     """Return up to `count` possible layouts for the devices, ordered by the number of changed factors of two."""
     batch, candidates = work.training.global_batch, []
-    for other in _layouts(layout, nodes * devices):
+    for other in _candidate_layouts(layout, nodes * devices):
         fitting = [n for n in divisors(batch) if batch % (n * other.data) == 0]
         for size in sorted(fitting, key=lambda n: abs(math.log(n / micro_batch)))[:2]:
-            if not broken(work, other, size, nodes, devices, virtual_pipeline):
+            if not broken_rules(work, other, size, nodes, devices, virtual_pipeline):
                 pairs = (
                     (layout.data, other.data),
                     (layout.tensor, other.tensor),
@@ -143,40 +148,43 @@ def nearest(
     return [text for _, text in sorted(candidates)[:count]]
 
 
-def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
+def _division_rules(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
     model, experts = work.model, work.model.experts
     if model.head_dim is None and model.latent_attention is None:
         yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
-    for name, over in DIVIDED_OVER.items():
+    for name, dimension in DIVIDED_OVER.items():
         if name == "ffn_hidden_size" and experts and model.mixture_layers == model.layers:
             continue  # no layer has an MLP of this size
-        size, parts = getattr(model, name), getattr(layout, over)
-        may_differ = name == "layers" and uneven_stages and model.layers >= layout.pipeline
-        yield size % parts == 0 or may_differ, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
+        size, parts = getattr(model, name), getattr(layout, dimension)
+        may_be_uneven = name == "layers" and uneven_stages and model.layers >= layout.pipeline
+        yield (
+            size % parts == 0 or may_be_uneven,
+            f"{_SIZE_WORDS[name].format(size)} cannot be cut over {dimension} {parts}",
+        )
     if experts is None:
         yield layout.expert == 1, f"expert parallelism over {layout.expert} ranks: the model has no experts"
     else:  # that expert parallelism divides data x context is a rule of the layout itself
         sizes = {"count": "{} experts", "ffn_hidden_size": "an expert's ffn size {}"}
-        for name, over in EXPERTS_OVER.items():
-            size, parts = getattr(experts, name), getattr(layout, over)
-            yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {over} {parts}"
+        for name, dimension in EXPERTS_OVER.items():
+            size, parts = getattr(experts, name), getattr(layout, dimension)
+            yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {dimension} {parts}"
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
-        for name, over in SEQUENCE_OVER.items():
-            size, parts = work.training.sequence_length, getattr(layout, over)
-            yield size % parts == 0, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
+        for name, dimension in SEQUENCE_OVER.items():
+            size, parts = work.training.sequence_length, getattr(layout, dimension)
+            yield size % parts == 0, f"{_SIZE_WORDS[name].format(size)} cannot be cut over {dimension} {parts}"
     if layout.context > 1:
         # Each context rank takes a piece from the front and the same from the back, so that the causal mask leaves all
         # of them equal work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide its part.
         length, split = work.training.sequence_length, layout.tensor if layout.sequence_parallel else 1
-        beside = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
+        tensor_words = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
         yield (
             length % (2 * layout.context) == 0 and length // layout.context % split == 0,
-            f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}",
+            f"sequence length {length} cannot be cut over 2 x context {layout.context}{tensor_words}",
         )
 
 
-def _interleaving(
+def _interleaving_rules(
     work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int, uneven_stages: bool
 ) -> Iterator[tuple[bool, str]]:
     """Check the rules of the interleaved schedule (Narayanan et al., 2021, section 2.2)."""
@@ -194,7 +202,7 @@ def _interleaving(
     )
 
 
-def _layouts(layout: Layout, world: int) -> Iterator[Layout]:
+def _candidate_layouts(layout: Layout, world: int) -> Iterator[Layout]:
     """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism,
     and with the requested expert ranks where they divide data x context."""
     for tensor in divisors(world // layout.context if world % layout.context == 0 else 0):

@@ -12,12 +12,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
 from levelfield.predict.activations import layer_bytes
-from levelfield.predict.footprint import Footprint, expected_memory, held_bytes, stage_passing
-from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
+from levelfield.predict.footprint import Footprint, constant_bytes, expected_memory, stage_transients
+from levelfield.predict.layout_rules import broken_layout_rules, can_interleave, divisors
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
-from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import PredictedStep, StepPasses, exchange_of, step_passes, step_time
+from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, rank_work
+from levelfield.predict.setup import TrainingSetup, training_setup
+from levelfield.predict.timing import PredictedStep, StepPasses, predicted_step, step_passes, weight_exchange
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused
@@ -25,14 +25,14 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
-Sizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
-BEYOND = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
+MicroBatchSizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
+MOST_OVERFULL_ROWS = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
 # Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
-MOST_GAIN = 1.5
-FIRST_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
+MOST_RECOMPUTE_GAIN = 1.5
+MOST_FIRST_LAYER_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
-LEAST_TOKENS = 1024
-PARTIAL: Refusable = "partial sharding"
+LEAST_CONTEXT_TOKENS = 1024
+PARTIAL_SHARDING: Refusable = "partial sharding"
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -46,7 +46,7 @@ class SupportedParallelism:
     refuses: tuple[Refusable, ...] = ()
 
     @property
-    def repeats_some(self) -> bool:
+    def can_repeat_first_layers(self) -> bool:
         """Whether full recomputation may be of the first layers only."""
         return "full" in self.recompute and FIRST_LAYERS not in self.refuses
 
@@ -56,7 +56,7 @@ class SupportedParallelism:
         parts = tuning.layout.pipeline * tuning.virtual_pipeline
         needed = (*tuning.parallelism, *(("uneven",) if layers % parts else ()))
         lacking = tuple(name for name in needed if name not in self.parallelism)
-        return (*lacking, "hybrid") if tuning.layout.is_hybrid_sharded and PARTIAL in self.refuses else lacking
+        return (*lacking, "hybrid") if tuning.layout.is_hybrid_sharded and PARTIAL_SHARDING in self.refuses else lacking
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class LayoutEstimate:
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
     """Predict one row, whether it fits or not. Raises UnknownLink."""
-    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
+    setup = training_setup(question.work, tuning, question.on_host, question.constants.keeping)
     memory = expected_memory(setup)
-    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
+    time = predicted_step(setup, question.machine, question.constants.pace_on(question.on_host))
     speed = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
     return LayoutEstimate(tuning, memory, question.fits(memory.total), time, speed)
 
@@ -140,7 +140,7 @@ class RowChoices(NamedTuple):
         )
 
 
-PLAIN = RowChoices(1, "none", 1)  # for figures that the choices of a row do not change
+PLAIN_CHOICES = RowChoices(1, "none", 1)  # for figures that the choices of a row do not change
 
 
 class OverfullRow(NamedTuple):
@@ -209,16 +209,16 @@ def search_layouts(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = RankedRows(question, search.with_first_layers(search.fastest()))
-    least = heapq.nsmallest(BEYOND, search.overfull, key=attrgetter("total_bytes"))
+    least = heapq.nsmallest(MOST_OVERFULL_ROWS, search.overfull, key=attrgetter("total_bytes"))
     beyond = tuple(predict(question, row.choices.tuning(row.layout)) for row in least)
     return LayoutRanking(rows, search.considered, beyond)
 
 
-def not_offered(question: LayoutQuestion) -> RankedRows:
+def unsupported_rows(question: LayoutQuestion) -> RankedRows:
     """Return the rows that fit and need context or expert parallelism, stages of unequal layers or hybrid sharding that
     the framework does not offer here, fastest first."""
     offer, layers = question.offer, question.work.model.layers
-    refuses = tuple(name for name in offer.refuses if name != PARTIAL)
+    refuses = tuple(name for name in offer.refuses if name != PARTIAL_SHARDING)
     uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
     wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
     widened = replace(question, offer=wider)
@@ -235,41 +235,47 @@ class _LayoutFigures:
         self._weights = (*ranks, layout.expert, layout.sharding_stage, layout.sharding_degree)
         self._passing: dict[RowChoices, tuple[int, ...]]
         self._passes: dict[tuple[object, ...], StepPasses]
-        self._passing = search.once(("passing", *ranks, layout.sequence_parallel), dict)
-        self._passes = search.once(("passes", *ranks, layout.sequence_parallel, layout.expert), dict)
-        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._work(PLAIN).setup))
+        self._passing = search.cached(("passing", *ranks, layout.sequence_parallel), dict)
+        self._passes = search.cached(("passes", *ranks, layout.sequence_parallel, layout.expert), dict)
+        self._constant_bytes = search.cached(
+            ("held", *self._weights), lambda: constant_bytes(self._rank_work(PLAIN_CHOICES).setup)
+        )
 
     def total_bytes(self, choices: RowChoices) -> int:
         """Return the bytes of the fullest stage."""
         passing = self._passing.get(choices)
         if passing is None:
-            setup = self._work(choices).setup
-            layer = self._search.once(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
-            passing = tuple(sum(stage_passing(setup, stage, layer)) for stage in setup.end_stages)
+            setup = self._rank_work(choices).setup
+            layer = self._search.cached(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
+            passing = tuple(sum(stage_transients(setup, stage, layer)) for stage in setup.critical_stages)
             self._passing[choices] = passing
-        stages, between = zip(self._held, passing, strict=True), self._search.gaps
-        return max(stored + n + int(between * (n + buffers)) for (stored, buffers), n in stages)
+        stages, gap_share = zip(self._constant_bytes, passing, strict=True), self._search.fragmentation
+        return max(
+            stored + transient + int(gap_share * (transient + buffers)) for (stored, buffers), transient in stages
+        )
 
     def tokens_per_second(self, choices: RowChoices) -> float:
         """Return the speed of one device. Raises UnknownLink."""
         key = choices if choices.recompute_layers else choices[:2]  # where all layers are alike, so are chunks of them
         passes = self._passes.get(key)
         if passes is None:
-            work, plain = self._work(choices), None
+            work, plain = self._rank_work(choices), None
             if choices.recompute_layers is not None:
-                plain = self._pass_seconds(self._work(choices.without_recomputation()))
+                plain = self._pass_seconds(self._rank_work(choices.without_recomputation()))
             passes = self._passes[key] = step_passes(work, self._pass_seconds(work), plain)
-        exchange = self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(PLAIN)))
-        step = exchange.added_to(passes, choices.chunks)
+        exchange = self._search.cached(
+            ("exchange", *self._weights), lambda: weight_exchange(self._rank_work(PLAIN_CHOICES))
+        )
+        step = exchange.step_with(passes, choices.chunks)
         return self._search.tokens_per_step / step.total / self._search.question.devices
 
     def _pass_seconds(self, work: RankWork) -> PassSeconds:
-        return self._search.once(("layer seconds", *_layer_key(work.setup)), lambda: pass_seconds(work))
+        return self._search.cached(("layer seconds", *_layer_key(work.setup)), lambda: pass_seconds(work))
 
-    def _work(self, choices: RowChoices) -> RankWork:
+    def _rank_work(self, choices: RowChoices) -> RankWork:
         question = self._search.question
-        setup = setup_of(question.work, choices.tuning(self.layout), question.on_host, question.constants.keeping)
-        return work_of(setup, question.machine, question.constants.pace_on(question.on_host))
+        setup = training_setup(question.work, choices.tuning(self.layout), question.on_host, question.constants.keeping)
+        return rank_work(setup, question.machine, question.constants.pace_on(question.on_host))
 
 
 def _layer_key(setup: TrainingSetup) -> tuple[object, ...]:
@@ -285,7 +291,7 @@ class _Search:
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = 0
-        self.gaps = 0.0 if question.on_host else question.constants.keeping.fragmentation
+        self.fragmentation = 0.0 if question.on_host else question.constants.keeping.fragmentation
         self.tokens_per_step = question.work.training.tokens_per_step
         self.overfull: list[OverfullRow] = []
         self._figures: dict[tuple[object, ...], Any] = {}
@@ -294,7 +300,7 @@ class _Search:
             (recompute,) if recompute else question.offer.recompute[::-1]
         )  # what keeps least is first
 
-    def once(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
+    def cached(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
         """Return a figure, which is computed once. key: its name, and all that it depends on."""
         if key not in self._figures:
             self._figures[key] = compute()
@@ -312,14 +318,14 @@ class _Search:
         for programs whose plain stages have buffers that chunks do without (receives_all).
         """
         grows = not self.question.constants.keeping.receives_all
-        allowed = self._allowed_sizes(layout)
+        allowed = self._allowed_micro_batches(layout)
         if not allowed:
             return
         figures = _LayoutFigures(self, layout)
         for chunks, sizes in allowed:
             rows = list(self._rows_with_chunks(figures, chunks, sizes))
             yield from rows
-            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= BEYOND:
+            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= MOST_OVERFULL_ROWS:
                 return
 
     def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
@@ -330,7 +336,7 @@ class _Search:
                 total = figures.total_bytes(choices)
                 if not self.question.fits(total):
                     self.overfull.append(OverfullRow(figures.layout, choices, total))
-                    if micro_batch == sizes[0] and len(self.overfull) >= BEYOND:
+                    if micro_batch == sizes[0] and len(self.overfull) >= MOST_OVERFULL_ROWS:
                         return
                     break
                 yield RankedRow(figures.layout, choices, total, figures.tokens_per_second(choices))
@@ -343,21 +349,25 @@ class _Search:
         the search.
         """
         question, further = self.question, list[RankedRow]()
-        if question.constraints.recompute or not question.offer.repeats_some or question.capacity_bytes is None:
+        if (
+            question.constraints.recompute
+            or not question.offer.can_repeat_first_layers
+            or question.capacity_bytes is None
+        ):
             return rows
-        roomy = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
-        fastest = list(islice(roomy, FIRST_ROWS))
+        roomy_speeds = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
+        fastest = list(islice(roomy_speeds, MOST_FIRST_LAYER_ROWS))
         for row in rows:
-            least = fastest[-1] if len(fastest) == FIRST_ROWS else 0.0
-            if row.tokens_per_second * MOST_GAIN < least:
+            least = fastest[-1] if len(fastest) == MOST_FIRST_LAYER_ROWS else 0.0
+            if row.tokens_per_second * MOST_RECOMPUTE_GAIN < least:
                 break
             if row.choices.recompute != "full" or is_tight(question, row.total_bytes):
                 continue
             figures = _LayoutFigures(self, row.layout)
             may_be_faster = figures.tokens_per_second(row.choices.without_recomputation()) > least
-            if may_be_faster and (more := self._with_least_layers(row, figures)):
-                further.append(more)
-                fastest = sorted((*fastest, more.tokens_per_second), reverse=True)[:FIRST_ROWS]
+            if may_be_faster and (extended := self._with_least_layers(row, figures)):
+                further.append(extended)
+                fastest = sorted((*fastest, extended.tokens_per_second), reverse=True)[:MOST_FIRST_LAYER_ROWS]
         return fastest_first((*rows, *further)) if further else rows
 
     def _with_least_layers(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:
@@ -369,24 +379,24 @@ class _Search:
         if layers in (0, longest):
             return None
         self.considered += 1
-        more = options[layers]
-        return RankedRow(row.layout, more, figures.total_bytes(more), figures.tokens_per_second(more))
+        chosen = options[layers]
+        return RankedRow(row.layout, chosen, figures.total_bytes(chosen), figures.tokens_per_second(chosen))
 
-    def _allowed_sizes(self, layout: Layout) -> Sizes:
+    def _allowed_micro_batches(self, layout: Layout) -> MicroBatchSizes:
         """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
         program. What a framework refuses of a micro-batch, it refuses of each larger one, and what of two chunks, of
         more."""
         work, refuses = self.question.work, self.question.offer.refuses
         ranks = layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel
-        sizes = self.once(("sizes", *ranks), lambda: _valid_sizes(self.question, layout))
+        sizes = self.cached(("sizes", *ranks), lambda: _valid_micro_batches(self.question, layout))
         if not (refuses and sizes) or self.question.constraints.layout is not None:
             return sizes
 
-        every = sorted({n for _, batches in sizes for n in batches})
+        all_sizes = sorted({n for _, batches in sizes for n in batches})
         first_refused = bisect_left(
-            every, True, key=lambda n: bool(refused(refuses, work, Tuning(layout=layout, micro_batch=n)))
+            all_sizes, True, key=lambda n: bool(refused(refuses, work, Tuning(layout=layout, micro_batch=n)))
         )
-        allowed = every[:first_refused]
+        allowed = all_sizes[:first_refused]
         if not allowed:
             return []
         two_chunks = Tuning(layout=layout, micro_batch=allowed[0], virtual_pipeline=2)
@@ -406,21 +416,23 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     if question.constraints.layout is not None:
         yield question.constraints.layout
         return
-    has, training, experts = question.offer.parallelism, question.work.training, question.work.model.experts
+    supported, training, experts = question.offer.parallelism, question.work.training, question.work.model.experts
     # context ranks: 1, or so many that each has enough tokens of a sequence
-    most_contexts = max(1, training.sequence_length // LEAST_TOKENS) if "context" in has else 1
-    for tensor in divisors(question.devices) if "tensor" in has else (1,):
-        sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
-        inside = question.machine.devices_per_node // tensor
-        for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
+    most_contexts = max(1, training.sequence_length // LEAST_CONTEXT_TOKENS) if "context" in supported else 1
+    for tensor in divisors(question.devices) if "tensor" in supported else (1,):
+        sequences = [False, True] if tensor > 1 and "sequence" in supported else [False]
+        node_ranks = question.machine.devices_per_node // tensor
+        for pipeline in divisors(question.devices // tensor) if "pipeline" in supported else (1,):
             ranks = question.devices // tensor // pipeline
-            hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
-            stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in has and ranks > 1]
-            shardings = [(0, 1), *product(stages, (ranks, inside) if hybrid else (ranks,))]
-            expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in has else [1]
+            hybrid = (
+                PARTIAL_SHARDING not in question.offer.refuses and 1 < node_ranks < ranks and ranks % node_ranks == 0
+            )
+            stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in supported and ranks > 1]
+            shardings = [(0, 1), *product(stages, (ranks, node_ranks) if hybrid else (ranks,))]
+            expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in supported else [1]
             for context in takewhile(most_contexts.__ge__, divisors(ranks)):
                 data = ranks // context
-                if (data > 1 and "data" not in has) or training.global_batch % data:
+                if (data > 1 and "data" not in supported) or training.global_batch % data:
                     continue
                 for (stage, degree), sequence_parallel, expert in product(shardings, sequences, expert_ranks):
                     yield Layout(
@@ -435,7 +447,7 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
                     )
 
 
-def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
+def _valid_micro_batches(question: LayoutQuestion, layout: Layout) -> MicroBatchSizes:
     """Return the divisors of a rank's sequences that satisfy every rule, smallest first, by model chunks.
 
     A micro-batch that shares a factor with the context is left out: with both divided by it the rank has the same
@@ -446,16 +458,16 @@ def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
     uneven = constraints.layout is not None or "uneven" in question.offer.parallelism
     if work.training.global_batch % layout.data:
         return []
-    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=uneven):
+    if broken_layout_rules(work, layout, 1, question.devices, uneven_stages=uneven):
         return []
     sizes = divisors(work.training.global_batch // layout.data)
     if constraints.layout is None:
         sizes = [n for n in sizes if math.gcd(n, layout.context) == 1]
     if constraints.micro_batch is not None:
         sizes = [n for n in sizes if n == constraints.micro_batch]
-    counts = [constraints.virtual_pipeline or 1]
+    chunk_counts = [constraints.virtual_pipeline or 1]
     if constraints.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.offer.parallelism:
         layers, stages = work.model.layers, layout.pipeline
         longest = math.ceil(layers / stages) if uneven else max(1, layers // stages)
-        counts = [n for n in divisors(longest) if n == 1 or n * stages <= layers]
-    return [(chunks, [n for n in sizes if interleaves(work, layout, n, chunks, uneven)]) for chunks in counts]
+        chunk_counts = [n for n in divisors(longest) if n == 1 or n * stages <= layers]
+    return [(chunks, [n for n in sizes if can_interleave(work, layout, n, chunks, uneven)]) for chunks in chunk_counts]

@@ -20,7 +20,7 @@ ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
 # The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
 # with one (0.80 on H100 and H200, 0.87 on A100). In fp8 it is 0.71 on H100 and 0.73 on H200.
-REACHABLE, REACHABLE_FP8 = 0.8, 0.72
+REACHABLE_SHARE, REACHABLE_SHARE_FP8 = 0.8, 0.72
 MATRIX_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8", "nvfp4")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
 # cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
@@ -29,7 +29,7 @@ ATTENTION_SHARES: dict[AttentionKernel, float] = {
 }  # fmt: skip
 _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|GB)/s", re.IGNORECASE)
 # The datasheet of NVIDIA's A100-SXM4-80GB. Only the order of layouts is taken from them, never a speed.
-ASSUMED = "assumed: the rates of an A100-SXM4-80GB"
+ASSUMED_SOURCE = "assumed: the rates of an A100-SXM4-80GB"
 ASSUMED_TFLOPS, ASSUMED_BANDWIDTH, ASSUMED_LINK = 312.0, 2039e9, 300e9
 NOT_PUBLISHED = (
     "{chip}: found no published {what}, which the planner needs. Put `{key}`, with its source, into vendor.yaml or a "
@@ -51,20 +51,20 @@ def port_rate(chip: Chip) -> float:
     return chip.node.network_each_way_bytes_per_second if chip.node else ASSUMED_PORT_BYTES_PER_SECOND
 
 
-def machine_of(
+def machine_rates(
     chip: Chip,
     precision: Precision,
     devices_per_node: int,
     network_bytes_per_second: float | None,
-    products: PeakDtype | None = None,
+    product_dtype: PeakDtype | None = None,
 ) -> MachineRates:
     """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public.
 
-    products: `nvfp4` for fp8 training with its products in NVFP4. None: products in the precision itself.
+    product_dtype: `nvfp4` for fp8 training with its products in NVFP4. None: products in the precision itself.
     """
     dtype: PeakDtype = "bf16" if precision == "fp8" else precision
-    matmul = _rate(chip, dtype)
-    fp8_matmul = _rate(chip, products or "fp8") if precision == "fp8" else None
+    matmul = _achievable_rate(chip, dtype)
+    fp8_matmul = _achievable_rate(chip, product_dtype or "fp8") if precision == "fp8" else None
     if chip.memory_bandwidth_bytes_per_second is None:
         key = "memory_bandwidth_bytes_per_second"
         raise UsageError(NOT_PUBLISHED.format(chip=chip.name, what="memory bandwidth", key=key))
@@ -72,12 +72,12 @@ def machine_of(
     if precision != "fp32":
         attention = {kernel: share * matmul for kernel, share in ATTENTION_SHARES.items()}
         attention |= {kernel: rate.tflops * 1e12 for kernel, rate in chip.attention.items()}
-    joined = chip.interconnect and chip.interconnect.each_way_bytes_per_second
+    link_rate = chip.interconnect and chip.interconnect.each_way_bytes_per_second
     return MachineRates(
         matmul_flops_per_second=matmul,
         fp8_matmul_flops_per_second=fp8_matmul,
         memory_bytes_per_second=chip.memory_bandwidth_bytes_per_second,
-        node=Link(NODE_HOP_SECONDS, joined) if joined else None,
+        node=Link(NODE_HOP_SECONDS, link_rate) if link_rate else None,
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
@@ -113,10 +113,10 @@ def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | 
     return Link(messages.alpha_seconds / hops, messages.bytes_per_second * hops / share.processes)
 
 
-def _rate(chip: Chip, dtype: PeakDtype) -> float:
+def _achievable_rate(chip: Chip, dtype: PeakDtype) -> float:
     """Return the achievable rate in this dtype, or in the other 16-bit dtype if both peaks are equal, else the usual
     share of the peak. One efficiency then holds for chips with and without a measurement."""
-    measured = chip.achievable.get(dtype) or _twin(chip, dtype)
+    measured = chip.achievable.get(dtype) or _other_16_bit_rate(chip, dtype)
     if measured is not None:
         return measured.tflops * 1e12
     peak = chip.peaks.get(dtype)
@@ -128,17 +128,17 @@ def _rate(chip: Chip, dtype: PeakDtype) -> float:
 def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
     """Return the share of the peak that large products are taken to reach; None where a measurement is known, and for
     dtypes without matrix units."""
-    if dtype not in MATRIX_DTYPES or chip.achievable.get(dtype) or _twin(chip, dtype):
+    if dtype not in MATRIX_DTYPES or chip.achievable.get(dtype) or _other_16_bit_rate(chip, dtype):
         return None
-    return REACHABLE_FP8 if dtype == "fp8" else REACHABLE
+    return REACHABLE_SHARE_FP8 if dtype == "fp8" else REACHABLE_SHARE
 
 
-def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
+def _other_16_bit_rate(chip: Chip, dtype: PeakDtype) -> Achieved | None:
     """Return the achievable rate of the other 16-bit dtype, if both have the same peak."""
     twins: dict[PeakDtype, PeakDtype] = {"bf16": "fp16", "fp16": "bf16"}
-    mine, other = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
-    same = mine is not None and other is not None and mine.tflops == other.tflops
-    return chip.achievable.get(twins.get(dtype, dtype)) if same else None
+    own_peak, other_peak = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
+    are_equal = own_peak is not None and other_peak is not None and own_peak.tflops == other_peak.tflops
+    return chip.achievable.get(twins.get(dtype, dtype)) if are_equal else None
 
 
 # Ring and tree costs follow Thakur, Rabenseifner and Gropp, 2005, sections 3 and 4. The faster one counts, because
@@ -201,12 +201,15 @@ def with_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[
     missing = [dtype for dtype in dtypes if dtype not in chip.peaks]
     changes: dict[str, object] = {}
     if missing:
-        changes["peaks"] = {**chip.peaks, **{dtype: Peak(tflops=ASSUMED_TFLOPS, source=ASSUMED) for dtype in missing}}
+        changes["peaks"] = {
+            **chip.peaks,
+            **{dtype: Peak(tflops=ASSUMED_TFLOPS, source=ASSUMED_SOURCE) for dtype in missing},
+        }
     if chip.memory_bandwidth_bytes_per_second is None:
         changes["memory_bandwidth_bytes_per_second"] = ASSUMED_BANDWIDTH
     if devices > 1 and (chip.interconnect is None or chip.interconnect.each_way_bytes_per_second is None):
         changes["interconnect"] = Interconnect(
-            description=ASSUMED, each_way_bytes_per_second=ASSUMED_LINK, source=ASSUMED
+            description=ASSUMED_SOURCE, each_way_bytes_per_second=ASSUMED_LINK, source=ASSUMED_SOURCE
         )
     names = {"peaks": f"peak of {', '.join(missing)}", "interconnect": "links"}
     return chip.model_copy(update=changes), tuple(names.get(key, "memory bandwidth") for key in changes)
@@ -221,8 +224,8 @@ def fit_messages(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
     """
     if len(seconds_by_bytes) < 2:
         raise ValueError(f"found times of {len(seconds_by_bytes)} message size(s), expected two or more")
-    if wrong := [t for t in seconds_by_bytes.values() if not (t > 0 and math.isfinite(t))]:
-        raise ValueError(f"found a message of {wrong[0]} s, expected a positive time")
+    if invalid := [t for t in seconds_by_bytes.values() if not (t > 0 and math.isfinite(t))]:
+        raise ValueError(f"found a message of {invalid[0]} s, expected a positive time")
     # the least sum of ((alpha + n b) / t - 1)^2: alpha u + b v is near 1, u = 1/t, v = n/t
     u = [1 / t for t in seconds_by_bytes.values()]
     v = [n / t for n, t in seconds_by_bytes.items()]

@@ -20,8 +20,8 @@ from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Unfused
 
 FP32 = 4
-BACKWARD = 2.0
-FUSED_ATTENTION_BACKWARD = 2.5
+BACKWARD_FACTOR = 2.0
+ATTENTION_BACKWARD_FACTOR = 2.5
 # The side of a fused kernel's blocks of scores. Blocks on the diagonal are computed whole (Dao, 2023, section 3.1).
 SCORE_BLOCK = 128
 # Passes over the logits: one write, three reads (maximum, sum of exponentials, loss), and two for the gradient.
@@ -33,14 +33,14 @@ LAYER_OPERATIONS = 20
 # The same of experts: the router's product and scores, the choice, two sorts, two permutations, three grouped products
 # with their activation, and the weighted sum.
 EXPERT_OPERATIONS = 12
-# What a call for each step costs over one fused kernel: traffic, and calls of a forward pass. A norm in 32 bits casts,
-# squares, averages, scales, casts back and weights: 36 bytes of a 16-bit value for 4, and more in the backward pass. A
-# gate's activation writes its result before the product. A rotation multiplies and joins halves. The experts' outputs
-# are put into slots, multiplied by the gates in 32 bits and summed slot by slot, where one kernel reads them once; the
-# calls of EXPERT_OPERATIONS cover that (120 kernels of a layer in both directions were rehearsed).
+# What separate calls cost, compared with one fused kernel: traffic, and calls of a forward pass. A norm in 32 bits
+# casts, squares, averages, scales, casts back and weights: 36 bytes of a 16-bit value for 4, and more in the backward
+# pass. A gate's activation writes its result before the product. A rotation multiplies and joins halves. The experts'
+# outputs are put into slots, multiplied by the gates in 32 bits and summed slot by slot, where one kernel reads them
+# once; the calls of EXPERT_OPERATIONS cover that (120 kernels of a layer in both directions were rehearsed).
 UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5, "gates": 10}
 UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8, "gates": 0}
-ROUTED = "mlp.experts."  # the beginning of their matrices' names
+EXPERT_PREFIX = "mlp.experts."  # the beginning of their matrices' names
 ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
 
@@ -64,7 +64,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Slice:
+class RankSlice:
     """One rank's share of a micro-batch."""
 
     tokens: int  # of the micro-batch
@@ -94,30 +94,30 @@ class ForwardCosts(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # kinds of recomputation share them
-def forward_costs(model: Model, part: Slice) -> ForwardCosts:
+def forward_costs(model: Model, part: RankSlice) -> ForwardCosts:
     return ForwardCosts(
-        dense=layer_forward(model, part),
-        mixture=layer_forward(model, part, mixture=True) if model.experts else Cost(),
-        experts=experts_forward(model, part),
+        dense=layer_forward_cost(model, part),
+        mixture=layer_forward_cost(model, part, mixture=True) if model.experts else Cost(),
+        experts=experts_forward_cost(model, part),
         # lookup of tokens, positions and dropout, which have no matrix products
         embedding=Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4),
-        head=head_forward(model, part),
+        head=head_forward_cost(model, part),
     )
 
 
-def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
+def layer_forward_cost(model: Model, part: RankSlice, mixture: bool = False) -> Cost:
     """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
-    router; the chosen ones are those of `experts_forward`."""
+    router; the chosen ones are those of `experts_forward_cost`."""
     # of a layer of this kind, those that every token uses, without the router's
     layer = next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0) if model.experts else 0
-    every, routed = layer_matrices(model, layer), (ROUTED, "mlp.router")
-    matrices = {n: s for n, s in every.items() if not (model.experts and n.startswith(routed))}
+    layer_shapes, routed = layer_matrices(model, layer), (EXPERT_PREFIX, "mlp.router")
+    matrices = {n: s for n, s in layer_shapes.items() if not (model.experts and n.startswith(routed))}
     weights = sum(map(math.prod, matrices.values())) / part.tensor
     keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
     router = 1.0 * part.tokens * model.experts.count / part.split if mixture and model.experts else 0.0
     # products read inputs and weights and write outputs; tensor parallelism splits one side of each
-    rows, whole = sum(map(sum, matrices.values())), model.hidden_size * len(matrices)
-    products = part.width * (part.tokens * (whole + (rows - whole) / part.tensor) + weights)
+    sides, hidden_sides = sum(map(sum, matrices.values())), model.hidden_size * len(matrices)
+    products = part.width * (part.tokens * (hidden_sides + (sides - hidden_sides) / part.tensor) + weights)
     scores = 0.0
     if part.keeps_scores:
         scores = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
@@ -125,8 +125,8 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     # keys or of latents
     hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
     shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
-    steps = 3 * part.traffic("activation") if model.is_gated else 2
-    activation = steps * (model.ffn_hidden_size if shared is None else shared) / part.tensor
+    mlp_tensors = 3 * part.traffic("activation") if model.is_gated else 2
+    activation = mlp_tensors * (model.ffn_hidden_size if shared is None else shared) / part.tensor
     latent = model.latent_attention
     if latent is not None:
         rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
@@ -145,7 +145,7 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     )
 
 
-def experts_forward(model: Model, part: Slice) -> Cost:
+def experts_forward_cost(model: Model, part: RankSlice) -> Cost:
     """Return the cost of the chosen experts' forward pass on one rank, where all experts have equally many tokens.
 
     Tokens are permuted before and after; with expert ranks they are sorted again where they arrive, and before they
@@ -155,27 +155,27 @@ def experts_forward(model: Model, part: Slice) -> Cost:
     if experts is None:
         return Cost()
     routed = part.tokens * experts.chosen
-    matrices = {n: s[1:] for n, s in layer_matrices(model, experts.first_layer).items() if n.startswith(ROUTED)}
+    matrices = {n: s[1:] for n, s in layer_matrices(model, experts.first_layer).items() if n.startswith(EXPERT_PREFIX)}
     weights = sum(map(math.prod, matrices.values())) / part.tensor
-    rows = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
+    sides = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
     sorts = 2 if part.expert > 1 else 1
     permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed)
     weighed = (part.traffic("gates") - 1) * routed * model.hidden_size
     activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / part.tensor
     return Cost(
         matmul_flops=2.0 * routed * weights,
-        product_bytes=part.width * (routed * (model.hidden_size * len(matrices) + rows / part.tensor))
+        product_bytes=part.width * (routed * (model.hidden_size * len(matrices) + sides / part.tensor))
         + part.width * weights * experts.count / part.expert,
         moved_bytes=part.width * (permuted + weighed + routed * activation),
         operations=EXPERT_OPERATIONS,
     )
 
 
-def head_forward(model: Model, part: Slice) -> Cost:
+def head_forward_cost(model: Model, part: RankSlice) -> Cost:
     """Return the cost of the last stage's logits and loss."""
     vocabulary = model.vocab_size / part.tensor
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
-    passes = FP32 * LOGIT_PASSES / (1 + BACKWARD)  # both directions together
+    passes = FP32 * LOGIT_PASSES / (1 + BACKWARD_FACTOR)  # both directions together
     operands = part.width * model.hidden_size * (part.tokens + vocabulary)
     logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
     return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)

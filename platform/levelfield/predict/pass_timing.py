@@ -21,11 +21,11 @@ from levelfield.predict.machines import (
     send_seconds,
 )
 from levelfield.predict.operations import (
-    BACKWARD,
-    FUSED_ATTENTION_BACKWARD,
+    ATTENTION_BACKWARD_FACTOR,
+    BACKWARD_FACTOR,
     SCORE_BLOCK,
     Cost,
-    Slice,
+    RankSlice,
     forward_costs,
 )
 from levelfield.predict.setup import TrainingSetup
@@ -34,10 +34,10 @@ from levelfield.specs.constants import AttentionKernel, Pace, Unfused
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
 # 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
-DROPOUT_PARTS = 16  # cuDNN's dropout is a multiple of 1/16
+DROPOUT_STEPS = 16  # cuDNN's dropout is a multiple of 1/16
 CUDNN_WIDTH, CUDNN_WIDTHS = 128, (192, 128)  # of query and value, backward pass included
 FLASH_WIDTH = 256
-FLASH: AttentionKernel = "flash2"  # of the package, and where torch's order on the chip is not known
+DEFAULT_FLASH_KERNEL: AttentionKernel = "flash2"  # of the package, and where torch's order on the chip is not known
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RankWork:
     setup: TrainingSetup
     machine: MachineRates
     pace: Pace
-    part: Slice
+    part: RankSlice
 
     def link(self, ranks: int, stride: int) -> Link:
         """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink.
@@ -56,20 +56,22 @@ class RankWork:
         network.
         """
         machine, share = self.machine, self.pace.communication_efficiency
-        inside = ranks * stride <= machine.devices_per_node
-        if machine.node is None or not (inside or machine.network):
-            ends = "devices of a node" if inside else "nodes"
-            raise UnknownLink(f"{self.setup.layout}: found no rate of the link between {ends}")
-        if inside or machine.network is None:
+        is_in_node = ranks * stride <= machine.devices_per_node
+        if machine.node is None or not (is_in_node or machine.network):
+            endpoints = "devices of a node" if is_in_node else "nodes"
+            raise UnknownLink(f"{self.setup.layout}: found no rate of the link between {endpoints}")
+        if is_in_node or machine.network is None:
             rate = machine.node.bytes_per_second
             if machine.pair_bytes_per_second is not None:
                 # in a mesh without a switch, a small group uses only a few links
                 rate = min(rate, machine.pair_bytes_per_second * (ranks - 1))
             return Link(machine.node.hop_seconds, share * rate)
-        through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
+        network_rate = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
         hops = max(1, machine.devices_per_node // stride)  # of a ring in each node, of which one goes over the network
         hop_seconds = (machine.network.hop_seconds + (hops - 1) * machine.node.hop_seconds) / hops
-        return Link(hop_seconds, min(self.pace.network_efficiency * through, share * machine.node.bytes_per_second))
+        return Link(
+            hop_seconds, min(self.pace.network_efficiency * network_rate, share * machine.node.bytes_per_second)
+        )
 
 
 @dataclass(frozen=True)
@@ -91,21 +93,21 @@ class PassSeconds:
         return self.layer * (count - mixtures) + self.mixture * mixtures
 
 
-def work_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork:
-    return RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
+def rank_work(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork:
+    return RankWork(setup, machine, pace, rank_slice(setup, pace.unfused))
 
 
 def pass_seconds(s: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
     costs, mixture = forward_costs(s.setup.model, s.part), 0.0
     if s.setup.model.experts:  # the rank with most tokens sets the pace
-        experts = _seconds(s, _both_directions(s, costs.experts))
-        mixture = _seconds(s, _both_directions(s, costs.mixture))
+        experts = _compute_seconds(s, _both_directions_cost(s, costs.experts))
+        mixture = _compute_seconds(s, _both_directions_cost(s, costs.mixture))
         mixture += experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
     return PassSeconds(
-        layer=_seconds(s, _both_directions(s, costs.dense)),
-        embedding=_seconds(s, costs.embedding * (1 + BACKWARD)),
-        head=_seconds(s, costs.head * (1 + BACKWARD)),
+        layer=_compute_seconds(s, _both_directions_cost(s, costs.dense)),
+        embedding=_compute_seconds(s, costs.embedding * (1 + BACKWARD_FACTOR)),
+        head=_compute_seconds(s, costs.head * (1 + BACKWARD_FACTOR)),
         tensor=_tensor_seconds(s),
         context=_context_seconds(s, costs.dense),
         mixture=mixture,
@@ -113,9 +115,9 @@ def pass_seconds(s: RankWork) -> PassSeconds:
     )
 
 
-def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
+def rank_slice(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> RankSlice:
     """Return one rank's share of a micro-batch."""
-    return Slice(
+    return RankSlice(
         tokens=setup.tokens,
         sequence_length=setup.training.sequence_length,
         tensor=setup.layout.tensor,
@@ -128,12 +130,12 @@ def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     )
 
 
-def _both_directions(s: RankWork, layer: Cost) -> Cost:
+def _both_directions_cost(s: RankWork, layer: Cost) -> Cost:
     """Return the cost of a part of a layer in both directions, with what is computed again in it."""
     attention, memory_model = Cost(attention_flops=layer.attention_flops), s.setup.memory_model
-    cost = layer * (1 + BACKWARD)
+    cost = layer * (1 + BACKWARD_FACTOR)
     if _fused_attention_rate(s):
-        cost += attention * (FUSED_ATTENTION_BACKWARD - BACKWARD)
+        cost += attention * (ATTENTION_BACKWARD_FACTOR - BACKWARD_FACTOR)
     if s.setup.tuning.recompute == "none":
         return cost
     if s.setup.tuning.recompute == "full":
@@ -147,17 +149,17 @@ def _both_directions(s: RankWork, layer: Cost) -> Cost:
 
 def _fused_attention_rate(s: RankWork) -> float | None:
     """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
-    return None if s.part.keeps_scores else s.machine.attention.get(kernel_of(s.setup, s.machine, s.pace))
+    return None if s.part.keeps_scores else s.machine.attention.get(attention_kernel(s.setup, s.machine, s.pace))
 
 
-def _seconds(s: RankWork, cost: Cost) -> float:
+def _compute_seconds(s: RankWork, cost: Cost) -> float:
     pace, rate = s.pace, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency
     weights_rate = rate
     if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
         weights_rate = s.machine.fp8_matmul_flops_per_second * pace.matmul_efficiency
-    computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
-    moving = traffic_bytes(cost) / s.machine.memory_bytes_per_second / pace.memory_efficiency
-    return computed + moving + cost.operations * (s.machine.operation_seconds + pace.launch_seconds)
+    computing_seconds = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
+    moving_seconds = traffic_bytes(cost) / s.machine.memory_bytes_per_second / pace.memory_efficiency
+    return computing_seconds + moving_seconds + cost.operations * (s.machine.operation_seconds + pace.launch_seconds)
 
 
 def traffic_bytes(cost: Cost) -> float:
@@ -165,16 +167,16 @@ def traffic_bytes(cost: Cost) -> float:
     return cost.product_bytes + cost.logit_bytes + cost.moved_bytes
 
 
-def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
+def memory_traffic_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
-    model, costs = setup.model, forward_costs(setup.model, slice_of(setup, pace.unfused))
+    model, costs = setup.model, forward_costs(setup.model, rank_slice(setup, pace.unfused))
     mixtures = model.mixture_layers if model.experts else 0
-    again, mixtures_again = setup.repeated_in_all if setup.tuning.recompute == "full" else (0, 0)
-    layers = costs.dense * ((1 + BACKWARD) * (model.layers - mixtures) + again - mixtures_again)
+    repeated, mixtures_repeated = setup.total_repeated if setup.tuning.recompute == "full" else (0, 0)
+    layers = costs.dense * ((1 + BACKWARD_FACTOR) * (model.layers - mixtures) + repeated - mixtures_repeated)
     if mixtures:
-        layers += (costs.mixture + costs.experts) * ((1 + BACKWARD) * mixtures + mixtures_again)
-    ends = costs.embedding + costs.head
-    return traffic_bytes(layers + ends * (1 + BACKWARD))
+        layers += (costs.mixture + costs.experts) * ((1 + BACKWARD_FACTOR) * mixtures + mixtures_repeated)
+    end_costs = costs.embedding + costs.head
+    return traffic_bytes(layers + end_costs * (1 + BACKWARD_FACTOR))
 
 
 def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
@@ -224,27 +226,27 @@ def _context_seconds(s: RankWork, layer: Cost) -> float:
     else:
         core = Cost(attention_flops=layer.attention_flops)
         attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency) / ranks
-        back = (FUSED_ATTENTION_BACKWARD if _fused_attention_rate(s) else BACKWARD) * attention
+        backward_attention = (ATTENTION_BACKWARD_FACTOR if _fused_attention_rate(s) else BACKWARD_FACTOR) * attention
         forward = (ranks - 1) * max(0.0, send_seconds(size, link) - attention)
-        backward = (ranks - 1) * max(0.0, send_seconds(2 * size, link) - back)
+        backward = (ranks - 1) * max(0.0, send_seconds(2 * size, link) - backward_attention)
     passes = 1 if s.setup.tuning.recompute == "none" else 2
     return passes * forward + backward
 
 
-def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> AttentionKernel:
+def attention_kernel(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> AttentionKernel:
     """Return the kernel of a layout's attention."""
     if pace.attention != "sdpa":
         return pace.attention
     if setup.tuning.attention == "flash_attn" or not machine.sdpa:
-        return FLASH
+        return DEFAULT_FLASH_KERNEL
     widths, dropout = setup.model.head_widths, setup.model.attention_dropout
     fits_cudnn = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
     is_masked = setup.model.sliding_window is not None or (setup.layout.context > 1 and dropout > 0)
-    can: dict[AttentionKernel, bool] = {
-        "cudnn": fits_cudnn and (dropout * DROPOUT_PARTS).is_integer(),
+    supports: dict[AttentionKernel, bool] = {
+        "cudnn": fits_cudnn and (dropout * DROPOUT_STEPS).is_integer(),
         "flash2": not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH,
     }
-    return next((kernel for kernel in machine.sdpa if can.get(kernel, True)), "materialised")
+    return next((kernel for kernel in machine.sdpa if supports.get(kernel, True)), "materialised")
 
 
 def _token_exchange_seconds(s: RankWork) -> float:
@@ -260,17 +262,19 @@ def _token_exchange_seconds(s: RankWork) -> float:
     if layout.expert == 1 or s.setup.model.experts is None:
         return 0.0
     # tensor ranks lie between neighbours
-    near = min(layout.expert, max(1, s.machine.devices_per_node // layout.tensor))
-    call = _between_seconds(s, near, s.setup.model.experts)
-    if near > 1:  # the ranks of the group in this node
-        link = s.link(near, layout.tensor)
-        arriving = 1.0 if s.pace.dispatch == "nodes" else near / layout.expert  # those of other nodes are sent on
-        inside = (near - 1) * (link.hop_seconds + arriving * exchanged_bytes(s.setup) / near / link.bytes_per_second)
-        call = max(inside, call)
+    node_ranks = min(layout.expert, max(1, s.machine.devices_per_node // layout.tensor))
+    call_seconds = _internode_seconds(s, node_ranks, s.setup.model.experts)
+    if node_ranks > 1:  # the ranks of the group in this node
+        link = s.link(node_ranks, layout.tensor)
+        arriving = 1.0 if s.pace.dispatch == "nodes" else node_ranks / layout.expert  # those of other nodes are sent on
+        in_node_seconds = (node_ranks - 1) * (
+            link.hop_seconds + arriving * exchanged_bytes(s.setup) / node_ranks / link.bytes_per_second
+        )
+        call_seconds = max(in_node_seconds, call_seconds)
     if parts > 1:
-        call += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
+        call_seconds += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
     calls = 6 if s.setup.tuning.recompute == "full" else 4
-    return calls * call * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
+    return calls * call_seconds * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
 
 
 def exchanged_bytes(s: TrainingSetup) -> int:
@@ -278,13 +282,13 @@ def exchanged_bytes(s: TrainingSetup) -> int:
     return s.width * s.routed_tokens * s.model.hidden_size // s.sequence_split
 
 
-def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
-    """Return the exchange between nodes, of which `near` ranks of a group are in each.
+def _internode_seconds(s: RankWork, node_ranks: int, experts: Experts) -> float:
+    """Return the exchange between nodes, of which `node_ranks` ranks of a group are in each.
 
     The router takes all experts alike. Where a token is sent once to each of the other nodes that have an expert of it,
     these are n (1 - (1 - 1/n)^k) nodes without groups, with them at most those of its groups.
     """
-    others = s.setup.layout.expert - near
+    others = s.setup.layout.expert - node_ranks
     if others == 0:
         return 0.0
     network = s.machine.network
@@ -294,10 +298,10 @@ def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
     if s.pace.dispatch == "experts":
         copies = experts.chosen * others / s.setup.layout.expert
     else:
-        nodes, groups = s.setup.layout.expert // near, experts.router.groups
-        spread = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
+        nodes, groups = s.setup.layout.expert // node_ranks, experts.router.groups
+        reached_nodes = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
         if groups is not None:
-            spread = min(spread, groups.chosen * math.ceil(nodes / groups.count))
-        copies = spread * (nodes - 1) / nodes
-    leaving = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
-    return others / near * network.hop_seconds + leaving / (share * network.bytes_per_second)
+            reached_nodes = min(reached_nodes, groups.chosen * math.ceil(nodes / groups.count))
+        copies = reached_nodes * (nodes - 1) / nodes
+    outgoing_bytes = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
+    return others / node_ranks * network.hop_seconds + outgoing_bytes / (share * network.bytes_per_second)

@@ -19,7 +19,7 @@ from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_KIND, Chip, PeakDtype
 
 
-def question_on_chip(
+def chip_question(
     registry: Registry,
     framework: str,
     work: Work,
@@ -28,14 +28,16 @@ def question_on_chip(
     nodes: int,
     devices_per_node: int,
     network_bytes_per_second: float | None,
-    products: PeakDtype | None = None,
+    product_dtype: PeakDtype | None = None,
 ) -> LayoutQuestion:
     """Return the question for a chip. Raises UsageError when data of the chip or the framework is missing."""
-    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second, products)
+    machine = machines.machine_rates(
+        chip, work.training.precision, devices_per_node, network_bytes_per_second, product_dtype
+    )
     return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
 
 
-def question_on_host(
+def host_question(
     registry: Registry, framework: str, work: Work, processes: int, memory_bytes: int | None, rates: HostRates
 ) -> LayoutQuestion:
     """Return the question for the host with so many processes. Raises UsageError for an unmeasured division."""
@@ -73,19 +75,19 @@ def _question(
             f"framework {framework}: found no configs/planner/{framework}.yaml, which holds its pace; known: "
             f"{', '.join(registry.constants_files)}"
         )
-    offer = offer_of(implementation, device_kind)
+    offer = supported_parallelism(implementation, device_kind)
     constants = constants.on_kind(device_kind)
     return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)
 
 
-def offer_of(implementation: ImplementationFile, device_kind: str) -> SupportedParallelism:
+def supported_parallelism(implementation: ImplementationFile, device_kind: str) -> SupportedParallelism:
     """Return what the framework supports on a device kind."""
     parallelism = frozenset(implementation.offered_parallelism(device_kind))
     return SupportedParallelism(parallelism, implementation.recompute, tuple(implementation.refusals(device_kind)))
 
 
 # What a rate may be, as a share of the chip's: the least that is looked for, and the most (specs/constants.py).
-LEAST_RATE, MOST_RATE, HALVINGS = 0.02, 1.2, 50
+LEAST_EFFICIENCY, MOST_EFFICIENCY, HALVINGS = 0.02, 1.2, 50
 RATE_WORDS = {
     "matmul_efficiency": "matrix products",
     "communication_efficiency": "the links of a node",
@@ -109,7 +111,7 @@ class Calibration:
         return constants.model_copy(update={"host_pace" if on_host and constants.host_pace else "pace": pace})
 
 
-def calibration(question: LayoutQuestion, tuning: Tuning, measured: float) -> Calibration:
+def calibrate(question: LayoutQuestion, tuning: Tuning, measured: float) -> Calibration:
     """Return the one rate with which the row has its measured speed: that of products, or that of the links which the
     messages take where these are more than half of the step. Raises UsageError where none within its range does.
 
@@ -120,14 +122,14 @@ def calibration(question: LayoutQuestion, tuning: Tuning, measured: float) -> Ca
     row, before = predict(question, tuning), question.constants.pace_on(question.on_host)
     time, rate = row.time, "matmul_efficiency"
     if time.tensor + time.context + time.pipeline + time.data + time.expert > time.total / 2:
-        inside = question.devices <= question.machine.devices_per_node
-        rate = "communication_efficiency" if inside else "network_efficiency"
+        is_one_node = question.devices <= question.machine.devices_per_node
+        rate = "communication_efficiency" if is_one_node else "network_efficiency"
 
     def speed(value: float) -> float:
         constants = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
         return predict(replace(question, constants=constants), tuning).tokens_per_second
 
-    low, high = LEAST_RATE, MOST_RATE
+    low, high = LEAST_EFFICIENCY, MOST_EFFICIENCY
     if not speed(low) <= measured <= speed(high):
         raise UsageError(
             f"found {measured:,.0f} tokens/s on each device, expected {speed(low):,.0f} to {speed(high):,.0f}: no rate "

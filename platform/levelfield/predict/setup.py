@@ -32,8 +32,8 @@ class TrainingSetup:
     def layers_of(self, stage: int) -> int:
         """Return the layers of a stage, of which the first is the largest: the last ones have one layer less where
         they do not divide."""
-        whole, more = divmod(self.model.layers, self.layout.pipeline)
-        return whole + (1 if stage < more else 0)
+        shortest, longer_stages = divmod(self.model.layers, self.layout.pipeline)
+        return shortest + (1 if stage < longer_stages else 0)
 
     def mixtures_of(self, stage: int) -> int:
         """Return the layers of a stage that are mixtures of experts. Model chunks are counted as one run of layers."""
@@ -43,7 +43,7 @@ class TrainingSetup:
         return _compositions(self.model.layers, self.layout.pipeline, experts)[stage][1]
 
     @property
-    def repeated_in_all(self) -> tuple[int, int]:
+    def total_repeated(self) -> tuple[int, int]:
         """The layers of all stages that recomputation repeats, and the mixtures among them."""
         count, mixtures = zip(*self.repeated, strict=True)
         return sum(count), sum(mixtures)
@@ -56,13 +56,13 @@ class TrainingSetup:
         first = model.layers if tuning.recompute_layers is None else tuning.recompute_layers
         return _repetitions(model.layers, self.layout.pipeline, tuning.virtual_pipeline, first, model.experts)
 
-    def repeats_whole(self, stage: int) -> bool:
+    def repeats_whole_chunk(self, stage: int) -> bool:
         """Return whether a model chunk of the stage has no layer beside the repeated ones."""
         first, smallest = self.tuning.recompute_layers, self.layers_of(stage) // self.tuning.virtual_pipeline
         return self.tuning.recompute == "full" and (first is None or first >= smallest)
 
     @property
-    def end_stages(self) -> tuple[int, ...]:
+    def critical_stages(self) -> tuple[int, ...]:
         """The stages of which one needs most: the first and the last; where layers are of two kinds also the first one
         between them of each composition; the second, where it receives from both sides in buffers for the whole
         step."""
@@ -119,15 +119,15 @@ class TrainingSetup:
 @lru_cache(maxsize=1024)
 def _compositions(layers: int, stages: int, experts: Experts | None) -> tuple[tuple[int, int], ...]:
     """Return the layers of each stage, and the mixtures among them."""
-    whole, more = divmod(layers, stages)
-    begins = [whole * stage + min(stage, more) for stage in range(stages + 1)]
+    shortest, longer_stages = divmod(layers, stages)
+    begins = [shortest * stage + min(stage, longer_stages) for stage in range(stages + 1)]
     mixtures = [experts.mixtures_below(layer) if experts else 0 for layer in begins]
     return tuple((begins[n + 1] - begins[n], mixtures[n + 1] - mixtures[n]) for n in range(stages))
 
 
 @lru_cache(maxsize=1024)
 def _repetitions(
-    layers: int, stages: int, chunks: int, first: int, experts: Experts | None
+    layers: int, stages: int, chunks: int, first_layers: int, experts: Experts | None
 ) -> tuple[tuple[int, int], ...]:
     """Return the first layers of each stage's chunks, and the mixtures among them."""
     repetitions, begin = [], 0
@@ -135,7 +135,7 @@ def _repetitions(
         count = mixtures = 0
         for chunk in range(chunks):
             start = begin + size * chunk // chunks
-            end = min(start + first, begin + size * (chunk + 1) // chunks)
+            end = min(start + first_layers, begin + size * (chunk + 1) // chunks)
             count += end - start
             mixtures += experts.mixtures_below(end) - experts.mixtures_below(start) if experts else 0
         repetitions.append((count, mixtures))
@@ -143,7 +143,7 @@ def _repetitions(
     return tuple(repetitions)
 
 
-def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:
+def training_setup(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:
     """Return the numbers of a case in the layout of `tuning`. memory_model: None takes the defaults."""
     training, layout = work.training, tuning.layout
     return TrainingSetup(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.footprint import layer_parameters
 from levelfield.predict.machines import MachineRates, all_reduce_seconds, gather_seconds, send_seconds
-from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
+from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, rank_work
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Pace
@@ -42,13 +42,13 @@ class PredictedStep(NamedTuple):
         return computing + self.tensor + self.context + self.pipeline + self.data + self.expert
 
 
-def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
+def predicted_step(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
-    s, plain = work_of(setup, machine, pace), None
+    s, unrepeated = rank_work(setup, machine, pace), None
     if setup.tuning.recompute_layers:  # the layers beside the repeated ones keep everything
         keeps_all = setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None})
-        plain = pass_seconds(work_of(replace(setup, tuning=keeps_all), machine, pace))
-    return exchange_of(s).added_to(step_passes(s, pass_seconds(s), plain), setup.tuning.virtual_pipeline)
+        unrepeated = pass_seconds(rank_work(replace(setup, tuning=keeps_all), machine, pace))
+    return weight_exchange(s).step_with(step_passes(s, pass_seconds(s), unrepeated), setup.tuning.virtual_pipeline)
 
 
 class StepPasses(NamedTuple):
@@ -67,58 +67,61 @@ class StepPasses(NamedTuple):
     micro_batches: int
 
 
-def step_passes(s: RankWork, parts: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
+def step_passes(s: RankWork, parts: PassSeconds, unrepeated: PassSeconds | None = None) -> StepPasses:
     """Return the passes of a step, whatever its chunks where all layers are alike. parts: those of a micro-batch.
-    plain: the parts of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
-    setup, batches, model = s.setup, s.setup.micro_batches, s.setup.model
+    unrepeated: the parts of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
+    setup, micro_batches, model = s.setup, s.setup.micro_batches, s.setup.model
     stages = setup.layout.pipeline
-    whole, slowest = _whole_and_slowest(setup, parts, plain)
-    average, pipeline = whole / stages, 0.0
+    total, slowest = _total_and_slowest_seconds(setup, parts, unrepeated)
+    average, pipeline = total / stages, 0.0
     if stages > 1:  # the output of a micro-batch forward to the next stage, its gradient back
         size = s.part.width * s.part.tokens * model.hidden_size / s.part.split
         link = s.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
         pipeline = 2 * send_seconds(size, link) * (1 - s.pace.overlap)
     # the messages of an average stage; without `plain` every layer has those of `parts`
-    again, mixtures_again = setup.repeated_in_all if plain else (model.layers, model.mixture_layers)
-    others, other_mixtures = model.layers - again, model.mixture_layers - mixtures_again
-    plain = plain or parts
-    tensor = (parts.tensor * again + plain.tensor * others) / stages
-    context = (parts.context * again + plain.context * others) / stages
-    expert = (parts.expert * mixtures_again + plain.expert * other_mixtures) / stages
+    repeated, mixtures_repeated = setup.total_repeated if unrepeated else (model.layers, model.mixture_layers)
+    others, other_mixtures = model.layers - repeated, model.mixture_layers - mixtures_repeated
+    unrepeated = unrepeated or parts
+    tensor = (parts.tensor * repeated + unrepeated.tensor * others) / stages
+    context = (parts.context * repeated + unrepeated.context * others) / stages
+    expert = (parts.expert * mixtures_repeated + unrepeated.expert * other_mixtures) / stages
     return StepPasses(
-        compute=batches * average,
-        imbalance=batches * (slowest - average),
-        filling=whole - slowest + (stages - 1) * (tensor + context + pipeline + expert),
-        tensor=batches * tensor,
-        context=batches * context,
-        pipeline=batches * pipeline,
-        expert=batches * expert,
+        compute=micro_batches * average,
+        imbalance=micro_batches * (slowest - average),
+        filling=total - slowest + (stages - 1) * (tensor + context + pipeline + expert),
+        tensor=micro_batches * tensor,
+        context=micro_batches * context,
+        pipeline=micro_batches * pipeline,
+        expert=micro_batches * expert,
         micro_batch=average,
-        micro_batches=batches,
+        micro_batches=micro_batches,
     )
 
 
-def _whole_and_slowest(setup: TrainingSetup, parts: PassSeconds, plain: PassSeconds | None) -> tuple[float, float]:
+def _total_and_slowest_seconds(
+    setup: TrainingSetup, parts: PassSeconds, unrepeated: PassSeconds | None
+) -> tuple[float, float]:
     """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
 
     The first stage has the embedding and the most layers, the last has the head. None between takes longer, unless
     only some layers are mixtures of experts.
     """
-    stages, last = setup.end_stages, setup.layout.pipeline - 1
+    stages, last = setup.critical_stages, setup.layout.pipeline - 1
     # layers and mixtures among them, of all stages and of each; and those of them that are computed again
     sizes = [(setup.model.layers, setup.model.mixture_layers)]
     sizes += [(setup.layers_of(n), setup.mixtures_of(n)) for n in stages]
-    repeats = [setup.repeated_in_all, *(setup.repeated[n] for n in stages)] if plain else sizes
-    plain = plain or parts
-    whole, *of_stages = (
-        parts.layers_seconds(again, mixtures_again) + plain.layers_seconds(count - again, mixtures - mixtures_again)
-        for (count, mixtures), (again, mixtures_again) in zip(sizes, repeats, strict=True)
+    repeats = [setup.total_repeated, *(setup.repeated[n] for n in stages)] if unrepeated else sizes
+    unrepeated = unrepeated or parts
+    total, *stage_seconds = (
+        parts.layers_seconds(repeated, mixtures_repeated)
+        + unrepeated.layers_seconds(count - repeated, mixtures - mixtures_repeated)
+        for (count, mixtures), (repeated, mixtures_repeated) in zip(sizes, repeats, strict=True)
     )
-    whole = whole + parts.embedding + parts.head
+    total = total + parts.embedding + parts.head
     if last == 0:
-        return whole, whole
-    ends = {0: parts.embedding, last: parts.head}
-    return whole, max(seconds + ends.get(n, 0) for n, seconds in zip(stages, of_stages, strict=True))
+        return total, total
+    end_seconds = {0: parts.embedding, last: parts.head}
+    return total, max(seconds + end_seconds.get(n, 0) for n, seconds in zip(stages, stage_seconds, strict=True))
 
 
 @dataclass(frozen=True)
@@ -135,39 +138,49 @@ class WeightExchange:
     copy_rate: float  # bytes a second of these copies
     update: float
 
-    def added_to(self, passes: StepPasses, chunks: int) -> PredictedStep:
+    def step_with(self, passes: StepPasses, chunks: int) -> PredictedStep:
         """Return the step of so many model chunks, with the exchange and the update.
 
         ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
         overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
         """
         compute, imbalance, filling, tensor, context, pipeline, expert, micro_batch, micro_batches = passes
-        reduced = micro_batches if self.stage > 1 else 1
-        gathered = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
-        sent = 0.0
+        reductions = micro_batches if self.stage > 1 else 1
+        gathers = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
+        sent_seconds = 0.0
         for gather, reduce, once in self.messages:
-            sent += gathered * gather + reduced * reduce + once
-        exposed = max(sent * (1 - self.overlap), sent - reduced * micro_batch)
+            sent_seconds += gathers * gather + reductions * reduce + once
+        exposed_seconds = max(sent_seconds * (1 - self.overlap), sent_seconds - reductions * micro_batch)
         if self.copied:
-            exposed += (gathered * 2 * self.width + reduced * (self.width + FP32)) * self.copied / self.copy_rate
+            exposed_seconds += (
+                (gathers * 2 * self.width + reductions * (self.width + FP32)) * self.copied / self.copy_rate
+            )
         return PredictedStep(
-            compute, imbalance, filling / chunks, tensor, context, pipeline * chunks, exposed, self.update, expert
+            compute,
+            imbalance,
+            filling / chunks,
+            tensor,
+            context,
+            pipeline * chunks,
+            exposed_seconds,
+            self.update,
+            expert,
         )
 
 
-def exchange_of(s: RankWork) -> WeightExchange:
+def weight_exchange(s: RankWork) -> WeightExchange:
     """Return the exchange of a layout, whatever its micro-batch, chunks and recomputation. Raises UnknownLink."""
     layout, messages = s.setup.layout, []
     # the parameters on a rank of the largest stage, its layers with the embedding or the head, and of its experts
-    count, in_experts = _counted(s.setup.model, s.part.sequence_length)
+    count, in_experts = _parameter_counts(s.setup.model, s.part.sequence_length)
     outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
     plain = ((count.in_layers - in_experts) / layout.pipeline + outside) / layout.tensor
     routed = in_experts / layout.pipeline / layout.tensor / layout.expert
     if layout.gradient_ranks > 1:
-        messages.append(_messages(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
+        messages.append(_exchange_seconds(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
         if routed:
-            alike, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
-            messages.append(_messages(s, routed, alike, shards, layout.tensor * layout.expert))
+            holders, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
+            messages.append(_exchange_seconds(s, routed, holders, shards, layout.tensor * layout.expert))
     copied = plain + (0.0 if s.setup.has_whole_experts else routed)
     copies = s.pace.exchange_copies and layout.sharding_stage and layout.gradient_ranks > 1
     rate = s.machine.memory_bytes_per_second
@@ -184,30 +197,30 @@ def exchange_of(s: RankWork) -> WeightExchange:
     )
 
 
-def _messages(s: RankWork, count: float, alike: int, shards: int, stride: int) -> tuple[float, float, float]:
-    """Return the seconds of a gather of `count` parameters that `alike` ranks have in common, of a reduction of their
+def _exchange_seconds(s: RankWork, count: float, holders: int, shards: int, stride: int) -> tuple[float, float, float]:
+    """Return the seconds of a gather of `count` parameters that `holders` ranks have in common, of a reduction of their
     gradients, and of what follows once a step.
     shards: the ranks over which their states are sharded; stride: the devices between two of them."""
     stage, width = s.setup.layout.sharding_stage, s.setup.state_widths[0]
     gradients, weights = width * count, s.part.width * count
     messages = s.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
     if stage == 0 or shards == 1:
-        return 0.0, _reduced_seconds(s, gradients, messages, alike, stride), 0.0
+        return 0.0, _all_reduce_seconds(s, gradients, messages, holders, stride), 0.0
     link = s.link(shards, stride)
     gather = messages * gather_seconds(weights / messages, shards, s.machine.gather or link)
     if s.pace.reduces_whole and stage < 3:
-        return gather, _reduced_seconds(s, gradients, messages, alike, stride), 0.0
+        return gather, _all_reduce_seconds(s, gradients, messages, holders, stride), 0.0
     reduce = messages * gather_seconds(gradients / messages, shards, s.machine.scatter or link)
-    return gather, reduce, _reduced_seconds(s, gradients / shards, messages, alike // shards, stride * shards)
+    return gather, reduce, _all_reduce_seconds(s, gradients / shards, messages, holders // shards, stride * shards)
 
 
-def _reduced_seconds(s: RankWork, size: float, messages: int, ranks: int, stride: int) -> float:
+def _all_reduce_seconds(s: RankWork, size: float, messages: int, ranks: int, stride: int) -> float:
     """Return the all-reduce of gradients over ranks that hold the same part of them, in so many messages."""
     return messages * all_reduce_seconds(size / messages, ranks, s.link(ranks, stride)) if ranks > 1 else 0.0
 
 
 @lru_cache(maxsize=256)
-def _counted(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
+def _parameter_counts(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
     """Return all parameters, and those of the routed experts."""
     routed = model.mixture_layers * layer_parameters(model, 1, 1, mixture=True).routed if model.experts else 0
     return parameters(model, sequence_length), routed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.preflight.peer_comparison import PeerFinding, PeerReading, compare_peers
-from levelfield.preflight.preflight_events import PRODUCT, PreflightFacts
+from levelfield.preflight.preflight_events import PRODUCT_FIGURE, PreflightFacts
 from levelfield.specs.preflight_report import FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
 # Facts that a training needs equal on all nodes, by the check that reads them.
@@ -39,7 +39,7 @@ def node_findings(
 
     locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
     """
-    findings = [*_missing(facts.nodes), *_wrong(facts)]
+    findings = [*_missing_findings(facts.nodes), *_wrong_findings(facts)]
     for figure, readings in _readings(facts.nodes).items():
         findings += [_peer_finding(figure, peer_finding, len(readings)) for peer_finding in compare_peers(readings)]
     findings += _pair_findings(facts.pairs)
@@ -53,7 +53,7 @@ def node_findings(
         if isinstance(used_cores, (int, float)) and isinstance(cores, int) and not used_cores <= HOST_LIMIT * cores:
             text = f"other programs used {used_cores:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
             findings.append(_node_finding("others", node.name, "load", text))
-    findings += _settings(facts.nodes)
+    findings += _setting_findings(facts.nodes)
     for node in facts.nodes if locks_memory else ():  # one limit on all nodes is no difference, but it is too little
         limit = node.facts.get("limits", {}).get("locked_memory")
         if isinstance(limit, int):
@@ -62,7 +62,7 @@ def node_findings(
     return findings
 
 
-def word_of(findings: Sequence[PreflightFinding], nodes: Sequence[NodeReport]) -> PreflightWord:
+def preflight_word(findings: Sequence[PreflightFinding], nodes: Sequence[NodeReport]) -> PreflightWord:
     """Return the word of a preflight that ended by itself."""
     kinds = {finding.kind for finding in findings}
     if "wrong" in kinds:
@@ -84,28 +84,30 @@ def _readings(nodes: Sequence[NodeReport]) -> dict[str, dict[str, PeerReading]]:
     for node in nodes:
         for figure, rate in node.rates.items():
             if rate.value is not None:
-                device = figure.removeprefix(PRODUCT) if figure.startswith(f"{PRODUCT} ") else ""
+                device = figure.removeprefix(PRODUCT_FIGURE) if figure.startswith(f"{PRODUCT_FIGURE} ") else ""
                 name = f"{node.name} device{device}" if device else node.name
                 reading = PeerReading(rate.value, rate.spread or 0.0)
-                readings.setdefault(PRODUCT if device else figure, {})[name] = reading
+                readings.setdefault(PRODUCT_FIGURE if device else figure, {})[name] = reading
     return readings
 
 
-def _missing(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+def _missing_findings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
     """Yield the checks and the probes that gave no answer, and nodes without a rate of products that others have."""
     for node in nodes:
         for check, reason in node.missing.items():
             yield _node_finding("missing", node.name, check, f"no {check} check: {reason}")
-    have = {node.name: [f for f in node.rates if f.split()[0] == PRODUCT] for node in nodes}
+    product_figures = {node.name: [f for f in node.rates if f.split()[0] == PRODUCT_FIGURE] for node in nodes}
     for node in nodes:
-        reasons = [node.rates[figure].reason for figure in have[node.name] if node.rates[figure].value is None]
-        if any(have.values()) and not have[node.name]:
+        reasons = [
+            node.rates[figure].reason for figure in product_figures[node.name] if node.rates[figure].value is None
+        ]
+        if any(product_figures.values()) and not product_figures[node.name]:
             reasons = ["the rank did not record it"]
         for text in reasons:
-            yield _node_finding("missing", node.name, PRODUCT, f"no {PRODUCT} rate: {text}")
+            yield _node_finding("missing", node.name, PRODUCT_FIGURE, f"no {PRODUCT_FIGURE} rate: {text}")
 
 
-def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+def _wrong_findings(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     names = tuple(node.name for node in facts.nodes)
     for row in facts.collectives:
         if row.wrong is not None:
@@ -136,31 +138,37 @@ def _peer_finding(figure: str, finding: PeerFinding, peers: int) -> PreflightFin
 def _pair_findings(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
     """Return the members whose best pair is out of line, else the pairs: a member is as good as its best link."""
     largest = max((pair.bytes for pair in pairs), default=0)
-    big = [pair for pair in pairs if pair.bytes == largest]
-    best: dict[str, PeerReading] = {}
-    for pair in big:
+    largest_pairs = [pair for pair in pairs if pair.bytes == largest]
+    best_rates: dict[str, PeerReading] = {}
+    for pair in largest_pairs:
         for member in pair.members:
-            rate = max(pair.bytes_per_second, best[member].value if member in best else 0.0)
-            best[member] = PeerReading(rate)
-    findings = compare_peers(best) if len(best) > 2 else []
-    yield from (_peer_finding("messages in pairs", finding, len(best)) for finding in findings)
-    if not findings and len(big) > 2:
-        links = {f"{pair.members[0]} to {pair.members[1]}": PeerReading(pair.bytes_per_second) for pair in big}
+            rate = max(pair.bytes_per_second, best_rates[member].value if member in best_rates else 0.0)
+            best_rates[member] = PeerReading(rate)
+    findings = compare_peers(best_rates) if len(best_rates) > 2 else []
+    yield from (_peer_finding("messages in pairs", finding, len(best_rates)) for finding in findings)
+    if not findings and len(largest_pairs) > 2:
+        links = {
+            f"{pair.members[0]} to {pair.members[1]}": PeerReading(pair.bytes_per_second) for pair in largest_pairs
+        }
         yield from (
-            _peer_finding("messages", finding, len(big)) for finding in compare_peers(links) if finding.word == "slow"
+            _peer_finding("messages", finding, len(largest_pairs))
+            for finding in compare_peers(links)
+            if finding.word == "slow"
         )
 
 
-def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+def _setting_findings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
     """Yield the settings that differ between nodes, with those that have not the value of the majority."""
     for check, names in SETTINGS.items():
         for name in names:
             values = {node.name: node.facts[check].get(name) for node in nodes if check in node.facts}
             if len(set(values.values())) > 1:
-                common, number = Counter(values.values()).most_common(1)[0]
+                common_value, number = Counter(values.values()).most_common(1)[0]
                 is_majority = number > len(values) / 2
-                odd = tuple(node for node, value in values.items() if value != common or not is_majority)
-                examples = ", ".join(f"{node}: {values[node]}" for node in odd[:4])
-                most = f"; the others: {common}" if is_majority else ""
-                sentence = f"{name} differs: {examples}{most}"
-                yield PreflightFinding(kind="setting", nodes=odd, figure=name, sentence=sentence)
+                deviating_nodes = tuple(
+                    node for node, value in values.items() if value != common_value or not is_majority
+                )
+                examples = ", ".join(f"{node}: {values[node]}" for node in deviating_nodes[:4])
+                majority_words = f"; the others: {common_value}" if is_majority else ""
+                sentence = f"{name} differs: {examples}{majority_words}"
+                yield PreflightFinding(kind="setting", nodes=deviating_nodes, figure=name, sentence=sentence)

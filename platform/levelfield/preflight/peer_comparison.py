@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
+MAD_TO_DEVIATION = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
 FEWEST_PEERS = 3
 MANY_PEERS = 6
-LEAST = 0.05  # differences below it are no finding, however alike the other nodes are
-LEAST_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
-SPREADS = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
-APART = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
+LEAST_DIFFERENCE = 0.05  # differences below it are no finding, however alike the other nodes are
+LEAST_DIFFERENCE_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
+SPREAD_MULTIPLE = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
+GROUP_DISTANCE = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
 # The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
 # fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. By simulation, which the tests
 # repeat. Between two numbers the multiple of the lower one counts.
-MULTIPLES = {3: 10.8, 4: 4.8, 5: 5.4, 6: 10.7, 8: 8.7, 10: 7.4, 12: 6.6, 16: 5.7, 24: 5.1, 32: 4.7, 64: 4.4}
+MAD_MULTIPLES = {3: 10.8, 4: 4.8, 5: 5.4, 6: 10.7, 8: 8.7, 10: 7.4, 12: 6.6, 16: 5.7, 24: 5.1, 32: 4.7, 64: 4.4}
 PeerWord = Literal["slow", "fast", "differ"]
 
 
@@ -53,22 +53,26 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
     if len(readings) < 2:
         return []
     logs = {name: logarithm(reading.value) for name, reading in readings.items()}
-    noise = SPREADS * median(reading.spread for reading in readings.values())
-    few = max(below(LEAST_OF_FEW), noise)
+    noise = SPREAD_MULTIPLE * median(reading.spread for reading in readings.values())
+    least_of_few = max(log_difference(LEAST_DIFFERENCE_OF_FEW), noise)
     if len(logs) < FEWEST_PEERS:
         slow, fast = sorted(logs, key=lambda name: logs[name])
-        apart = logs[fast] - logs[slow]  # nothing shows which of the two is at fault
-        return [] if apart <= few else [PeerFinding("differ", (slow, fast), math.exp(-apart), math.exp(-few))]
+        difference = logs[fast] - logs[slow]  # nothing shows which of the two is at fault
+        return (
+            []
+            if difference <= least_of_few
+            else [PeerFinding("differ", (slow, fast), math.exp(-difference), math.exp(-least_of_few))]
+        )
     middle = median(logs.values())
-    deviation = NORMAL * median(abs(value - middle) for value in logs.values())
-    least = few if len(logs) < MANY_PEERS else max(below(LEAST), noise)
-    multiple = MULTIPLES[max(count for count in MULTIPLES if count <= len(logs))]
+    deviation = MAD_TO_DEVIATION * median(abs(value - middle) for value in logs.values())
+    least = least_of_few if len(logs) < MANY_PEERS else max(log_difference(LEAST_DIFFERENCE), noise)
+    multiple = MAD_MULTIPLES[max(count for count in MAD_MULTIPLES if count <= len(logs))]
     limit = max(least, multiple * deviation)
-    findings = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
-    return findings or _groups(logs, few)
+    findings = _outlying_nodes("slow", logs, middle, limit) + _outlying_nodes("fast", logs, middle, limit)
+    return findings or _separate_groups(logs, least_of_few)
 
 
-def below(share: float) -> float:
+def log_difference(share: float) -> float:
     """Return how far a rate lies below another, as a logarithm, when it is less by this share of it."""
     return -math.log1p(-share)
 
@@ -80,23 +84,23 @@ def logarithm(value: float) -> float:
     return math.log(value)
 
 
-def _beyond(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:
+def _outlying_nodes(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:
     sign = 1 if word == "fast" else -1
-    far = {name: value - middle for name, value in logs.items() if not sign * (value - middle) <= limit}
-    if not far:
+    outliers = {name: value - middle for name, value in logs.items() if not sign * (value - middle) <= limit}
+    if not outliers:
         return []
-    worst = max(far.values(), key=abs)
-    return [PeerFinding(word, tuple(sorted(far)), math.exp(worst), math.exp(sign * limit))]
+    worst = max(outliers.values(), key=abs)
+    return [PeerFinding(word, tuple(sorted(outliers)), math.exp(worst), math.exp(sign * limit))]
 
 
-def _groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
+def _separate_groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
     """Return the slower of two groups that are far apart, with at least two nodes each."""
     names = sorted(logs, key=lambda name: logs[name])
-    gaps = [(logs[names[at]] - logs[names[at - 1]], at) for at in range(2, len(names) - 1)]
-    gap, at = max(gaps, default=(0.0, 0))
+    gaps = [(logs[names[split]] - logs[names[split - 1]], split) for split in range(2, len(names) - 1)]
+    gap, split = max(gaps, default=(0.0, 0))
     # without a gap the first group is empty
-    wider = max(logs[group[-1]] - logs[group[0]] if group else math.inf for group in (names[:at], names[at:]))
-    limit = max(least, APART * wider)
+    widest = max(logs[group[-1]] - logs[group[0]] if group else math.inf for group in (names[:split], names[split:]))
+    limit = max(least, GROUP_DISTANCE * widest)
     if gap <= limit:
         return []
-    return [PeerFinding("differ", tuple(sorted(names[:at])), math.exp(-gap), math.exp(-limit))]
+    return [PeerFinding("differ", tuple(sorted(names[:split])), math.exp(-gap), math.exp(-limit))]

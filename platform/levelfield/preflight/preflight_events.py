@@ -9,13 +9,21 @@ from statistics import median
 from typing import Any, NamedTuple, TypeGuard
 
 from levelfield.measure.collectives import bus_factor
-from levelfield.rundir.event_lines import DAMAGED, Event, MeasuredEvents, mapping, measured_events, sequence, whole
+from levelfield.rundir.event_lines import (
+    DAMAGE_ERRORS,
+    Event,
+    MeasuredEvents,
+    mapping,
+    measured_events,
+    sequence,
+    whole_number,
+)
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, Rate
 
 CHECKS = ("load", "memory", "limits")
-PRODUCT = "matmul"
+PRODUCT_FIGURE = "matmul"
 MOST_TEXT = 200
 _TERA = 1e12
 
@@ -34,29 +42,31 @@ class PreflightFacts(NamedTuple):
 def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     """Return what the ranks recorded. What is damaged or missing is missing here; nothing raises."""
     ranks = {rank: measured_events(paths.events / f"rank{rank}.jsonl") for rank in range(plan.world_size)}
-    nodes = tuple(_node(number, name, ranks, plan.ranks_of(number)) for number, name in enumerate(_names(plan, ranks)))
+    nodes = tuple(
+        _node_report(number, name, ranks, plan.ranks_of(number)) for number, name in enumerate(_node_names(plan, ranks))
+    )
     names = {rank: nodes[rank // plan.hardware.devices_per_node].name for rank in ranks}
     if len(nodes) == 1:
         names = {rank: f"{name} device {rank}" for rank, name in names.items()}
-    barriers = {rank: _seconds(values[-1]) for rank, events in ranks.items() if (values := events.get("barrier"))}
+    barriers = {rank: _block_seconds(values[-1]) for rank, events in ranks.items() if (values := events.get("barrier"))}
     joined = [event for measured in ranks.values() for event in measured.get("joined", ())]
     return PreflightFacts(
         nodes=nodes,
         backend=str(joined[0].get("backend"))[:MOST_TEXT] if joined else None,
         joined=len(joined) == plan.world_size,
-        barrier_seconds=_slowest(barriers)[0] if len(barriers) == len(ranks) and all(barriers.values()) else None,
-        collectives=tuple(_collectives(ranks)),
-        pairs=tuple(_pairs(ranks, names)),
+        barrier_seconds=_slowest_ranks(barriers)[0] if len(barriers) == len(ranks) and all(barriers.values()) else None,
+        collectives=tuple(_collective_reports(ranks)),
+        pairs=tuple(_pair_reports(ranks, names)),
     )
 
 
-def _seconds(values: Event) -> list[float]:
+def _block_seconds(values: Event) -> list[float]:
     """Return the seconds of an event's blocks; none where one cannot be right."""
     seconds = sequence(values.get("seconds"))
     return seconds if all(map(is_rate, seconds)) else []
 
 
-def _slowest(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+def _slowest_ranks(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
     """Return the middle and the best seconds of the blocks, each by its slowest rank: the last rank ends a collective.
 
     blocks: the seconds of each, by rank. Where a rank has fewer, so many count.
@@ -65,19 +75,19 @@ def _slowest(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
     return median(slowest), min(slowest)
 
 
-def _collectives(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveReport]:
+def _collective_reports(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveReport]:
     """Return each collective that every rank has timed."""
     timed: dict[tuple[str, int], dict[int, Event]] = {}
     for rank, events in ranks.items():
         for values in events.get("collective", ()):
-            with suppress(*DAMAGED):
-                timed.setdefault((str(values["operation"]), whole(values["bytes"])), {})[rank] = values
+            with suppress(*DAMAGE_ERRORS):
+                timed.setdefault((str(values["operation"]), whole_number(values["bytes"])), {})[rank] = values
     for (operation, size), calls in timed.items():
-        blocks = {rank: _seconds(values) for rank, values in calls.items()}
+        blocks = {rank: _block_seconds(values) for rank, values in calls.items()}
         if len(blocks) < len(ranks) or not all(blocks.values()):
             continue
-        with suppress(*DAMAGED):
-            middle, best = _slowest(blocks)
+        with suppress(*DAMAGE_ERRORS):
+            middle, best = _slowest_ranks(blocks)
             rate = size / middle
             yield CollectiveReport(
                 operation=operation,
@@ -87,11 +97,11 @@ def _collectives(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveRepo
                 best_seconds=best,
                 algorithm_bytes_per_second=rate,
                 bus_bytes_per_second=rate * bus_factor(operation, len(blocks)),
-                wrong=_wrong(calls),
+                wrong=_first_wrong_value(calls),
             )
 
 
-def _wrong(calls: Mapping[int, Event]) -> str | None:
+def _first_wrong_value(calls: Mapping[int, Event]) -> str | None:
     """Return the first rank's wrong value. A rank that does not say that its values are right has wrong ones.
 
     calls: the event of each rank.
@@ -102,20 +112,20 @@ def _wrong(calls: Mapping[int, Event]) -> str | None:
     return None
 
 
-def _pairs(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str]) -> Iterable[PairReport]:
+def _pair_reports(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str]) -> Iterable[PairReport]:
     for events in ranks.values():
         for values in events.get("pair", ()):
-            with suppress(*DAMAGED):
-                first, second = (whole(rank) for rank in values["ranks"])
-                middle = median(_seconds(values))
-                size = whole(values["bytes"])
+            with suppress(*DAMAGE_ERRORS):
+                first, second = (whole_number(rank) for rank in values["ranks"])
+                middle = median(_block_seconds(values))
+                size = whole_number(values["bytes"])
                 yield PairReport(
                     ranks=(first, second),
                     members=(names[first], names[second]),
                     bytes=size,
                     seconds=middle,
                     bytes_per_second=size / middle,
-                    wrong=_wrong({first: values}),
+                    wrong=_first_wrong_value({first: values}),
                 )
 
 
@@ -123,7 +133,7 @@ def is_rate(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _names(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> list[str]:
+def _node_names(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> list[str]:
     """Return the nodes' names: those of the hosts file; where an engine chose the nodes, what they call themselves."""
     hosts = plan.launch.hosts if plan.launch else ()
     names = []
@@ -132,14 +142,14 @@ def _names(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> list[str]:
         if number < len(hosts):
             name = hosts[number].name
         elif plan.launch:
-            with suppress(*DAMAGED):
+            with suppress(*DAMAGE_ERRORS):
                 hostname = ranks[plan.ranks_of(number)[0]]["node"][0]["checks"]["limits"]["facts"]["hostname"]
                 name = str(hostname)[:MOST_TEXT] if hostname else name
         names.append(name if name not in names else f"{name} (node{number})")
     return names
 
 
-def _node(number: int, name: str, ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> NodeReport:
+def _node_report(number: int, name: str, ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> NodeReport:
     """Return the report of a node, from its first rank's checks and its ranks' products."""
     event = next(iter(ranks[node_ranks[0]].get("node", ())), {})
     missing: dict[str, str] = {}
@@ -162,17 +172,17 @@ def _node(number: int, name: str, ranks: Mapping[int, MeasuredEvents], node_rank
     return NodeReport(
         node_rank=number,
         name=name,
-        rates=_products(ranks, node_ranks),
+        rates=_product_rates(ranks, node_ranks),
         facts={check: values for check, values in facts.items() if values},
         missing=missing,
     )
 
 
-def _products(ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> dict[str, Rate]:
+def _product_rates(ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> dict[str, Rate]:
     """Return the rate of matrix products of each device of a node, or of its processors as a whole."""
     first = node_ranks[0]
-    last_events = {rank: events[-1] for rank in node_ranks if (events := ranks[rank].get(PRODUCT))}
-    alone = list(last_events) == [first]
+    last_events = {rank: events[-1] for rank in node_ranks if (events := ranks[rank].get(PRODUCT_FIGURE))}
+    has_one_rate = list(last_events) == [first]
     rates = {}
     for rank, event in last_events.items():
         best, middle, repeats = event.get("tflops"), event.get("median"), event.get("repeats")
@@ -185,5 +195,5 @@ def _products(ranks: Mapping[int, MeasuredEvents], node_ranks: range) -> dict[st
                 spread=(best - middle) / middle,
                 repeats=repeats if isinstance(repeats, int) and repeats > 0 else 1,
             )
-        rates[PRODUCT if alone else f"{PRODUCT} {rank - first}"] = rate
+        rates[PRODUCT_FIGURE if has_one_rate else f"{PRODUCT_FIGURE} {rank - first}"] = rate
     return rates

@@ -10,7 +10,7 @@ from levelfield.report.words import NONE, WIDTH, wrapped
 from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
 
 _TERA, _GIGA, _MILLI = 1e12, 1e9, 1e-3
-_PER_TABLE = 5  # nodes side by side
+_NODES_PER_TABLE = 5  # nodes side by side
 _SHOWN_NODES = 20
 _SHOWN_PAIRS = 15
 
@@ -18,19 +18,19 @@ _SHOWN_PAIRS = 15
 def preflight_lines(report: PreflightReport) -> list[str]:
     """Return the report in lines of at most 80 columns."""
     kind = "short preflight" if report.short else "preflight"
-    of = f" of {len(report.nodes)} node(s)" if report.nodes else ""
-    lines = [f"{kind}{of} by {report.launcher}, {report.framework}", f"{report.word}"]
+    node_words = f" of {len(report.nodes)} node(s)" if report.nodes else ""
+    lines = [f"{kind}{node_words} by {report.launcher}, {report.framework}", f"{report.word}"]
     if report.evidence:
         lines.append(report.evidence)
     lines += [f"! {finding.sentence}" for finding in report.faults]
     lines += [f"remark: {finding.sentence}" for finding in report.remarks]
-    tables = [*_rates(report.nodes), *_collectives(report), *_pairs(report.pairs)]
+    tables = [*_rate_lines(report.nodes), *_collective_lines(report), *_pair_lines(report.pairs)]
     return [*(wrapped(one_line(line), 2) for line in lines), *(line[:WIDTH] for line in tables)]
 
 
-def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
-    for first in range(0, min(len(nodes), _SHOWN_NODES), _PER_TABLE):
-        columns = nodes[first : first + _PER_TABLE]
+def _rate_lines(nodes: Sequence[NodeReport]) -> Iterator[str]:
+    for first in range(0, min(len(nodes), _SHOWN_NODES), _NODES_PER_TABLE):
+        columns = nodes[first : first + _NODES_PER_TABLE]
         figures = list(dict.fromkeys(figure for node in columns for figure in node.rates))
         yield ""
         widths = (24, *[-11] * len(columns))
@@ -43,24 +43,28 @@ def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
         yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
 
 
-def _collectives(report: PreflightReport) -> Iterator[str]:
+def _collective_lines(report: PreflightReport) -> Iterator[str]:
     if report.collectives_missing:
         yield from ("", f"collectives: not measured: {one_line(report.collectives_missing)}")
     if not report.collectives:
         return
     yield ""
     ranks = report.collectives[0].ranks
-    barrier = f", barrier {_time(report.barrier_seconds)}" if report.barrier_seconds else ""
+    barrier = f", barrier {_milliseconds(report.barrier_seconds)}" if report.barrier_seconds else ""
     yield f"collectives of {ranks} ranks by {one_line(str(report.backend))[:20]}{barrier}; GB/s"
     widths = (16, -10, -12, -12, -10)
     yield padded(("", "size", "time", "algorithm", "bus", "  values"), widths, gap="")
     for row in report.collectives:
         rates = (f"{rate / _GIGA:.4g}" for rate in (row.algorithm_bytes_per_second, row.bus_bytes_per_second))
-        right = "  right" if row.wrong is None else "  WRONG"
-        yield padded((one_line(row.operation)[:15], size(row.bytes), _time(row.seconds), *rates, right), widths, gap="")
+        verdict = "  right" if row.wrong is None else "  WRONG"
+        yield padded(
+            (one_line(row.operation)[:15], byte_text(row.bytes), _milliseconds(row.seconds), *rates, verdict),
+            widths,
+            gap="",
+        )
 
 
-def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
+def _pair_lines(pairs: Sequence[PairReport]) -> Iterator[str]:
     if not pairs:
         return
     yield ""
@@ -69,17 +73,17 @@ def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
     ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
     for pair in ordered[:_SHOWN_PAIRS]:
         name, rate = one_line(" to ".join(pair.members))[:33], f"{pair.bytes_per_second / _GIGA:.4g}"
-        right = "  right" if pair.wrong is None else "  WRONG"
-        yield padded((name, size(pair.bytes), _time(pair.seconds), rate, right), widths, gap="")
+        verdict = "  right" if pair.wrong is None else "  WRONG"
+        yield padded((name, byte_text(pair.bytes), _milliseconds(pair.seconds), rate, verdict), widths, gap="")
     if len(pairs) > _SHOWN_PAIRS:
         yield f"and {len(pairs) - _SHOWN_PAIRS} more; --json has all"
 
 
-def _time(seconds: float) -> str:
+def _milliseconds(seconds: float) -> str:
     return f"{seconds / _MILLI:.3f} ms"
 
 
-def size(number: int) -> str:
+def byte_text(number: int) -> str:
     """Return bytes with a binary prefix: 4 KiB, 1.5 MiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= scale:

@@ -15,12 +15,12 @@ from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime, Say
 from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
 from levelfield.judge.status import GOOD, last_line
-from levelfield.preflight.node_findings import DeviceState, node_findings, word_of
+from levelfield.preflight.node_findings import DeviceState, node_findings, preflight_word
 from levelfield.preflight.preflight_events import read_preflight
 from levelfield.rundir import directory
 from levelfield.rundir.directory import write_atomically
 from levelfield.rundir.event_lines import measured_events
-from levelfield.rundir.node_readings import read_nodes
+from levelfield.rundir.node_readings import write_node_readings
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.telemetry_files import read_telemetry
 from levelfield.specs.base import dump, load
@@ -29,10 +29,10 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan, job_of
 from levelfield.specs.preflight_report import PreflightReport
 
-FOLDER = "preflights"  # below the runs: these folders hold no run
-NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
-SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
-_PROGRESS = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
+PREFLIGHTS_FOLDER = "preflights"  # below the runs: these folders hold no run
+NODE_ONLY_PROGRAM = ("{python}", "-m", "levelfield.worker.preflight")
+SILENCE_SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
+_PROGRESS_WORDS = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
 
 
 class Preflight(RunFeature):
@@ -43,7 +43,7 @@ class Preflight(RunFeature):
         starts the same way, or where others use a machine that is to be quiet."""
         if run.plan.preflight is None:
             return None
-        report = preflight_in(run.plan, run.vendor, run.paths.root.parent, run.runtime, run.launcher, run.say)
+        report = run_preflight(run.plan, run.vendor, run.paths.root.parent, run.runtime, run.launcher, run.say)
         write_atomically(run.paths.preflight, dump(report))
         if report.was_interrupted:
             raise KeyboardInterrupt
@@ -58,39 +58,39 @@ class Preflight(RunFeature):
         return None
 
 
-def preflight_in(
+def run_preflight(
     plan: Plan, vendor: Vendor, runs: Path, runtime: ReadyRuntime, launcher: Launcher, say: Say
 ) -> PreflightReport:
     """Run the preflight of a plan in an environment that is ready, and return the report.
 
     Its folder is kept when it failed: the ranks' logs are there.
     """
-    plan = plan_of(plan)
-    paths = directory.create(runs / FOLDER, plan.run_id)
+    plan = preflight_plan(plan)
+    paths = directory.create_run(runs / PREFLIGHTS_FOLDER, plan.run_id)
     states = _device_states(plan, vendor)
     say(f"preflight of {plan.hardware.nodes} node(s), {plan.world_size} rank(s): no training yet")
-    outcome = _outcome(plan, paths, runtime, launcher, say)
+    outcome = _launch_ranks(plan, paths, runtime, launcher, say)
     states += _recorded_states(plan, paths, vendor)
-    facts, evidence = read_preflight(paths, plan), _evidence(outcome, paths)
+    facts, evidence = read_preflight(paths, plan), _failure_evidence(outcome, paths)
     findings = node_findings(facts, states, plan.hardware.nodes > 1 and not plan.hardware.is_host)
-    missing = None
+    missing_reason = None
     if plan.world_size == 1:
-        missing = "one rank has no group"
-    elif plan.implementation.argv[: len(NODE_ONLY)] == NODE_ONLY:
-        missing = f"{plan.implementation.framework} has no program for them"
+        missing_reason = "one rank has no group"
+    elif plan.implementation.argv[: len(NODE_ONLY_PROGRAM)] == NODE_ONLY_PROGRAM:
+        missing_reason = f"{plan.implementation.framework} has no program for them"
     elif not facts.joined:
-        missing = "the process group did not come up"
+        missing_reason = "the process group did not come up"
     elif not facts.collectives:
-        missing = "the ranks recorded none"
+        missing_reason = "the ranks recorded none"
     report = PreflightReport(
-        **_head(plan, launcher),
-        word="failed" if evidence else word_of(findings, facts.nodes),
+        **_report_head(plan, launcher),
+        word="failed" if evidence else preflight_word(findings, facts.nodes),
         evidence=evidence,
         backend=facts.backend,
         nodes=facts.nodes,
         barrier_seconds=facts.barrier_seconds,
         collectives=facts.collectives,
-        collectives_missing=missing,
+        collectives_missing=missing_reason,
         pairs=facts.pairs,
         findings=tuple(findings),
     )
@@ -103,31 +103,31 @@ def preflight_in(
 
 def failed_preflight(plan: Plan, launcher: Launcher, reason: str) -> PreflightReport:
     """Return the report of a preflight that could not start."""
-    return PreflightReport(**_head(plan, launcher), word="failed", evidence=reason)
+    return PreflightReport(**_report_head(plan, launcher), word="failed", evidence=reason)
 
 
-def plan_of(plan: Plan) -> Plan:
+def preflight_plan(plan: Plan) -> Plan:
     """Return the plan of a preflight: the same launch of the same ranks, with the program that measures."""
-    chosen = plan.preflight or PreflightPlan()
-    options = (*(("--short",) if chosen.short else ()), *(("--pairs",) if chosen.pairs else ()))
-    written = load(ImplementationFile, Path(plan.implementation.folder) / "implementation.yaml").launch.preflight
-    limits = {"start_seconds": SECONDS, "step_seconds": SECONDS}
+    choice = plan.preflight or PreflightPlan()
+    options = (*(("--short",) if choice.short else ()), *(("--pairs",) if choice.pairs else ()))
+    own_program = load(ImplementationFile, Path(plan.implementation.folder) / "implementation.yaml").launch.preflight
+    limits = {"start_seconds": SILENCE_SECONDS, "step_seconds": SILENCE_SECONDS}
     work = plan.work.model_copy(update={"limits": plan.work.limits.model_copy(update=limits)})
-    implementation = plan.implementation.model_copy(update={"argv": (*(written or NODE_ONLY), *options)})
+    implementation = plan.implementation.model_copy(update={"argv": (*(own_program or NODE_ONLY_PROGRAM), *options)})
     run_id = directory.new_run_id("preflight", plan.implementation.framework, plan.hardware.vendor)
-    changed = {"run_id": run_id, "work": work, "implementation": implementation}
-    return plan.model_copy(update=changed | {"capture_step": None, "save_weights": False})
+    changes = {"run_id": run_id, "work": work, "implementation": implementation}
+    return plan.model_copy(update=changes | {"capture_step": None, "save_weights": False})
 
 
-def _outcome(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
+def _launch_ranks(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
     """Launch the ranks, and say how far rank 0 is."""
-    done: set[str] = set()
+    reported: set[str] = set()
 
     def watch() -> None:
         for name in measured_events(paths.events / "rank0.jsonl"):
-            if name in _PROGRESS and name not in done:
-                say(f"preflight: {_PROGRESS[name]}")
-            done.add(name)
+            if name in _PROGRESS_WORDS and name not in reported:
+                say(f"preflight: {_PROGRESS_WORDS[name]}")
+            reported.add(name)
 
     request = launcher.request(plan, paths, runtime)
     write_atomically(paths.plan, dump(plan))
@@ -138,7 +138,7 @@ def _outcome(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launc
     return outcome
 
 
-def _head(plan: Plan, launcher: Launcher) -> dict[str, Any]:
+def _report_head(plan: Plan, launcher: Launcher) -> dict[str, Any]:
     return {
         "run_id": plan.run_id,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -148,7 +148,7 @@ def _head(plan: Plan, launcher: Launcher) -> dict[str, Any]:
     }
 
 
-def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
+def _failure_evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     """Return why the launch failed, with the ranks' own first error or last line; None where all ranks ended well."""
     if outcome.cause == "exited":
         return None
@@ -158,9 +158,11 @@ def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     if not last_words and failed is not None:
         last_words = [line for line in [last_line(paths.logs / f"rank{failed}.log")] if line]
     evidence = outcome.evidence or ""
-    bad = [node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in evidence)]
-    lost = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in bad]
-    return "; ".join([outcome.cause, *filter(None, [evidence]), *last_words, *lost[:4]])
+    failed_nodes = [
+        node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in evidence)
+    ]
+    node_words = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in failed_nodes]
+    return "; ".join([outcome.cause, *filter(None, [evidence]), *last_words, *node_words[:4]])
 
 
 def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
@@ -183,7 +185,7 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
     """Return what the vendor's tool showed on each node of a launcher before its ranks started."""
     if plan.launch is None or plan.hardware.is_host:
         return []
-    read_nodes(paths, plan, vendor)
+    write_node_readings(paths, plan, vendor)
     memory = plan.hardware.memory_bytes_per_device
     return [
         DeviceState(f"node{node.node}", reading.device, reading.memory_used_bytes, memory, reading.utilisation)

@@ -11,7 +11,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
 from levelfield.judge.certification import certificate_from, other_training
-from levelfield.plan.certificate_need import certifying_entry, shared_code_digest, small_reference
+from levelfield.plan.certificate_need import certifying_entry, fp32_smoke_reference, shared_code_digest
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
 from levelfield.rundir.directory import read_plan
@@ -29,7 +29,7 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
 
     Raises UsageError where this machine cannot run it.
     """
-    reference = small_reference(registry, job.plan)
+    reference = fp32_smoke_reference(registry, job.plan)
     if reference is None or job.entry is None:
         raise NotHere("no reference in fp32 at smoke scale has its work")
     entry = certifying_entry(registry, job.plan, reference, job.entry.request)

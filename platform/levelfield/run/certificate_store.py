@@ -15,7 +15,7 @@ from levelfield.errors import DocumentError, GateFailed
 from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan, write_atomically
-from levelfield.rundir.event_lines import DAMAGED
+from levelfield.rundir.event_lines import DAMAGE_ERRORS
 from levelfield.rundir.seal import OUTCOME, raw_paths
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject
@@ -99,7 +99,7 @@ def _mismatch(certificate: Certificate) -> str | None:
         made = certificate_from(paths, read_plan(paths), collect(paths), certificate.subject)
     except GateFailed as error:
         return str(error)
-    except (DocumentError, OSError, *DAMAGED) as error:
+    except (DocumentError, OSError, *DAMAGE_ERRORS) as error:
         return " ".join(str(error).split())
     ours, theirs = (document.model_dump(exclude={"made", "digest"}) for document in (made, certificate))
     if differ := [name for name in ours if ours[name] != theirs[name]]:

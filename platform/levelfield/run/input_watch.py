@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Outcome
-from levelfield.corpus.facts import paths_of
+from levelfield.corpus.facts import corpus_files
 from levelfield.errors import CorpusError
-from levelfield.node.code_digest import code_digest, shared_folders, sources
+from levelfield.node.code_digest import code_digest, shared_folders, source_files
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.node_records import last_fields
 from levelfield.run.runtimes.process_runtime import imports_file
@@ -90,7 +90,7 @@ class CorpusWatch:
         if kind == "synthetic" or prefix is None:
             return []
         try:
-            statuses = [path.stat() for path in paths_of(kind, Path(prefix))]
+            statuses = [path.stat() for path in corpus_files(kind, Path(prefix))]
         except OSError as error:
             raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from None
         return [(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in statuses]
@@ -99,7 +99,7 @@ class CorpusWatch:
         from levelfield.corpus.integrity import check
 
         prefix, kind = str(self._corpus.prefix), self._corpus.kind
-        facts = check(prefix, None if kind == "synthetic" else kind, again=again)
+        facts = check(prefix, None if kind == "synthetic" else kind, reread=again)
         if facts.digest != self._corpus.digest:
             raise CorpusError(
                 f"{prefix}: was overwritten after it was checked: found digest {facts.digest[:19]}, expected "
@@ -167,7 +167,7 @@ class CodeWatch:
         implementation = Path(self._plan.implementation.folder)
         with suppress(OSError):
             for folder in (implementation, *shared_folders(implementation)):
-                for path in sources(folder):
+                for path in source_files(folder):
                     status = path.stat()
                     marks[path] = (status.st_size, status.st_mtime_ns)
         return marks

@@ -30,7 +30,7 @@ from levelfield.errors import DocumentError, RunFailed
 from levelfield.measure.utilisation import HERTZ, host_limits
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.plan.peak import MeasuredPeaks, is_better, remeasure_reason
 from levelfield.predict.machines import fit_messages
 from levelfield.run.launchers import probed_nodes
@@ -300,7 +300,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     """
     implementation, folder = registry.implementation("torch")
     stages = implementation.requirements[HOST_KIND].stages()
-    environment = environment_of(implementation, HOST_KIND, stages, None, "process")
+    environment = plan_environment(implementation, HOST_KIND, stages, None, "process")
     arguments = ("--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS))
     argv = [environment.python, str(folder / "host_rates.py"), *arguments]
     if not is_ready(environment):

@@ -11,7 +11,7 @@ from levelfield.catalog.machine import devices_of
 from levelfield.contracts.readings import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
-from levelfield.node.device_files import DeviceLocks, device_locked, lock_folder
+from levelfield.node.device_files import DeviceLocks, lock_device, lock_folder
 from levelfield.node.node_facts import host_counters
 from levelfield.node.process_identity import end_leftover_ranks
 from levelfield.node.sampling import Sampler
@@ -43,7 +43,7 @@ def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -
 def _locked(device: str, run_id: str) -> Iterator[FileIO]:
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(device_locked(lock_folder(), device, run_id))
+            file = stack.enter_context(lock_device(lock_folder(), device, run_id))
         except OSError as error:
             raise RunFailed(
                 f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "

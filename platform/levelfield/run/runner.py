@@ -25,7 +25,7 @@ from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.peak import with_peak
 from levelfield.plan.resolution import choices_for
-from levelfield.preflight.preflight_run import Preflight, failed_preflight, preflight_in
+from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_preflight
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
@@ -38,9 +38,9 @@ from levelfield.run.run_devices import devices_locked, devices_sampled
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_parts import node_parts
-from levelfield.rundir.node_readings import read_nodes, read_software
+from levelfield.rundir.node_readings import write_node_readings, write_node_software
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.seal import sealed
+from levelfield.rundir.seal import with_seal
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
@@ -76,7 +76,7 @@ def run(
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
     directory.correct_stale_statuses(runs)
-    paths = directory.create(runs, plan.run_id, plan.save_weights)
+    paths = directory.create_run(runs, plan.run_id, plan.save_weights)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with directory.status_ended_on_error(paths), interrupted_once():
@@ -96,7 +96,7 @@ def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]
     runtime, launcher = runtime_and_launcher(plan)
     try:
         with devices_locked(plan), runtime.in_use(plan, say) as ready:
-            return preflight_in(plan, vendor, runs, ready, reporting_to(launcher, say), say)
+            return run_preflight(plan, vendor, runs, ready, reporting_to(launcher, say), say)
     except (DeviceInUse, RunFailed) as error:
         return failed_preflight(plan, launcher, " ".join(str(error).split()))
 
@@ -134,7 +134,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 
 def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
-    paths = directory.create(runs, plan.run_id)
+    paths = directory.create_run(runs, plan.run_id)
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
     result = _store_and_finish(paths, Outcome("unsupported", (), " ".join(reason.split())))
@@ -147,9 +147,9 @@ def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
     try:
         directory.write_status(paths, "collecting", "running")
         try:
-            directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+            directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
         except KeyboardInterrupt:  # comes once (`interrupted_once`), maybe while a long log is read for the seal
-            directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+            directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
             raise
         paths.outcome_of_full_disk.unlink(missing_ok=True)
     except OSError as error:
@@ -284,8 +284,8 @@ def load_before(plan: Plan, paths: RunPaths) -> str | None:
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
     """Read what the nodes recorded. If the disk is full, the result says which node was not read."""
     with suppress(OSError):
-        read_nodes(paths, plan, vendor)
-        read_software(paths, plan, vendor)
+        write_node_readings(paths, plan, vendor)
+        write_node_software(paths, plan, vendor)
 
 
 def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:

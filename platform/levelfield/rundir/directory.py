@@ -21,9 +21,9 @@ from levelfield.specs.short_names import refuse_any
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
 
-PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
+PAIRS_FOLDER = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
-NEWEST = 50  # runs of a folder whose status is checked when a new one starts
+MOST_CHECKED_RUNS = 50  # runs of a folder whose status is checked when a new one starts
 
 
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
@@ -33,7 +33,7 @@ def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = No
     return f"{stamp}_{name}_{framework}_{vendor}_{os.urandom(3).hex()}"
 
 
-def create(runs: Path, run_id: str, saves_weights: bool = False) -> RunPaths:
+def create_run(runs: Path, run_id: str, saves_weights: bool = False) -> RunPaths:
     """Create the directory of a new run and write its status. Raises UsageError when it cannot be written.
 
     saves_weights: with a folder for the weights after the last step.
@@ -78,11 +78,13 @@ def find_run(runs: Path, name: str) -> RunPaths:
     if name == "latest" and plans:
         from levelfield.specs.record import first_future_date
 
-        now = first_future_date().timestamp() * 1e9
-        written = {plan: plan.stat().st_mtime_ns for plan in plans}
-        return RunPaths(max(written, key=lambda plan: (written[plan] < now, written[plan], plan)).parent.resolve())
+        future_ns = first_future_date().timestamp() * 1e9
+        written_ns = {plan: plan.stat().st_mtime_ns for plan in plans}
+        return RunPaths(
+            max(written_ns, key=lambda plan: (written_ns[plan] < future_ns, written_ns[plan], plan)).parent.resolve()
+        )
     matching = [
-        plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
+        plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS_FOLDER}/*/plan.json"))) if name in plan.parent.name
     ]
     if len(matching) > 1:
         names = ", ".join(folder.name for folder in matching[:4])
@@ -105,14 +107,14 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
+def write_status(paths: RunPaths, phase: str, state: str, **fields: Any) -> None:
     """Write the status. phase: made, environment, running, collecting, done, ended; state: a status word, or `running`.
 
     `platform` is the process that writes it, so that others can see whether a run that is not done still goes on.
     """
     writer = identity_of(os.getpid())
     platform = asdict(writer) if writer else None
-    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **more}
+    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **fields}
     write_atomically(paths.status, json_text(content) + "\n")
 
 
@@ -147,12 +149,12 @@ def replacing(path: Path, kind: str = "", through_link: bool = False) -> Iterato
             return
         if not is_link and path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
-        place = path.resolve(strict=True) if through_link and path.is_symlink() else path
-        temporary = place.with_name(f".{place.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        target = path.resolve(strict=True) if through_link and path.is_symlink() else path
+        temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
         try:
             with temporary.open(f"x{kind}", encoding=encoding, errors=errors) as file:
                 yield file
-            temporary.replace(place)
+            temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -160,7 +162,7 @@ def replacing(path: Path, kind: str = "", through_link: bool = False) -> Iterato
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new_file(path: Path, content: bytes) -> None:
     """Write a file that was not there. Raises OSError; then no part of it stays, which would block the next try."""
     file = path.open("xb")
     try:
@@ -171,7 +173,7 @@ def write_new(path: Path, content: bytes) -> None:
         raise
 
 
-def finished_run(runs: Path, name: str) -> RunPaths:
+def find_finished_run(runs: Path, name: str) -> RunPaths:
     """Return a run by its name, as find_run does. Raises StillRunning for one that goes on."""
     paths = find_run(runs, name)
     refuse_running(paths)
@@ -183,7 +185,7 @@ def correct_stale_statuses(runs: Path) -> None:
     documents: list[Path] = []
     with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
         documents = sorted(runs.glob("*/status.json"))
-    for path in documents[-NEWEST:]:
+    for path in documents[-MOST_CHECKED_RUNS:]:
         paths = RunPaths(path.parent)
         _, platform = status_of(paths)
         if platform and was_killed(paths, platform):
@@ -203,6 +205,6 @@ def status_ended_on_error(paths: RunPaths) -> Iterator[None]:
 
 
 def _write_end(paths: RunPaths) -> None:
-    how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
-    reason = f"the platform ended before it wrote a result; {how}"
+    hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
+    reason = f"the platform ended before it wrote a result; {hint}"
     write_status(paths, "ended", "failed", reason=reason)

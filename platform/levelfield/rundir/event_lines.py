@@ -20,14 +20,14 @@ from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain
 Event = dict[str, Any]
 MeasuredEvents = dict[str, list[Event]]
 # What a wrong type, a missing key or a number without bounds raises in code that expects an event.
-DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-LARGEST = 2**64  # of a whole number: times in ns, bytes, checksums
+DAMAGE_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+LARGEST_NUMBER = 2**64  # of a whole number: times in ns, bytes, checksums
 
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 MOST_MEASURED_BYTES = 64 * 2**20  # of one rank's file
 
 
-def event_of(line: bytes | str) -> Event:
+def parse_event(line: bytes | str) -> Event:
     """Return the JSON object of a line. Raises ValueError for anything else.
 
     pydantic's parser takes half the time of json's, and refuses more. What it refuses is left to json's.
@@ -47,7 +47,7 @@ def event_of(line: bytes | str) -> Event:
 def event_or_none(content: bytes | str) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_of(content)
+        return parse_event(content)
     except ValueError:
         return None
 
@@ -62,12 +62,12 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
     """Return a whole number. Raises TypeError for a text, ValueError for a number beyond 2**64."""
     if isinstance(value, str):
         raise TypeError("found a text, expected a number")
     number = int(value)
-    if not -LARGEST <= number <= LARGEST:
+    if not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
         raise ValueError("found a number beyond 2**64")
     return number
 
@@ -76,7 +76,7 @@ def count(value: Any) -> int:
     """Return a count. Raises TypeError for anything but a whole number, ValueError for one beyond 2**64."""
     if type(value) is not int:
         raise TypeError(f"found {type(value).__name__}, expected a whole number")
-    return whole(value)
+    return whole_number(value)
 
 
 def strict_json(content: bytes | str) -> Any:
@@ -103,7 +103,7 @@ def strict_json(content: bytes | str) -> Any:
     return value
 
 
-def strict_lines(content: bytes) -> None:
+def check_strict_lines(content: bytes) -> None:
     """Check every line of a .jsonl file that is JSON. Raises ValueError with the number of the line.
 
     A line that is no JSON at all is left to the reader of raw files, which makes the run invalid.
@@ -139,8 +139,8 @@ def measured_events(path: Path) -> MeasuredEvents:
         return {}
     measured: MeasuredEvents = {}
     for line in lines:
-        with suppress(*DAMAGED):
-            event = event_of(line)
+        with suppress(*DAMAGE_ERRORS):
+            event = parse_event(line)
             if event.get("event") == "measured" and isinstance(event.get("values"), dict):
                 measured.setdefault(str(event["name"]), []).append(event["values"])
     return measured

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.node.regular_files import open_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, parse_event, whole_number
 from levelfield.specs.plan import Plan
 
-_MOST_AT_ONCE = 2**26  # bytes of a rank's events in one look; the next look goes on from there
-_RECENT = 10  # steps over which the speed is shown
+_MOST_READ_BYTES = 2**26  # bytes of a rank's events in one look; the next look goes on from there
+_SPEED_STEPS = 10  # steps over which the speed is shown
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Follower:
         self._memory: int | None = None
         window = plan.work.window
         self._bounds = {window.first_step - 1: "begin", window.last_step: "end"}
-        self._looked_ns = time.monotonic_ns()
+        self._last_look_ns = time.monotonic_ns()
         self.seen: dict[str, dict[str, tuple[int, int]]] = {}
 
     def read(self) -> list[Progress]:
@@ -48,48 +48,48 @@ class Follower:
         `seen` then has, by rank, when the two ends of the window arrived: between the last look before that had not
         shown them and the one that did, on this process's monotonic clock.
         """
-        before, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
+        last_step, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
         for name, size in event_file_sizes(self._events).items():
             offset, path = self._offsets.get(name, 0), self._events / name
             if size == offset:  # nothing was written since
                 continue
             with open_regular(path) as file:
                 file.seek(offset)
-                lines, newline, _ = file.read(_MOST_AT_ONCE).rpartition(b"\n")
+                lines, newline, _ = file.read(_MOST_READ_BYTES).rpartition(b"\n")
             if newline:
                 self._offsets[name] = offset + len(lines) + 1
                 for line in lines.split(b"\n"):
                     with suppress(ValueError):
-                        self._take(event_of(line), path)
-        self._looked_ns = looking_ns
+                        self._store(parse_event(line), path)
+        self._last_look_ns = looking_ns
         training, ends, finished = self._plan.work.training, self._ends, []
-        for step in sorted(step for step in ends if step > max(before, 0)):
-            first, rate, left = max(0, step - _RECENT), None, None
+        for step in sorted(step for step in ends if step > max(last_step, 0)):
+            first, rate, seconds_left = max(0, step - _SPEED_STEPS), None, None
             if first in ends and step > first and ends[step] > ends[first]:
                 seconds = (ends[step] - ends[first]) / 1e9 / (step - first)
                 rate = training.tokens_per_step / seconds / self._plan.world_size
-                left = seconds * (training.steps - step)
-            finished.append(Progress(step, training.steps, self._losses.get(step), rate, self._memory, left))
+                seconds_left = seconds * (training.steps - step)
+            finished.append(Progress(step, training.steps, self._losses.get(step), rate, self._memory, seconds_left))
         return finished
 
-    def _take(self, event: Event, path: Path) -> None:
+    def _store(self, event: Event, path: Path) -> None:
         """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
-        with suppress(*DAMAGED):
+        with suppress(*DAMAGE_ERRORS):
             if event.get("event") == "begin" and path.stem == "rank0":
-                self._ends[0] = whole(event["end_ns"])
+                self._ends[0] = whole_number(event["end_ns"])
             if event.get("event") != "step":
                 return
-            step = whole(event["step"])
+            step = whole_number(event["step"])
             if bound := self._bounds.get(step):
-                sighting = (self._looked_ns, time.monotonic_ns())
+                sighting = (self._last_look_ns, time.monotonic_ns())
                 self.seen.setdefault(path.stem.removeprefix("rank"), {}).setdefault(bound, sighting)
             if path.stem == "rank0":
-                self._ends[step] = whole(event["end_ns"])
+                self._ends[step] = whole_number(event["end_ns"])
             if isinstance(event.get("loss"), float):
                 self._losses[step] = event["loss"]
             for name in ("process_peak_bytes", "reserved_peak_bytes"):
                 if peak := (event.get("memory") or {}).get(name):
-                    self._memory = max(self._memory or 0, whole(peak))
+                    self._memory = max(self._memory or 0, whole_number(peak))
 
 
 def event_file_sizes(events: Path) -> dict[str, int]:

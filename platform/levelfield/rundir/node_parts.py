@@ -60,21 +60,21 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
     The platform's machine writes telemetry.jsonl, and a node telemetry/node<k>.jsonl.
     """
     telemetry, steps = {t.node: t for t in raw.telemetry}, by_rank(raw.steps)
-    places: list[tuple[int | None, range]] = [(k, plan.ranks_of(k)) for k in range(plan.hardware.nodes)]
+    nodes_and_ranks: list[tuple[int | None, range]] = [(k, plan.ranks_of(k)) for k in range(plan.hardware.nodes)]
     if None in telemetry or (plan.hardware.nodes == 1 and not telemetry):
-        places = [(None, range(plan.world_size))]
+        nodes_and_ranks = [(None, range(plan.world_size))]
     parts = []
-    for node, ranks in places:
+    for node, ranks in nodes_and_ranks:
         ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
         records = tuple(record for rank in ranks for record in steps.get(rank, ()))
-        read = telemetry.get(node, NodeTelemetry())
+        node_telemetry = telemetry.get(node, NodeTelemetry())
         indices: tuple[str, ...] = ("0",)  # a host that is divided into shares is one device
         if plan.hardware.device_indices:
             indices = tuple(map(str, plan.hardware.device_indices))
         elif node is not None and not plan.hardware.is_host:
             indices = tuple(map(str, range(plan.hardware.devices_per_node)))
-        elif read.readings:
-            indices = tuple(sorted({reading.device for reading in read.readings}))
+        elif node_telemetry.readings:
+            indices = tuple(sorted({reading.device for reading in node_telemetry.readings}))
         name, is_silent = None if node is None else f"node{node}", node is not None and node not in telemetry
-        parts.append(NodePart(name, ranks, records, ends, read, indices, NO_TELEMETRY if is_silent else None))
+        parts.append(NodePart(name, ranks, records, ends, node_telemetry, indices, NO_TELEMETRY if is_silent else None))
     return tuple(parts)

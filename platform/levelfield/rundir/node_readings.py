@@ -9,21 +9,21 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from levelfield.contracts.readings import plausible_samples, printer
+from levelfield.contracts.readings import plausible_samples, visible_value_tool
 from levelfield.contracts.tool_records import parse
-from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, ReplayableVendor, Vendor, answers_of
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, ReplayableVendor, Vendor, replaying_ask
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.rundir.event_lines import event_or_none, mapping, sequence
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-_COPIED = ("time_ns", "wall_ns", "before", "host")
+_COPIED_FIELDS = ("time_ns", "wall_ns", "before", "host")
 
 
-def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
+def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the readings of each node that left what its tools printed. Raises OSError for a full disk."""
-    tool = printer(vendor.spec)
+    tool = visible_value_tool(vendor.spec)
     for node in range(plan.hardware.nodes):
         try:
             recorded = read_regular(paths.node_raw_telemetry(node))
@@ -31,28 +31,28 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             continue
         except OSError as error:
             recorded = f"{error.filename}: {error.strerror}\n".encode()  # no reading: the run is invalid by it
-        numbers: dict[
+        tool_indices: dict[
             int, int
         ] = {}  # the tool's of each device by the runtime's, which is the plan's; where they differ
         facts = None
         with suppress(OSError):
             facts = event_or_none(read_regular(paths.node_facts(node)))
         if tool and facts is not None:
-            text = answers_of(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
+            text = replaying_ask(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
             visible = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
-            numbers = {int(word): index for index, word in visible.items() if word and word.isdecimal()}
-            numbers = numbers if len(numbers) == len(visible) else {}
-        write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor, numbers)))
+            tool_indices = {int(word): index for index, word in visible.items() if word and word.isdecimal()}
+            tool_indices = tool_indices if len(tool_indices) == len(visible) else {}
+        write_atomically(paths.node_telemetry(node), "".join(_telemetry_lines(recorded, plan, vendor, tool_indices)))
 
 
-def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
+def write_node_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the versions that each node's facts show. Raises OSError for a full disk."""
     for node in range(plan.hardware.nodes):
         try:
             facts = event_or_none(read_regular(paths.node_facts(node)))
         except OSError:
             continue  # raw_files finds no facts of this node either
-        answers = answers_of(mapping(mapping(facts).get("tools")).values())
+        answers = replaying_ask(mapping(mapping(facts).get("tools")).values())
         adapter = vendor.replayed(answers) if isinstance(vendor, ReplayableVendor) else None
         if adapter is None:
             continue
@@ -63,14 +63,14 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         write_json(paths.node_software(node), versions)
 
 
-def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, int]) -> Iterator[str]:
+def _telemetry_lines(recorded: bytes, plan: Plan, vendor: Vendor, tool_indices: Mapping[int, int]) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
-    answers, hardware = answers_of(()), plan.hardware
+    answers, hardware = replaying_ask(()), plan.hardware
     memory, indices = hardware.memory_bytes_per_device, hardware.device_indices
     if hardware.is_host and not indices:  # a host that is divided into shares is one device with the node's memory
         memory, indices = None, (0,)
     devices = {
-        index: Device(numbers.get(index, index), hardware.chip.name, hardware.description, memory)
+        index: Device(tool_indices.get(index, index), hardware.chip.name, hardware.description, memory)
         for index in indices or range(hardware.devices_per_node)
     }
     plan_numbers = {device.index: number for number, device in devices.items()}
@@ -83,7 +83,7 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, in
         if event is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
-        answers = answers_of(sequence(event.get("outputs")))
+        answers = replaying_ask(sequence(event.get("outputs")))
         readings: dict[str, object] = {"samples": []}  # of a line without outputs, written before a tool was run
         if adapter is None:
             readings["error"] = NOT_REPLAYABLE
@@ -91,5 +91,5 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, in
             readings = plausible_samples(adapter, list(devices.values()))
             samples = sequence(readings["samples"])
             readings["samples"] = [{**s, "index": plan_numbers.get(s["index"], s["index"])} for s in samples]
-        times = {name: event[name] for name in _COPIED if event.get(name) is not None}
+        times = {name: event[name] for name in _COPIED_FIELDS if event.get(name) is not None}
         yield json.dumps({**times, **readings}) + "\n"

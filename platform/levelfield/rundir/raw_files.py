@@ -22,8 +22,8 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.rundir.event_lines import DAMAGED, Event, count, mapping, sequence, whole
-from levelfield.rundir.seal import document
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, count, mapping, sequence, whole_number
+from levelfield.rundir.seal import read_document
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
     NodeTelemetry,
@@ -38,8 +38,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Origin, System
 
 Slices = tuple[tuple[int, int], ...]
-_DIGITS = 6  # of a node's number
-LONGEST = 200  # characters of a text about a machine
+_MOST_NODE_DIGITS = 6  # of a node's number
+MOST_TEXT = 200  # characters of a text about a machine
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def read_raw(paths: RunPaths) -> RawRecords:
     digests = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
     follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
-    (outcome, seen, damage), provenance = _outcome(paths.outcome), document(paths.provenance) or {}
+    (outcome, seen, damage), provenance = _read_outcome(paths.outcome), read_document(paths.provenance) or {}
     nodes: dict[str, dict[int, Event]] = {"facts": {}, "software": {}}
     for kind, documents in nodes.items():
         for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
             node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
-            if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
-                documents[int(node)] = document(path) or {}
+            if node.isdecimal() and node.isascii() and len(node) <= _MOST_NODE_DIGITS:
+                documents[int(node)] = read_document(path) or {}
     # of two ends of one node the first one counts
     node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
@@ -158,7 +158,7 @@ def _records(pairs: list[tuple[int, Event]], kind: str, broken: list[str], file:
             continue
         try:
             yield from _event_records(rank, event)
-        except DAMAGED as error:
+        except DAMAGE_ERRORS as error:
             an = "an" if kind == "experts" else "a"
             broken.append(f"rank{rank}{file}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
 
@@ -170,23 +170,25 @@ def _event_records(rank: int, event: Event) -> list[Any]:
             return [
                 StepRecord(
                     rank=rank,
-                    step=whole(event["step"]),
-                    end_ns=whole(event["end_ns"]),
+                    step=whole_number(event["step"]),
+                    end_ns=whole_number(event["end_ns"]),
                     loss=optional(number, event["loss"]),
                     grad_norm=optional(number, event["grad_norm"]),
-                    tokens=whole(event["tokens"]),
-                    tokens_checksum=optional(whole, event.get("tokens_checksum")),
+                    tokens=whole_number(event["tokens"]),
+                    tokens_checksum=optional(whole_number, event.get("tokens_checksum")),
                     learning_rate=optional(number, event.get("learning_rate")),
                     loss_scale=optional(number, event.get("loss_scale")),
                     skipped=bool(event.get("skipped")),
-                    memory={name: optional(whole, size) for name, size in dict(event.get("memory") or {}).items()},
+                    memory={
+                        name: optional(whole_number, size) for name, size in dict(event.get("memory") or {}).items()
+                    },
                     before_exchange_seconds=optional(number, event.get("before_exchange_seconds")),
                     auxiliary_loss=optional(number, event.get("auxiliary_loss")),
                     compile_seconds=optional(number, event.get("compile_seconds")),
                 )
             ]
         case "begin":
-            return [(rank, whole(event["end_ns"]))]
+            return [(rank, whole_number(event["end_ns"]))]
         case "weights":
             return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
         case "final_weights":
@@ -196,7 +198,7 @@ def _event_records(rank: int, event: Event) -> list[Any]:
             ]
         case "gradients":
             return [
-                GradientShare(rank, whole(event["step"]), name, number(square))
+                GradientShare(rank, whole_number(event["step"]), name, number(square))
                 for name, square in event["squares"].items()
             ]
         case "experts":
@@ -214,32 +216,37 @@ def _event_records(rank: int, event: Event) -> list[Any]:
 
 
 def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tuple[int, ...], Slices]:
-    return rank, name.strip(), tuple(map(whole, shape)), tuple((whole(a), whole(b)) for a, b in slices)
+    return (
+        rank,
+        name.strip(),
+        tuple(map(whole_number, shape)),
+        tuple((whole_number(start), whole_number(end)) for start, end in slices),
+    )
 
 
 def _layer(text: str) -> int:
     """Return a layer's number. Two texts are never one layer: `01` is damaged."""
     if str(int(text)) != text:
         raise ValueError(f"found layer {text!r}, expected a whole number")
-    return whole(int(text))
+    return whole_number(int(text))
 
 
-def _outcome(path: Path) -> tuple[Event, dict[int, WindowSighting], list[str]]:
+def _read_outcome(path: Path) -> tuple[Event, dict[int, WindowSighting], list[str]]:
     """Return how the run ended, the window as the platform saw it by rank, and what of these windows is damaged.
 
     Nothing for a damaged file. Of the ends, those of a rank by numbers are kept. A rank whose window the platform did
     not see whole has none.
     """
-    content = document(path) or {}
+    content = read_document(path) or {}
     if not isinstance(content.get("cause"), str):
         return {}, {}, []
     seen, damage = dict[int, WindowSighting](), list[str]()
     try:
         for rank, sightings in dict(content.get("seen") or {}).items():
             if {"begin", "end"} <= sightings.keys():
-                begin, end = (Sighting(*map(whole, sightings[name])) for name in ("begin", "end"))
+                begin, end = (Sighting(*map(whole_number, sightings[name])) for name in ("begin", "end"))
                 seen[int(rank)] = WindowSighting(begin, end)
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         damage.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")
     ends = [
         end
@@ -256,13 +263,13 @@ def system_of(provenance: Event) -> System | None:
     machine = provenance.get("machine")
     if not isinstance(machine, dict) or "os" not in machine:
         return None
-    version = clipped(mapping(provenance.get("engine")).get("Version"))
+    version = clipped_text(mapping(provenance.get("engine")).get("Version"))
     return System(
-        os=clipped(machine.get("os")),
-        kernel=clipped(machine.get("kernel")),
-        processor=clipped(machine.get("processor")),
-        model=clipped(machine.get("model")),
-        network=tuple(filter(None, map(clipped, sequence(machine.get("network"))))),
+        os=clipped_text(machine.get("os")),
+        kernel=clipped_text(machine.get("kernel")),
+        processor=clipped_text(machine.get("processor")),
+        model=clipped_text(machine.get("model")),
+        network=tuple(filter(None, map(clipped_text, sequence(machine.get("network"))))),
         software=clipped_texts(provenance.get("vendor_software")),
         engine=f"docker {version}" if version else None,
     )
@@ -275,16 +282,16 @@ def origin_of(provenance: Event, implementation: str | None) -> Origin:
     return Origin(
         implementation=implementation,
         packages=sha256_of(text) if isinstance(packages, dict) else None,
-        image=clipped(mapping(provenance.get("image")).get("id")),
-        machine=clipped(mapping(provenance.get("machine")).get("identity")),
+        image=clipped_text(mapping(provenance.get("image")).get("id")),
+        machine=clipped_text(mapping(provenance.get("machine")).get("identity")),
     )
 
 
-def clipped(value: Any) -> str | None:
+def clipped_text(value: Any) -> str | None:
     """Return a text of a bounded length; None for anything else."""
-    return value[:LONGEST] if isinstance(value, str) and value else None
+    return value[:MOST_TEXT] if isinstance(value, str) and value else None
 
 
 def clipped_texts(values: Any) -> dict[str, str]:
     """Return the texts of a mapping, by name."""
-    return {str(name)[:LONGEST]: text for name, value in mapping(values).items() if (text := clipped(value))}
+    return {str(name)[:MOST_TEXT]: text for name, value in mapping(values).items() if (text := clipped_text(value))}

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, StillRunning
-from levelfield.node.process_identity import ProcessIdentity, identity_from, identity_of, is_alive
+from levelfield.node.process_identity import ProcessIdentity, identity_of, is_alive, parse_identity
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
 
-OVER = ("done", "ended")  # phases in which nobody writes to the run any more
-LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
-_MOST_STATUS = 2**20  # bytes
+FINAL_PHASES = ("done", "ended")  # phases in which nobody writes to the run any more
+CHANGE_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
+_MOST_STATUS_BYTES = 2**20
 
 
 def refuse_running(paths: RunPaths) -> None:
@@ -26,7 +26,7 @@ def refuse_running(paths: RunPaths) -> None:
         return
     alive = is_alive(platform)
     # a platform of another machine is not visible; its run's files change every second
-    goes_on = not was_killed(paths, platform) if alive is False else alive or _changes(paths)
+    goes_on = not was_killed(paths, platform) if alive is False else alive or _files_change(paths)
     if not goes_on:
         return
     raise StillRunning(
@@ -41,8 +41,8 @@ def state_words(paths: RunPaths) -> str:
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
     if platform and was_killed(paths, platform):
-        how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
-        return f"{status['phase']}: the platform was killed; {how}"
+        hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
+        return f"{status['phase']}: the platform was killed; {hint}"
     from levelfield.measure.other_use import shown_word
     from levelfield.rundir.seal import seal_finding
     from levelfield.specs.base import load
@@ -66,12 +66,12 @@ def has_job(paths: RunPaths) -> bool:
 def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
     """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
     may be this one before, or another one, whose files change."""
-    here = identity_of(os.getpid())
-    same_start = here is not None and here.boot == platform.boot
-    return is_alive(platform) is False and (same_start or not _changes(paths))
+    this_process = identity_of(os.getpid())
+    is_same_boot = this_process is not None and this_process.boot == platform.boot
+    return is_alive(platform) is False and (is_same_boot or not _files_change(paths))
 
 
-def _changes(paths: RunPaths) -> bool:
+def _files_change(paths: RunPaths) -> bool:
     """Return whether a file of the run is written within LOOK_SECONDS."""
     before: dict[Path, tuple[int, int]] | None = None
     while True:
@@ -82,16 +82,16 @@ def _changes(paths: RunPaths) -> bool:
         if before is not None:
             return states != before
         before = states
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHANGE_SECONDS)
 
 
 def status_of(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:
     """Return the status of a run, and the process that runs it: None for a run that is over, or whose status does not
     say."""
     try:
-        status = json.loads(read_regular(paths.status, _MOST_STATUS))
+        status = json.loads(read_regular(paths.status, _MOST_STATUS_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}, None
     if not isinstance(status, dict):
         return {}, None
-    return status, None if status.get("phase") in OVER else identity_from(status.get("platform"))
+    return status, None if status.get("phase") in FINAL_PHASES else parse_identity(status.get("platform"))

@@ -24,33 +24,33 @@ from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
 
-KEY = "seal"  # of outcome.json
+SEAL_KEY = "seal"  # of outcome.json
 FACTS_SUFFIX = " without names"  # behind the name of a file: its second digest
-VARIABLES = ("environment", "variables", "inherited")  # keys of mappings of environment variables
-DEVICE = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")  # the identity of a device
-VERSION = 2  # of the seals that are made
-EXTRA = "extra"  # of outcome.json: sentences of the launcher
-_NAMING = (KEY, "by", "evidence", EXTRA, "submissions")  # keys with sentences, or with the name of a user
+VARIABLE_KEYS = ("environment", "variables", "inherited")  # keys of mappings of environment variables
+DEVICE_IDENTITY = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+SEAL_VERSION = 2  # of the seals that are made
+EXTRA_KEY = "extra"  # of outcome.json: sentences of the launcher
+_NAMING_KEYS = (SEAL_KEY, "by", "evidence", EXTRA_KEY, "submissions")  # keys with sentences, or with the name of a user
 # The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
-_NAMING_BELOW = (
+_NAMING_NESTED_KEYS = (
     *(("machine", "name"), ("certificate", "digest"), ("", "digest")),
     *(("launch", "hosts"), ("launch", "site")),
 )
 # Of an object with the rank of a node and its name: how the machine is called and reached, and sentences about it.
-_NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
-_NAMING_COMMAND = ("text", "reason")  # of an object with a command: its output
-_NAMED = 3  # files in a reason
-_UNPACKED = (
+_NAMING_NODE_KEYS = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
+_NAMING_COMMAND_KEYS = ("text", "reason")  # of an object with a command: its output
+_MOST_NAMED_FILES = 3  # files in a reason
+_UNPACKED_HINT = (
     "It lies in an unpacked bundle, which has other names in place of those of people and machines: read the bundle "
     "itself, FILE.zip, which has the digests before"
 )
 
 OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
-FILES = (
+SEALED_FILES = (
     "certificate.json", "job.json", "node_power.jsonl", "plan.json", "preflight.json", "provenance.json",
     "reference.json", "request.json", "telemetry.jsonl",
 )  # fmt: skip
-FOLDERS = {
+SEALED_FOLDERS = {
     "events": ".jsonl",
     "image": "",
     "logs": "",
@@ -59,7 +59,7 @@ FOLDERS = {
 }  # with the ending of their sealed files
 # What no figure rests on: tensors that are large, and what is computed from the sealed files.
 # The events, which are sealed, have the digests of the recorded steps.
-LEFT_OUT = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")
+UNSEALED_NAMES = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")
 _PART_BYTES = 2**20
 MOST_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
 
@@ -79,7 +79,7 @@ class Seal(Value):
     digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
 
 
-def sealed(paths: RunPaths, outcome: Event) -> Event:
+def with_seal(paths: RunPaths, outcome: Event) -> Event:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
     if _may_still_write(outcome):
         return outcome
@@ -90,27 +90,27 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
         files[name] = digest
         if name.endswith((".json", ".jsonl")):
             with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
-                largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
-                if (content := document_of(name, read_regular(path, largest=largest))) is not None:
-                    facts[f"{name}{FACTS_SUFFIX}"] = facts_digest(content, VERSION)
-    facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, VERSION)
+                most_bytes = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
+                if (content := parse_document(name, read_regular(path, most_bytes=most_bytes))) is not None:
+                    facts[f"{name}{FACTS_SUFFIX}"] = facts_digest(content, SEAL_VERSION)
+    facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, SEAL_VERSION)
     files |= {OUTCOME: outcome_digest(outcome), **facts}
-    left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
-    seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
-    return {**outcome, KEY: seal.model_dump(mode="json")}
+    left_out = tuple(name for name in UNSEALED_NAMES if (paths.root / name).exists())
+    seal = Seal(version=SEAL_VERSION, files=files, left_out=left_out, digest=json_digest(files))
+    return {**outcome, SEAL_KEY: seal.model_dump(mode="json")}
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
     raw, root = {name: _file_digest(path) for name, path in raw_paths(paths.root)}, paths.root.absolute()
-    finding = compare_with_seal(document(paths.outcome), raw)
+    finding = compare_with_seal(read_document(paths.outcome), raw)
     if finding.word != "tampered":
         return finding
     with suppress(LevelfieldError):  # without a manifest this is no unpacked bundle
         entry = load(Manifest, root.parent.parent / MANIFEST).runs.get(root.name)
         files, present = entry.files if entry else {}, {**raw, OUTCOME: _file_digest(paths.outcome)}
         if all(name in files and digest == files[name].stored for name, digest in present.items()):
-            return finding.model_copy(update={"reason": f"{finding.reason}. {_UNPACKED}"})
+            return finding.model_copy(update={"reason": f"{finding.reason}. {_UNPACKED_HINT}"})
     return finding
 
 
@@ -130,7 +130,7 @@ def compare_with_seal(
     word: Literal["unsealed", "tampered"] = "unsealed"
     if outcome is None:
         reason = "outcome.json is missing or unreadable"
-    elif KEY not in outcome:
+    elif SEAL_KEY not in outcome:
         reason = "outcome.json has no seal: the run is of an earlier version, or its seal was removed"
         if _may_still_write(outcome):
             reason = "a rank did not end and may still write, so the run was not sealed"
@@ -138,51 +138,51 @@ def compare_with_seal(
             reason = "the run directory could not be written when the run ended, so the run was not sealed"
     elif (stored := stored_seal(outcome)) is None:
         word, reason = "tampered", "the seal in outcome.json is damaged"
-    elif differs := _differences(stored, present, redacted or {}):
-        word, reason = "tampered", f"changed after the run ended: {differs}"
+    elif differences := _differences(stored, present, redacted or {}):
+        word, reason = "tampered", f"changed after the run ended: {differences}"
     elif irregular := [name for name, digest in raw.items() if digest is None]:
         sealable = f"a regular file of at most {MOST_SEALED_BYTES / 2**30:.0f} GiB"
-        reason = f"found {', '.join(irregular[:_NAMED])}: only {sealable} can be sealed"
+        reason = f"found {', '.join(irregular[:_MOST_NAMED_FILES])}: only {sealable} can be sealed"
     else:
         return SealFinding(word="sealed", digest=stored.digest)
     return SealFinding(word=word, reason=reason, digest=json_digest(present))
 
 
-def facts_digest(document: Any, version: int) -> str:
+def facts_digest(content: Any, version: int) -> str:
     """Return the digest of JSON without what may name a place, a person, a device or a machine.
 
     version: of the seal.
     """
     try:
-        facts = _unnamed(document)
-        if version > 1 and isinstance(document, dict) and isinstance(extra := document.get(EXTRA), dict):
-            facts[EXTRA] = {name: len(str(text).splitlines()) for name, text in extra.items()}
+        facts = _without_names(content)
+        if version > 1 and isinstance(content, dict) and isinstance(extra := content.get(EXTRA_KEY), dict):
+            facts[EXTRA_KEY] = {name: len(str(text).splitlines()) for name, text in extra.items()}
         return json_digest(facts)
     except RecursionError:
         return sha256_of(b"nested too deep")  # nothing of ours is; the digest of its file holds it
 
 
-def _unnamed(value: Any, key: str = "") -> Any:
+def _without_names(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        names = [n for n in value if not (n in _NAMING or names_something(n) or (key, n) in _NAMING_BELOW)]
+        names = [n for n in value if not (n in _NAMING_KEYS or names_something(n) or (key, n) in _NAMING_NESTED_KEYS)]
         is_node = "node_rank" in names and not {"name", "hostname"}.isdisjoint(names)
-        naming = _NAMING_NODE if is_node else _NAMING_COMMAND if "argv" in names else ()
+        naming = _NAMING_NODE_KEYS if is_node else _NAMING_COMMAND_KEYS if "argv" in names else ()
         names = [name for name in names if name not in naming]
-        return sorted(names) if key in VARIABLES else {name: _unnamed(value[name], name) for name in names}
+        return sorted(names) if key in VARIABLE_KEYS else {name: _without_names(value[name], name) for name in names}
     if isinstance(value, list):
-        return [_unnamed(item) for item in value]
+        return [_without_names(item) for item in value]
     return None if isinstance(value, str) and names_something(value) else value
 
 
 def names_something(text: str) -> bool:
     """Return whether a text may name a place or a device. A bundle has such a text in another form than the run."""
-    return "/" in text or DEVICE.search(text) is not None
+    return "/" in text or DEVICE_IDENTITY.search(text) is not None
 
 
 def stored_seal(outcome: Event) -> Seal | None:
     """Return the seal that outcome.json holds; None for one whose own digest is not that of its files."""
     try:
-        seal = Seal.model_validate(outcome.get(KEY))
+        seal = Seal.model_validate(outcome.get(SEAL_KEY))
     except ValidationError:
         return None
     return seal if seal.digest == json_digest(seal.files) else None
@@ -195,18 +195,20 @@ def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, 
     """
     stored = seal.files
     facts = {f"{name}{FACTS_SUFFIX}": facts_digest(content, seal.version) for name, content in sorted(redacted.items())}
-    whole = {name for name in stored if not name.endswith(FACTS_SUFFIX)}
-    differences = [f"{name} is missing" for name in sorted(whole - present.keys())]
-    differences += [f"{name} was added" for name in sorted(present.keys() - whole)]
-    differences += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
+    first_digests = {name for name in stored if not name.endswith(FACTS_SUFFIX)}
+    differences = [f"{name} is missing" for name in sorted(first_digests - present.keys())]
+    differences += [f"{name} was added" for name in sorted(present.keys() - first_digests)]
+    differences += [
+        f"{name} differs" for name in sorted(first_digests & present.keys()) if stored[name] != present[name]
+    ]
     differences += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
-    more = f" and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
-    return ", ".join(differences[:_NAMED]) + more
+    more_words = f" and {len(differences) - _MOST_NAMED_FILES} more" if len(differences) > _MOST_NAMED_FILES else ""
+    return ", ".join(differences[:_MOST_NAMED_FILES]) + more_words
 
 
 def outcome_digest(outcome: Event) -> str:
     """Return the digest of what outcome.json says besides the seal."""
-    return json_digest({name: value for name, value in outcome.items() if name != KEY})
+    return json_digest({name: value for name, value in outcome.items() if name != SEAL_KEY})
 
 
 def _may_still_write(outcome: Event) -> bool:
@@ -216,18 +218,18 @@ def _may_still_write(outcome: Event) -> bool:
 
 def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
     """Return every raw file of a run directory but outcome.json, by its path, in order. Links are not followed."""
-    for name in FILES:
+    for name in SEALED_FILES:
         if os.path.lexists(root / name):
             yield name, root / name
-    for folder, ending in sorted(FOLDERS.items()):
+    for folder, ending in sorted(SEALED_FOLDERS.items()):
         if (root / folder).is_symlink():
             yield folder, root / folder
         elif (root / folder).is_dir():
-            below = []  # and the links to folders, which nothing else may hide behind
-            for place, folders, names in os.walk(root / folder):
-                below += [Path(place, name) for name in names if name.endswith(ending)]
-                below += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-            for path in sorted(below):  # named as JSON can hold it: bytes that are not UTF-8 are written out
+            sealed_paths = []  # and the links to folders, which nothing else may hide behind
+            for parent, folders, names in os.walk(root / folder):
+                sealed_paths += [Path(parent, name) for name in names if name.endswith(ending)]
+                sealed_paths += [Path(parent, name) for name in folders if Path(parent, name).is_symlink()]
+            for path in sorted(sealed_paths):  # named as JSON can hold it: bytes that are not UTF-8 are written out
                 yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
@@ -250,13 +252,13 @@ def _file_digest(path: Path) -> str | None:
         return None
     digest, size = hashlib.sha256(), os.fstat(descriptor).st_size
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        while size <= MOST_SEALED_BYTES and (part := file.read(_PART_BYTES)):
-            digest.update(part)
+        while size <= MOST_SEALED_BYTES and (piece := file.read(_PART_BYTES)):
+            digest.update(piece)
             size = max(size, file.tell())
     return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
 
 
-def document_of(name: str, content: bytes) -> Any:
+def parse_document(name: str, content: bytes) -> Any:
     """Return the object of a .json file, and the objects of the lines of a .jsonl file; None for what is no JSON.
 
     A line that is no JSON is null: it makes a run invalid anyway.
@@ -266,9 +268,9 @@ def document_of(name: str, content: bytes) -> Any:
     return event_or_none(content)
 
 
-def document(path: Path) -> Event | None:
+def read_document(path: Path) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_or_none(read_regular(path, largest=MOST_DOCUMENT_BYTES))
+        return event_or_none(read_regular(path, most_bytes=MOST_DOCUMENT_BYTES))
     except OSError:
         return None

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, mapping, sequence, whole
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, mapping, parse_event, sequence, whole_number
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
 _NODE_FILE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
-_RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
-_COPIED = 0.5  # of the lines of a file
-_LARGEST = 1e100
+_RAW_SUFFIX = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
+_COPIED_SHARE = 0.5  # of the lines of a file
+_LARGEST_FIGURE = 1e100
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,23 @@ def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, .
     for path in sorted(paths.telemetry_folder.glob("*")):
         if match := _NODE_FILE.fullmatch(path.name):
             files.append((int(match[1]), path))
-        elif not path.name.endswith(_RAW):
+        elif not path.name.endswith(_RAW_SUFFIX):
             broken.append(f"telemetry/{path.name}: not the telemetry of a node")
     if not files:
-        return (_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
+        return (_read_node_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
     if paths.telemetry.exists():
         broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
-    telemetry = tuple(_telemetry(node, path, broken) for node, path in sorted(files))
-    first: dict[int, int] = {}  # by time, the first node with a reading of it
+    telemetry = tuple(_read_node_telemetry(node, path, broken) for node, path in sorted(files))
+    first_nodes: dict[int, int] = {}  # by time, the first node with a reading of it
     for node in telemetry:
         times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
-        owners = [first[time] for time in times if time in first]
-        if owners and len(owners) >= _COPIED * len(times):
+        earlier_nodes = [first_nodes[time] for time in times if time in first_nodes]
+        if earlier_nodes and len(earlier_nodes) >= _COPIED_SHARE * len(times):
             broken.append(
-                f"telemetry/node{node.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
+                f"telemetry/node{node.node}.jsonl: its readings have the times of node{earlier_nodes[0]}'s: it is a "
+                "copy"
             )
-        first |= {time: node.node or 0 for time in times if time not in first}
+        first_nodes |= {time: node.node or 0 for time in times if time not in first_nodes}
     return telemetry
 
 
@@ -78,14 +79,14 @@ def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTr
     """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
     name, lines, traces = paths.node_power.name, dict[int, list[Event]](), {}
     for line in read_lines(paths.node_power, broken):
-        with _reported(f"{name}: an answer", broken):
-            lines.setdefault(whole(line["node"]), []).append(line)
+        with _report_damage(f"{name}: an answer", broken):
+            lines.setdefault(whole_number(line["node"]), []).append(line)
     for node, answers in sorted(lines.items()):
         readings: list[PowerReading] = []
         for line in (answer for answer in answers if "watts" in answer):
-            with _reported(f"{name}: an answer", broken):
+            with _report_damage(f"{name}: an answer", broken):
                 stamp, period = line.get("stamp"), optional(number, line.get("period_seconds"))
-                times = whole(line["time_ns"]), whole(line["wall_ns"])
+                times = whole_number(line["time_ns"]), whole_number(line["wall_ns"])
                 text = None if stamp is None else str(stamp)
                 readings.append(PowerReading(*times, number(line["watts"]), text, period))
         texts = {key: str(line[key]) for line in answers for key in ("source", "error") if key in line}
@@ -93,19 +94,19 @@ def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTr
     return traces
 
 
-def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
+def _read_node_telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
     name = path.name if node is None else f"{path.parent.name}/{path.name}"
     lines = list(read_lines(path, broken, name))
     readings: list[Reading] = []
     for line in lines:
-        with _reported(f"{name}: a reading", broken):
+        with _report_damage(f"{name}: a reading", broken):
             readings += [
                 Reading(
-                    time_ns=whole(line["time_ns"]),
+                    time_ns=whole_number(line["time_ns"]),
                     device=str(sample["index"]),
                     power_watts=optional(number, sample.get("power_watts")),
                     energy_joules=optional(number, sample.get("energy_joules")),
-                    memory_used_bytes=optional(whole, sample.get("memory_used_bytes")),
+                    memory_used_bytes=optional(whole_number, sample.get("memory_used_bytes")),
                     utilisation=optional(number, sample.get("utilisation")),
                     temperature_celsius=optional(number, sample.get("temperature_celsius")),
                     before=bool(line.get("before")),
@@ -115,16 +116,16 @@ def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry
             ]
     host_readings: list[HostReading] = []
     for line in lines:
-        with _reported(f"{name}: a reading of the host", broken):
+        with _report_damage(f"{name}: a reading of the host", broken):
             if (host := line.get("host")) is not None:
-                ours, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
-                times = whole(host["time_ns"]), number(host["busy_seconds"]), ours
-                host_readings.append(HostReading(*times, whole(host["cores"]), is_before))
+                own_seconds, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
+                times = whole_number(host["time_ns"]), number(host["busy_seconds"]), own_seconds
+                host_readings.append(HostReading(*times, whole_number(host["cores"]), is_before))
     wall_clock: list[tuple[int, int]] = []
     for line in lines:
-        with _reported(f"{name}: a time of day", broken):
+        with _report_damage(f"{name}: a time of day", broken):
             if line.get("wall_ns") is not None:
-                wall_clock.append((whole(line["time_ns"]), whole(line["wall_ns"])))
+                wall_clock.append((whole_number(line["time_ns"]), whole_number(line["wall_ns"])))
     reasons: dict[str, str] = {}
     for line in lines:
         for sample in sequence(line.get("samples")):
@@ -145,7 +146,7 @@ def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterat
         return
     for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:
-            event = event_of(line)
+            event = parse_event(line)
         except ValueError:
             broken.append(f"{name or path.name} line {number}: not an event: {line[:60]!r}")
             continue
@@ -153,11 +154,11 @@ def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterat
 
 
 @contextmanager
-def _reported(part: str, broken: list[str]) -> Iterator[None]:
+def _report_damage(part: str, broken: list[str]) -> Iterator[None]:
     """End the block where a part of a line is damaged, and add a sentence to `broken`."""
     try:
         yield
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         broken.append(f"{part} is damaged: {type(error).__name__} {error}")
 
 
@@ -172,4 +173,4 @@ def number(value: Any) -> float:
     Events hold values that JSON lacks as words: "nan", "inf", "-inf".
     """
     figure = float(value)
-    return math.copysign(math.inf, figure) if abs(figure) > _LARGEST else figure
+    return math.copysign(math.inf, figure) if abs(figure) > _LARGEST_FIGURE else figure

@@ -78,7 +78,7 @@ def bounded_bytes(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return read_regular(path, largest=MOST_BYTES)
+        return read_regular(path, most_bytes=MOST_BYTES)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -18,10 +18,10 @@ from levelfield.store.address import StoreAddress
 from levelfield.store.connections import DamagedStore, explaining_errors, refuse_foreign
 from levelfield.store.database import Store
 from levelfield.store.schema import FORMER_VERSION, VERSION, make_tables
-from levelfield.store.upkeep import counts
+from levelfield.store.upkeep import row_counts
 
-# Of SQLite's file format: who may write and read. 1 in place of 2, for a file that has no log beside it.
-_VERSIONS_AT = 18
+# The place of two bytes of SQLite's file format: the versions that write and read. 1: no write-ahead log; 2: with one.
+_VERSION_BYTES_OFFSET = 18
 
 
 def back_up(store: Store, path: Path) -> None:
@@ -36,23 +36,23 @@ def back_up(store: Store, path: Path) -> None:
         raise UsageError(f"{path}: is there already, expected a new file; a backup replaces none")
     try:
         with TemporaryDirectory(prefix=".backup-", dir=path.parent) as folder:
-            made, place = Path(folder) / path.name, StoreAddress("sqlite", str(path), path)
+            unfinished, backup_address = Path(folder) / path.name, StoreAddress("sqlite", str(path), path)
             with (
-                explaining_errors(place),
-                closing(_opened(made, "mode=rwc&nolock=1")) as target,
+                explaining_errors(backup_address),
+                closing(_connect(unfinished, "mode=rwc&nolock=1")) as target,
                 closing(store.engine.raw_connection()) as source,
             ):
                 source.driver_connection.backup(target)  # type: ignore[union-attr]
-            with made.open("r+b") as file:
-                file.seek(_VERSIONS_AT)
+            with unfinished.open("r+b") as file:
+                file.seek(_VERSION_BYTES_OFFSET)
                 file.write(b"\x01\x01")
                 file.flush()
                 os.fsync(file.fileno())
-            with explaining_errors(place), closing(_opened(made, "mode=ro&immutable=1")) as whole:
-                (state,) = whole.execute("PRAGMA quick_check(1)").fetchone()
+            with explaining_errors(backup_address), closing(_connect(unfinished, "mode=ro&immutable=1")) as written:
+                (state,) = written.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
                 raise DamagedStore(f"store {address.text}: is damaged: {state}; no backup was made, see `store check`")
-            made.rename(path)
+            unfinished.rename(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -64,15 +64,15 @@ def restore(store: Store, path: Path) -> None:
     """
     if store.address.path is None:
         _refuse_postgresql(store.address, f"pg_restore {shlex.quote(str(path))} --dbname")
-    if row_counts := {name: count for name, count in counts(store).items() if count}:
-        rows = ", ".join(f"{count:,} {name}" for name, count in row_counts.items())
+    if filled := {name: count for name, count in row_counts(store).items() if count}:
+        rows = ", ".join(f"{count:,} {name}" for name, count in filled.items())
         raise UsageError(f"store {store.address.text}: holds {rows}, expected none; name a new one with --store FILE")
     if not path.is_file():
         raise UsageError(f"{path}: no such file, expected one of `store backup`")
     refuse_foreign(path)
     with (
         explaining_errors(StoreAddress("sqlite", str(path), path)),
-        closing(_opened(path, "mode=ro&immutable=1")) as source,
+        closing(_connect(path, "mode=ro&immutable=1")) as source,
     ):
         (version,) = source.execute("SELECT version FROM store_version").fetchone() or ("unknown",)
         if version not in (VERSION, FORMER_VERSION):
@@ -82,8 +82,8 @@ def restore(store: Store, path: Path) -> None:
     make_tables(store.engine, store.address, read_only=False)  # of a backup of the former version
 
 
-def _opened(path: Path, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path))}?{how}", uri=True)
+def _connect(path: Path, options: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True)
 
 
 def _refuse_postgresql(address: StoreAddress, command: str) -> None:

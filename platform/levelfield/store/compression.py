@@ -20,14 +20,14 @@ from pydantic_core import from_json, to_json
 MOST_BYTES = 64 * 2**20  # of one unpacked value
 _LEVEL = 6  # with Z_FILTERED, which does not link three equal digits of two numbers: a sixth fewer bytes
 _RAW_DEFLATE = -15
-_NS = 1e9
+_NS_PER_SECOND = 1e9
 _MOST_NS = 2**53  # up to here a double holds every whole number
 # By the letter that begins the bytes: whole nanoseconds, single floats, doubles. The letter of `array`, and the size.
 _FORMS = {b"n": ("q", 8), b"f": ("f", 4), b"d": ("d", 8)}
 Numbers = Sequence[float | None]
 
 
-def packed_numbers(values: Numbers) -> bytes:
+def pack_numbers(values: Numbers) -> bytes:
     """Return the numbers as bytes; null is kept as null. Raises ValueError for a number that is not finite."""
     if not values:
         return b""
@@ -35,66 +35,66 @@ def packed_numbers(values: Numbers) -> bytes:
     if not all(map(math.isfinite, present)):
         raise ValueError("found a number that is not finite")
     # The smallest form that gives exactly these values back. NaN stands for null, which whole nanoseconds do not have.
-    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS < _MOST_NS
-    whole = [round(value * _NS) for value in present] if is_whole else []
+    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS_PER_SECOND < _MOST_NS
+    nanoseconds = [round(value * _NS_PER_SECOND) for value in present] if is_whole else []
     numbers: array[Any]
-    if is_whole and [number / _NS for number in whole] == present:
-        form, numbers = b"n", array("q", whole)
+    if is_whole and [number / _NS_PER_SECOND for number in nanoseconds] == present:
+        form, numbers = b"n", array("q", nanoseconds)
     else:
         letter = "f" if array("f", present).tolist() == present else "d"
         form, numbers = letter.encode(), array(letter, [math.nan if value is None else value for value in values])
     if sys.byteorder == "big":
         numbers.byteswap()
     content, (_, size) = numbers.tobytes(), _FORMS[form]
-    return form + _deflated(b"".join(content[place::size] for place in range(size)))
+    return form + _deflate(b"".join(content[byte::size] for byte in range(size)))
 
 
-def unpacked_numbers(data: bytes) -> tuple[float | None, ...]:
+def unpack_numbers(data: bytes) -> tuple[float | None, ...]:
     """Return the numbers of `packed_numbers`. Raises ValueError for damaged bytes."""
     if not data:
         return ()
     form = bytes(data[:1])
     if form not in _FORMS:
         raise ValueError(f"damaged bytes: found the form {form!r}")
-    content, (letter, size) = inflated(data[1:]), _FORMS[form]
-    count, rest = divmod(len(content), size)
-    if rest:
+    content, (letter, size) = inflate(data[1:]), _FORMS[form]
+    count, excess = divmod(len(content), size)
+    if excess:
         raise ValueError(f"damaged bytes: found {len(content)}, expected a multiple of {size}")
-    whole = bytearray(len(content))
-    for place in range(size):
-        whole[place::size] = content[place * count : (place + 1) * count]
-    numbers: array[Any] = array(letter, bytes(whole))
+    ungrouped = bytearray(len(content))
+    for byte in range(size):
+        ungrouped[byte::size] = content[byte * count : (byte + 1) * count]
+    numbers: array[Any] = array(letter, bytes(ungrouped))
     if sys.byteorder == "big":
         numbers.byteswap()
     if form == b"n":
-        return tuple([value / _NS for value in numbers])
+        return tuple([value / _NS_PER_SECOND for value in numbers])
     return tuple([None if value != value else value for value in numbers])
 
 
-def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
+def pack_json(content: Any, dictionary: bytes = b"") -> bytes:
     """Return JSON as bytes. The same dictionary unpacks it."""
     text = to_json(content, inf_nan_mode="constants")
     if b"NaN" in text or b"Infinity" in text:
         json.dumps(content, allow_nan=False)  # raises where it is a number, and no part of a text
-    return _deflated(text, dictionary)
+    return _deflate(text, dictionary)
 
 
-def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
-    return from_json(inflated(data, dictionary))
+def unpack_json(data: bytes, dictionary: bytes = b"") -> Any:
+    return from_json(inflate(data, dictionary))
 
 
-def _deflated(data: bytes, dictionary: bytes = b"") -> bytes:
-    maker = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE, 8, zlib.Z_FILTERED, dictionary)
-    return maker.compress(data) + maker.flush()
+def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE, 8, zlib.Z_FILTERED, dictionary)
+    return compressor.compress(data) + compressor.flush()
 
 
-def inflated(data: bytes, dictionary: bytes = b"") -> bytes:
+def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
     """Return the bytes of packed JSON. Raises ValueError for damaged ones, and for more than MOST_BYTES."""
     try:
-        reader = zlib.decompressobj(_RAW_DEFLATE, dictionary)
-        content = reader.decompress(data, MOST_BYTES)
+        decompressor = zlib.decompressobj(_RAW_DEFLATE, dictionary)
+        content = decompressor.decompress(data, MOST_BYTES)
     except zlib.error as error:
         raise ValueError(f"damaged bytes: {error}") from None
-    if not reader.eof:
+    if not decompressor.eof:
         raise ValueError(f"damaged bytes: cut off, or more than {MOST_BYTES:,} bytes")
     return content

@@ -34,14 +34,14 @@ from levelfield.specs.short_names import refuse_any
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of
 from levelfield.store.connections import engine_of, explaining_errors, reading, writing
-from levelfield.store.rows import DOCUMENTS, HERE, Added, RecordReader, RunInsertion
+from levelfield.store.rows import DOCUMENTS, NOT_ASIDE, AddedRuns, RecordReader, RunInsertion
 from levelfield.store.schema import CONDITION, EXPECTATION, NODE, RUN, SERIES, SUBJECT, make_tables
 
-_SHOWN = 3  # damaged rows in a message
+_MOST_FAULTS_SHOWN = 3  # damaged rows in a message
 BATCH = 200  # records of one transaction: others wait for a fifth of a second; an export holds no more in memory
 _JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
-_AROUND = {"node": NODE.c.digest, "conditions": CONDITION.c.digest, "subject": SUBJECT.c.digest}
-_OF_POINT = [_AROUND[name] if name in _AROUND else RUN.c[name] for name in Point.model_fields]
+_DIGEST_COLUMNS = {"node": NODE.c.digest, "conditions": CONDITION.c.digest, "subject": SUBJECT.c.digest}
+_POINT_COLUMNS = [_DIGEST_COLUMNS[name] if name in _DIGEST_COLUMNS else RUN.c[name] for name in Point.model_fields]
 MOST_POINTS = 5000  # of a series: thirteen years of nights; runs that began at the same second as the oldest are added
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
@@ -91,16 +91,16 @@ class Store(AbstractContextManager["Store"]):
 
                 # Where a row is not what was written, any code that reads it may fail in any way.
                 if not os.environ.get("LEVELFIELD_DEBUG") and (damage := faults(self)):
-                    listing = "; ".join(damage[:_SHOWN])
+                    listing = "; ".join(damage[:_MOST_FAULTS_SHOWN])
                     raise DocumentError(f"store {self.address.text}: {listing}. `store check` lists every damaged row")
         finally:
             self.close()
 
-    def add(self, records: Iterable[RunRecord]) -> Added:
+    def add(self, records: Iterable[RunRecord]) -> AddedRuns:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
-        new, existing, conflicts, left = 0, 0, dict[str, None](), iter(records)
-        with rare_collections():
-            while batch := list(islice(left, BATCH)):
+        new, existing, conflicts, remaining = 0, 0, dict[str, None](), iter(records)
+        with infrequent_gc():
+            while batch := list(islice(remaining, BATCH)):
                 try:
                     with writing(self.engine, self.address) as connection:
                         added = self._insertion.add(connection, batch)
@@ -109,14 +109,20 @@ class Store(AbstractContextManager["Store"]):
                     raise
                 new, existing = new + added.new, existing + added.existing
                 conflicts |= dict.fromkeys(added.conflicts)
-        return Added(new, existing, tuple(conflicts))
+        return AddedRuns(new, existing, tuple(conflicts))
 
     def series(self, case: str | None = None) -> list[StoredSeries]:
         """Return the series with their numbers of runs, in the order of their labels."""
-        counts = (func.count().label("runs"), func.min(RUN.c.began).label("first"), func.max(RUN.c.began).label("last"))
-        counted = select(RUN.c.series_id, *counts).where(HERE).group_by(RUN.c.series_id).subquery()  # of an index alone
-        columns = (SERIES.c.digest, SERIES.c.document, counted.c.runs, counted.c.first, counted.c.last)
-        query = select(*columns).join(counted, counted.c.series_id == SERIES.c.id)
+        aggregates = (
+            func.count().label("runs"),
+            func.min(RUN.c.began).label("first"),
+            func.max(RUN.c.began).label("last"),
+        )
+        run_counts = (
+            select(RUN.c.series_id, *aggregates).where(NOT_ASIDE).group_by(RUN.c.series_id).subquery()
+        )  # of an index alone
+        columns = (SERIES.c.digest, SERIES.c.document, run_counts.c.runs, run_counts.c.first, run_counts.c.last)
+        query = select(*columns).join(run_counts, run_counts.c.series_id == SERIES.c.id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         with reading(self.engine, self.address) as connection:
             rows = connection.execute(query.order_by(SERIES.c.label, SERIES.c.digest))
@@ -128,9 +134,9 @@ class Store(AbstractContextManager["Store"]):
         since: the earliest time, or the beginning of one.
         """
         query = (
-            select(SERIES.c.digest, *_OF_POINT)
+            select(SERIES.c.digest, *_POINT_COLUMNS)
             .select_from(_JOINED)
-            .where(HERE)
+            .where(NOT_ASIDE)
             .order_by(RUN.c.series_id, RUN.c.began, RUN.c.run_id)
         )
         query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
@@ -139,15 +145,20 @@ class Store(AbstractContextManager["Store"]):
         names = {*Point.model_fields}
         with reading(self.engine, self.address) as connection:
             # by series with more than MOST_POINTS runs: when the first of those began that are read
-            long = select(RUN.c.series_id).where(HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
-            began = select(RUN.c.began).where(HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
-            cuts = {
+            long_series = (
+                select(RUN.c.series_id).where(NOT_ASIDE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
+            )
+            began = select(RUN.c.began).where(NOT_ASIDE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
+            first_begins = {
                 number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
-                for number in connection.execute(long).scalars().all()
+                for number in connection.execute(long_series).scalars().all()
             }
-            if cuts:
-                newest = (and_(RUN.c.series_id == number, RUN.c.began >= cut) for number, cut in cuts.items())
-                query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
+            if first_begins:
+                newest = (
+                    and_(RUN.c.series_id == number, RUN.c.began >= first_begin)
+                    for number, first_begin in first_begins.items()
+                )
+                query = query.where(or_(RUN.c.series_id.not_in(first_begins), *newest))
             for digest, *values in connection.execute(query):
                 # not validated again: a history has a hundred thousand of them, from columns of the same types
                 fields = dict(zip(Point.model_fields, values, strict=True))
@@ -156,7 +167,7 @@ class Store(AbstractContextManager["Store"]):
 
     def run_ids(self, case: str | None = None, since: str | None = None, is_trend_only: bool = False) -> list[str]:
         """Return the ids of runs in the order of time. is_trend_only: without runs of pairs."""
-        query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(HERE).order_by(RUN.c.began, RUN.c.run_id)
+        query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(NOT_ASIDE).order_by(RUN.c.began, RUN.c.run_id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if since is None else query.where(RUN.c.began >= since)
         query = query.where(RUN.c.purpose.in_(OF_TREND)) if is_trend_only else query
@@ -181,16 +192,16 @@ class Store(AbstractContextManager["Store"]):
     def find(self, name: str) -> str:
         """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
         refuse_any("run", name)
-        is_ahead = RUN.c.began >= first_future_date().isoformat()
-        newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
+        is_in_future = RUN.c.began >= first_future_date().isoformat()
+        newest = select(RUN.c.run_id).where(NOT_ASIDE).order_by(is_in_future, RUN.c.began.desc(), RUN.c.run_id.desc())
         trend = newest.where(RUN.c.purpose.in_(OF_TREND))
-        parts = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
+        partial = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
         with reading(self.engine, self.address) as connection:
             if name == "latest" and (latest := connection.execute(trend.limit(1)).scalar()):
                 return str(latest)
             if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
                 return str(exact)
-            matching = connection.execute(parts).scalars().all()
+            matching = connection.execute(partial).scalars().all()
             if len(matching) == 1:
                 return str(matching[0])
             if matching:
@@ -215,7 +226,7 @@ class Store(AbstractContextManager["Store"]):
 
     def add_event(self, event: StoreEvent) -> None:
         """Add an event. Raises UsageError where another one has its id."""
-        self.written(lambda connection: statements.add_event(connection, event))
+        self.write(lambda connection: statements.add_event(connection, event))
 
     def events(self, series: str | None = None) -> list[StoreEvent]:
         """Return the events, by default all, in the order of time."""
@@ -223,7 +234,7 @@ class Store(AbstractContextManager["Store"]):
 
     def expect(self, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
         """Store what a night is to run: by entry the digest of its series, null where it is not known yet."""
-        self.written(lambda connection: statements.expect(connection, night, suite, entries))
+        self.write(lambda connection: statements.expect(connection, night, suite, entries))
 
     def expected(self, night: str) -> dict[str, str | None]:
         """Return the series by `suite/entry`, which is how a record names its entry."""
@@ -237,13 +248,13 @@ class Store(AbstractContextManager["Store"]):
 
         suite: only its own. has_branches: also those of branches.
         """
-        ran = select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()
-        expected = select(EXPECTATION.c.night).distinct()
+        run_nights = select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()
+        expected_nights = select(EXPECTATION.c.night).distinct()
         if suite is not None:
-            ran = ran.where(RUN.c.entry.startswith(f"{suite}/", autoescape=True))
-            expected = expected.where(EXPECTATION.c.suite == suite)
+            run_nights = run_nights.where(RUN.c.entry.startswith(f"{suite}/", autoescape=True))
+            expected_nights = expected_nights.where(EXPECTATION.c.suite == suite)
         with reading(self.engine, self.address) as connection:
-            nights = {*connection.execute(ran).scalars(), *connection.execute(expected).scalars()}
+            nights = {*connection.execute(run_nights).scalars(), *connection.execute(expected_nights).scalars()}
         return nights_in_order(night for night in nights if has_branches or branch_of(night) is None)
 
     def newest_run_night(self) -> str | None:
@@ -253,7 +264,7 @@ class Store(AbstractContextManager["Store"]):
             return connection.execute(query).scalar()
 
     def add_finding(self, night: str, finding: Mapping[str, Any]) -> None:
-        self.written(lambda connection: statements.add_finding(connection, night, finding))
+        self.write(lambda connection: statements.add_finding(connection, night, finding))
 
     def findings(self, night: str | None = None) -> list[dict[str, Any]]:
         """Return the findings in the order in which they were added."""
@@ -271,14 +282,14 @@ class Store(AbstractContextManager["Store"]):
         with reading(self.engine, self.address) as connection:
             return question(connection)
 
-    def written(self, change: Callable[[Connection], T]) -> T:
+    def write(self, change: Callable[[Connection], T]) -> T:
         """Make a change in a transaction of its own and return what it returns."""
         with writing(self.engine, self.address) as connection:
             return change(connection)
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Let Python search for cycles seldom. Among records the search took a sixth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 20, 100)

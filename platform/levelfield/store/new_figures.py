@@ -9,8 +9,8 @@ from sqlalchemy import BindParameter, Connection, bindparam, column, func, selec
 
 from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
 from levelfield.specs.vendor import HOST_SHARE
-from levelfield.store.compression import inflated, unpacked_json
-from levelfield.store.rows import PLAIN, disturbance_in, row_digest
+from levelfield.store.compression import inflate, unpack_json
+from levelfield.store.rows import COPIED_COLUMNS, disturbance_in, row_digest
 from levelfield.store.schema import FROM_RESULTS, RAW, RUN, SERIES
 
 _BATCH = 500
@@ -22,9 +22,9 @@ def fill_figures(connection: Connection, present: Sequence[str]) -> None:
     A row that was changed or is damaged stays as it is, so that `store check` names it.
     """
     former = {name: before for before, name in FORMER_COLUMNS.items() if before in present}
-    plain = [former.get(name, name) for name in PLAIN]
+    plain = [former.get(name, name) for name in COPIED_COLUMNS]
     new = [name for name in FROM_RESULTS if name not in present]
-    around = {number: (inflated(sample), device_is == HOST_SHARE) for number, sample, device_is in
+    around = {number: (inflate(sample), device_is == HOST_SHARE) for number, sample, device_is in
               connection.execute(select(SERIES.c.id, SERIES.c.sample, SERIES.c.device_is))}  # fmt: skip
     query = select(RUN, *map(column, former.values()), RAW.c.steps, RAW.c.losses, RAW.c.documents).join(
         RAW, RAW.c.run_id == RUN.c.id
@@ -49,7 +49,7 @@ def filled(
     try:
         if row_digest(row, row, plain) != bytes(row["row_digest"]):
             return {}
-        result = unpacked_json(row["documents"], sample)[0]
+        result = unpack_json(row["documents"], sample)[0]
         figures = {name: STORED[name].value_and_reason(result, is_host)[0] for name in new if name in STORED}
         figures |= {"disturbance": disturbance_in(result)} if "disturbance" in new else {}
     except (ValueError, TypeError, LookupError):

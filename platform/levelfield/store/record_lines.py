@@ -21,7 +21,7 @@ from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import STORED
-from levelfield.store.run_record import check_texts, storable, with_storable_numbers
+from levelfield.store.run_record import require_storable, require_storable_numbers, require_storable_texts
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
@@ -98,8 +98,8 @@ def document_of(line: bytes, origin: str) -> LineDocument:
             value, figure = content.get(column), getattr(document, column)
             if value is not None and not value == figure:
                 raise DocumentError(f"{origin}: key '{column}': found {value!r}, expected {figure} as in its result")
-        return (storable if b"\\u" in line else with_storable_numbers)(document, origin)
-    check_texts(document, origin)
+        return (require_storable if b"\\u" in line else require_storable_numbers)(document, origin)
+    require_storable_texts(document, origin)
     return document
 
 

@@ -36,17 +36,17 @@ from levelfield.store.run_traces import run_traces, step_trace, telemetry_summar
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
 MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
-_STAMP = re.compile(r"(\d{8}T\d{6})Z")
+_RUN_ID_TIME = re.compile(r"(\d{8}T\d{6})Z")
 
-_MOST = 2**31  # PostgreSQL's whole numbers
-_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # in this form times sort as texts
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an even number of backslashes
+_NUMBER_LIMIT = 2**31  # PostgreSQL's whole numbers
+_UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # in this form times sort as texts
+_NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an even number of backslashes
 # Of every system; what lies there says nothing about a person or a company.
-_PUBLIC = ("/usr/", "/proc/", "/sys/", "/dev/", "/lib/", "/lib64/", "/etc/", "/bin/", "/sbin/")
+_PUBLIC_FOLDERS = ("/usr/", "/proc/", "/sys/", "/dev/", "/lib/", "/lib64/", "/etc/", "/bin/", "/sbin/")
 _PATH = re.compile(r"(?:\bfile://|(?<![\w./~-]))(?:(?:/[\w.@+%=-]+){2,}/?|~/[\w.@+%=/-]+)")
-_USER = re.compile(r"/(?:home|Users)/([\w.-]+)")
-_SHORTEST = 3  # a host named `vm` tells nothing, and its letters are part of other words
-_NOBODY = {"root", "user", "users", "localhost", "shared", "public"}
+_USER_FOLDER = re.compile(r"/(?:home|Users)/([\w.-]+)")
+_SHORTEST_NAME = 3  # letters; a host named `vm` tells nothing, and its name is part of other words
+_PUBLIC_NAMES = {"root", "user", "users", "localhost", "shared", "public"}
 
 
 def record_of(
@@ -71,11 +71,11 @@ def record_of(
         if document and document.run_id != plan.run_id:
             raise DocumentError(f"{path}: key 'run_id': found '{document.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
-    private = _private(plan, provenance)
+    private = _private_texts(plan, provenance)
     return RunRecord(
         run_id=plan.run_id,
         content=evidence.digest or UNKNOWN,
-        began=_began(paths, plan, provenance),
+        began=_begin_time(paths, plan, provenance),
         purpose=purpose,
         night=night,
         entry=f"{plan.entry.suite}/{plan.entry.name}" if plan.entry else None,
@@ -84,7 +84,7 @@ def record_of(
         series=series_of(plan),
         conditions=_conditions(plan, provenance, private),
         subject=_subject(plan, result, provenance),
-        node=_node(provenance),
+        node=_machine_digest(provenance),
         word=status.word,
         failure=status.failure,
         reason=private.text("; ".join(status.reasons)) or None,
@@ -162,7 +162,7 @@ def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
     )
 
 
-def _node(provenance: dict[str, Any]) -> str:
+def _machine_digest(provenance: dict[str, Any]) -> str:
     """Return the digest of the machine, which is the same for each number of its devices.
 
     A container without an identifier may have a new name each time. There the devices' own identities tell the machine,
@@ -173,14 +173,14 @@ def _node(provenance: dict[str, Any]) -> str:
     identities = [mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
     if not (isinstance(name, str) and name):
         return UNKNOWN
-    is_named_alone = isinstance(rests_on, list) and MACHINE_ID not in rests_on
-    devices_known = sorted(identity for identity in identities if isinstance(identity, str))
-    if is_named_alone and identities and len(devices_known) == len(identities):
-        return json_digest(["devices", *devices_known])
+    has_no_machine_id = isinstance(rests_on, list) and MACHINE_ID not in rests_on
+    known_identities = sorted(identity for identity in identities if isinstance(identity, str))
+    if has_no_machine_id and identities and len(known_identities) == len(identities):
+        return json_digest(["devices", *known_identities])
     return json_digest(["machine", name])
 
 
-def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
+def _begin_time(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
     """Return when the run began, in UTC. Without provenance: when it was planned, by its id."""
     if isinstance(text := provenance.get("time"), str):
         try:
@@ -193,7 +193,7 @@ def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
                 "2026-11-22T03:04:05+00:00"
             )
         return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
-    if stamp := _STAMP.match(plan.run_id):
+    if stamp := _RUN_ID_TIME.match(plan.run_id):
         return datetime.strptime(stamp[1], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc).isoformat()
     raise DocumentError(
         f"{paths.plan}: key 'run_id': found '{plan.run_id}', expected a time such as 20261122T030405Z_..."
@@ -206,48 +206,50 @@ def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     return tuple(finite.get(step) for step in range(1, raw.steps_done + 1))
 
 
-def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
+def _private_texts(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
     name, series = mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
-    public = [*_closed_words(), *(text for text in series.model_dump().values() if isinstance(text, str))]
-    return PrivateTexts(hosts, public, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
+    public_words = [*_enum_words(), *(text for text in series.model_dump().values() if isinstance(text, str))]
+    return PrivateTexts(
+        hosts, public_words, (plan.implementation.folder, plan.environment.folder, plan.environment.python)
+    )
 
 
 @lru_cache(maxsize=1)
-def _closed_words() -> list[str]:
-    """Return the words that a key of result.json may have alone, such as `flash`: no other one may stand there."""
+def _enum_words() -> list[str]:
+    """Return the words of result.json's enumerations, such as `flash`: a name that is equal to one stays as it is."""
     schema = json.dumps(Result.model_json_schema())
     return [word for words in re.findall(r'"enum": (\[[^]]*\])', schema) for word in json.loads(words)]
 
 
-def storable(record: RunRecord, origin: str) -> RunRecord:
+def require_storable(record: RunRecord, origin: str) -> RunRecord:
     """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort, and for
     a run on pretended devices, which no series may have."""
     if record.failure == PRETENDED:
         raise DocumentError(f"{origin}: found a run on pretended devices, expected real ones; no store takes it")
-    check_texts(record, origin)
-    return with_storable_numbers(record, origin)
+    require_storable_texts(record, origin)
+    return require_storable_numbers(record, origin)
 
 
-def check_texts(document: Document, origin: str) -> None:
+def require_storable_texts(document: Document, origin: str) -> None:
     """Raises DocumentError for a text that no database can hold."""
     try:
         text = document.model_dump_json()
     except ValueError:  # half of a pair of characters, which has no form in UTF-8
         raise DocumentError(f"{origin}: found a text that is not Unicode, expected whole characters") from None
-    if _NUL.search(text):
+    if _NUL_ESCAPE.search(text):
         raise DocumentError(f"{origin}: found a NUL character in a text, expected none")
 
 
-def with_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
+def require_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
     """Return the record. Raises DocumentError for a number or a time, whose texts are known to be right."""
     series, window = record.series, record.window
     numbers = {name: getattr(series, name) for name in ("nodes", "devices", "micro_batch", "accumulation")}
     for name, value in {**numbers, "window": max(window, key=abs)}.items():
-        if not abs(value) < _MOST:
-            raise DocumentError(f"{origin}: key '{name}': found {value}, expected less than {_MOST:,}")
+        if not abs(value) < _NUMBER_LIMIT:
+            raise DocumentError(f"{origin}: key '{name}': found {value}, expected less than {_NUMBER_LIMIT:,}")
     try:
-        is_time = bool(_UTC.fullmatch(record.began) and datetime.fromisoformat(record.began))
+        is_time = bool(_UTC_TIME.fullmatch(record.began) and datetime.fromisoformat(record.began))
     except ValueError:
         is_time = False
     if not is_time:
@@ -258,19 +260,19 @@ def with_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
 
 
 class PrivateTexts:
-    """Replaces private words. hosts: names of the machine. known: public words that a name may be equal to.
+    """Replaces private words. hosts: names of the machine. public_words: those that a host or a user may be named by.
 
-    texts: the run's own documents, in which users' folders are found.
+    texts: paths of the run, in which users' folders are found.
     """
 
     def __init__(self, hosts: Iterable[str], public_words: Iterable[str], texts: Iterable[str] = ()) -> None:
-        public = _NOBODY | {word.lower() for word in public_words}
-        users = {name for text in texts for name in _USER.findall(text)}
+        public = _PUBLIC_NAMES | {word.lower() for word in public_words}
+        users = {name for text in texts for name in _USER_FOLDER.findall(text)}
         self._words = {
             name: word
             for word, names in (("(user)", users), ("(host)", hosts))
             for name in names
-            if len(name) >= _SHORTEST and name.lower() not in public
+            if len(name) >= _SHORTEST_NAME and name.lower() not in public
         }
         names = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
         self._names = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if names else None
@@ -284,17 +286,17 @@ class PrivateTexts:
     def value(self, value: JsonValue) -> Any:
         """Return a JSON value with all its texts as `text` gives them. Keys stay."""
         written = to_json(value).decode()
-        has_none = (
+        is_public = (
             "\\" not in written and not _PATH.search(written) and not (self._names and self._names.search(written))
         )
-        return value if has_none else self._replaced(value)
+        return value if is_public else self._replace(value)
 
-    def _replaced(self, value: JsonValue) -> Any:
+    def _replace(self, value: JsonValue) -> Any:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {key: self._replaced(item) for key, item in value.items()}
-        return [self._replaced(item) for item in value] if isinstance(value, list) else value
+            return {key: self._replace(item) for key, item in value.items()}
+        return [self._replace(item) for item in value] if isinstance(value, list) else value
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
@@ -309,7 +311,7 @@ class PrivateTexts:
 def _without_folder(match: re.Match[str]) -> str:
     """Return `(path)`, with the file's name where it has a suffix and lies deeper than a user's folder."""
     path = match[0]
-    if path.startswith(_PUBLIC):
+    if path.startswith(_PUBLIC_FOLDERS):
         return path
     name = path.rstrip("/").rpartition("/")[2]
     is_deep = (path.count("/") > 2 or path.startswith("~")) and re.search(r"[^.]\.\w{1,5}$", name)

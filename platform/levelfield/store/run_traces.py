@@ -32,10 +32,10 @@ from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import StepParts
 
 _MEBIBYTE = 2**20
-_LONGEST = 40  # of a device's name
+_LONGEST_NAME = 40  # of a device's name
 _LONGEST_PLACE, _MOST_WAITED, _MOST_MISSING, _STEP_DIGITS = 120, 3, 20, 5  # of a step in parts, in milliseconds
 
-_READ = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
+_SUMMARISED = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class DeviceReadings:
     readings: Sequence[Reading]
 
 
-# What is read, and the value that is kept: as exact as a chart can show.
-_STORED: dict[Quantity, Callable[[Reading], float | None]] = {
+# By quantity of a chart: its value in a reading.
+_DRAWN_VALUES: dict[Quantity, Callable[[Reading], float | None]] = {
     "power_watts": lambda reading: reading.power_watts,
     "utilisation": lambda reading: reading.utilisation,
     "memory_used_mebibytes": lambda reading: (
@@ -58,31 +58,35 @@ _STORED: dict[Quantity, Callable[[Reading], float | None]] = {
     "temperature_celsius": lambda reading: reading.temperature_celsius,
 }
 _DIGITS: dict[Quantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
-_PEAKS = ("process", "allocated", "reserved")
+_MEMORY_PEAKS = ("process", "allocated", "reserved")
 
 
 def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> RunTraces | None:
     """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
     ranks = by_rank(raw.steps)
-    passed = {rank: nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
-    times = {rank: micro for rank, nano in passed.items() if (micro := tuple(round(ns / 1000) for ns in nano))}
+    times_ns = {rank: nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
+    times = {
+        rank: step_us for rank, step_ns in times_ns.items() if (step_us := tuple(round(ns / 1000) for ns in step_ns))
+    }
     devices = [readings for part in node_parts(plan, raw) for readings in _devices(part, raw.begins)]
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
         return None
     # The slowest ranks and the fastest one are drawn. One rank alone is the record's step_seconds already.
     slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
-    lines = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
-    drawn = _apart(devices)
-    most = min(MOST_POINTS, MOST_READINGS // max(1, len(drawn)))
-    parts = min(most, max((len(device.readings) for device in drawn), default=0))
+    drawn_ranks = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
+    drawn = _drawn_devices(devices)
+    most_points = min(MOST_POINTS, MOST_READINGS // max(1, len(drawn)))
+    parts = min(most_points, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
         seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
         parts=parts,
         devices=len(devices),
         ranks=len(ranks),
-        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in drawn),
-        rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in sorted(lines) if len(lines) > 1),
+        device_traces=tuple(DeviceTrace(device=d.name, values=_mean_values(d, parts)) for d in drawn),
+        rank_traces=tuple(
+            RankTrace(rank=r, step_microseconds=times[r]) for r in sorted(drawn_ranks) if len(drawn_ranks) > 1
+        ),
         rank_peaks=peaks,
         step=step,
     )
@@ -96,39 +100,47 @@ def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadin
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:
             readings_of[reading.device].append(reading)
     return (
-        DeviceReadings(part.device(d)[:_LONGEST], begin or 0, end, r) for d, r in readings_of.items() if begin != end
+        DeviceReadings(part.device(d)[:_LONGEST_NAME], begin or 0, end, r)
+        for d, r in readings_of.items()
+        if begin != end
     )
 
 
-def _apart(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
+def _drawn_devices(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
     """Return the devices with the lowest and the highest means of what all of them read first; all, if they are few."""
     if len(devices) <= MOST_DEVICES:
         return [*devices]
-    values_of = next((value_of for value_of in _STORED.values() if all(_finite(d, value_of) for d in devices)), None)
-    order = [(sum(_finite(d, values_of)) / len(_finite(d, values_of)) if values_of else 0.0) for d in devices]
-    ranked = sorted(range(len(devices)), key=lambda place: order[place])
+    value_of = next(
+        (value_of for value_of in _DRAWN_VALUES.values() if all(_finite_values(d, value_of) for d in devices)), None
+    )
+    means = [
+        (sum(_finite_values(d, value_of)) / len(_finite_values(d, value_of)) if value_of else 0.0) for d in devices
+    ]
+    ranked = sorted(range(len(devices)), key=lambda index: means[index])
     return [devices[k] for k in sorted([*ranked[: MOST_DEVICES // 2], *ranked[-(MOST_DEVICES // 2) :]])]
 
 
-def _finite(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
+def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
     values = map(value_of, device.readings)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:
+def _mean_values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:
     """Return the mean of each part of the time, by quantity. What was never read is left out."""
     length = device.end_ns - device.begin_ns
-    places = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
+    indices = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
     means: dict[Quantity, tuple[float | None, ...]] = {}
-    for name, value_of in _STORED.items():
-        cells: dict[int, list[float]] = defaultdict(list)
-        for place, reading in zip(places, device.readings, strict=True):
+    for name, value_of in _DRAWN_VALUES.items():
+        values_by_index: dict[int, list[float]] = defaultdict(list)
+        for index, reading in zip(indices, device.readings, strict=True):
             if (value := value_of(reading)) is not None and math.isfinite(value):
-                cells[place].append(value)
-        if cells:
+                values_by_index[index].append(value)
+        if values_by_index:
             means[name] = tuple(
-                round(sum(values) / len(values), _DIGITS.get(name, 1)) if (values := cells.get(place)) else None
-                for place in range(parts)
+                round(sum(values) / len(values), _DIGITS.get(name, 1))
+                if (values := values_by_index.get(index))
+                else None
+                for index in range(parts)
             )
     return means
 
@@ -137,62 +149,65 @@ def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
     peaks = []
     for rank, steps in ranks.items():
         largest: dict[str, int] = {}
-        for name in _PEAKS:
+        for name in _MEMORY_PEAKS:
             if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
                 largest[name] = round(max(sizes) / _MEBIBYTE)
         if any(largest.values()):
             peaks.append((-max(largest.values()), rank, RankPeaks(rank=rank, **largest)))
-    most = sorted(peaks, key=lambda entry: entry[:2])[:MOST_PEAKS]
-    return tuple(sorted((entry for *_, entry in most), key=lambda entry: entry.rank))
+    largest_peaks = sorted(peaks, key=lambda entry: entry[:2])[:MOST_PEAKS]
+    return tuple(sorted((entry for *_, entry in largest_peaks), key=lambda entry: entry.rank))
 
 
-def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
-    """Return what pages show of the parts of a step. public: takes private words out of a text."""
+def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
+    """Return what pages show of the parts of a step. redact: takes private words out of a text."""
     ms: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
     for rank in parts.ranks:
         for entry in rank.places:
-            place = entry.part, public(entry.where)[:_LONGEST_PLACE], entry.phase == "recompute"
+            place = entry.part, redact(entry.where)[:_LONGEST_PLACE], entry.phase == "recompute"
             ms[place] += entry.ms / len(parts.ranks)
     places = sorted(ms, key=lambda key: -ms[key])[:MOST_PLACES]
     drawn_ranks = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
     ranks = []
     for rank in (entry for entry in parts.ranks if entry.rank in drawn_ranks):
         waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
-        most = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
+        longest_waits = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
         times = {"ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited)}
-        ranks.append({"rank": rank.rank, **times, "waited_for": most})
-    texts, lists, alone = {}, {}, parts.alone
-    if alone:
-        texts = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
-        sentences = {"findings": alone.findings, "missing": alone.missing[:_MOST_MISSING]}
-        lists = {name: [public(text) for text in values] for name, values in sentences.items()}
+        ranks.append({"rank": rank.rank, **times, "waited_for": longest_waits})
+    texts, lists, alone_step = {}, {}, parts.alone
+    if alone_step:
+        texts = {
+            name: text and redact(text) for name, text in (("peak", alone_step.peak), ("memory", alone_step.memory))
+        }
+        sentences = {"findings": alone_step.findings, "missing": alone_step.missing[:_MOST_MISSING]}
+        lists = {name: [redact(text) for text in values] for name, values in sentences.items()}
     return StepTrace.model_validate(
-        _rounded(
+        _round_numbers(
             {
                 **parts.model_dump(include={"device", "recorded_steps", "step", "overhead", "parts", "timeline"}),
                 "places": [
-                    {"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places
+                    {"part": p, "where": w, "is_repeated": is_repeated, "ms": ms[p, w, is_repeated]}
+                    for p, w, is_repeated in places
                 ],
                 "ranks": ranks,
-                "late": [{**entry.model_dump(), "where": entry.where and public(entry.where)} for entry in parts.late],
+                "late": [{**entry.model_dump(), "where": entry.where and redact(entry.where)} for entry in parts.late],
                 "kernels": [
-                    {**entry.model_dump(), "name": short_kernel(public(entry.name), _LONGEST_PLACE)}
+                    {**entry.model_dump(), "name": short_kernel(redact(entry.name), _LONGEST_PLACE)}
                     for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MOST_KERNELS]
                 ],
-                "warnings": [public(entry) for entry in parts.warnings],
-                "alone": alone and alone.model_dump() | {**texts, **lists},
-                "missing": [public(entry) for entry in parts.missing[:_MOST_MISSING]],
+                "warnings": [redact(entry) for entry in parts.warnings],
+                "alone": alone_step and alone_step.model_dump() | {**texts, **lists},
+                "missing": [redact(entry) for entry in parts.missing[:_MOST_MISSING]],
             }
         )
     )
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
     """Return the value with its numbers as exact as a page shows them."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _round_numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
+        return [_round_numbers(item) for item in value]
     return round(value, _STEP_DIGITS) if isinstance(value, float) else value
 
 
@@ -208,7 +223,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     if len(measured) < len(parts):
         return {}
     summary: dict[str, float] = {}
-    for name in _READ:
+    for name in _SUMMARISED:
         readings = (
             getattr(r, name)
             for part, (begin, end) in measured
@@ -217,13 +232,15 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
         )
         if values := [float(value) for value in readings if value is not None and math.isfinite(value)]:
             summary[f"{name}_mean"], summary[f"{name}_max"] = sum(values) / len(values), max(values)
-    busy = []
+    busy_cores = []
     for part, (begin, end) in measured:
-        inside = [reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end]
-        if len(inside) > 1 and inside[-1].time_ns > inside[0].time_ns:
-            seconds = (inside[-1].time_ns - inside[0].time_ns) / NANOSECONDS
-            cores = (inside[-1].busy_seconds - inside[0].busy_seconds) / seconds
-            busy += [cores] if math.isfinite(cores) else []
-    if busy:
-        summary["host_busy_cores_mean"] = sum(busy) / len(busy)
+        in_window = [
+            reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end
+        ]
+        if len(in_window) > 1 and in_window[-1].time_ns > in_window[0].time_ns:
+            seconds = (in_window[-1].time_ns - in_window[0].time_ns) / NANOSECONDS
+            cores = (in_window[-1].busy_seconds - in_window[0].busy_seconds) / seconds
+            busy_cores += [cores] if math.isfinite(cores) else []
+    if busy_cores:
+        summary["host_busy_cores_mean"] = sum(busy_cores) / len(busy_cores)
     return summary

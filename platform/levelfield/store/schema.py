@@ -38,12 +38,12 @@ FORMER_VERSION = "1.0.0"  # its tables become these when the store is opened for
 METADATA = MetaData()
 
 
-def _filled(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
+def _required_columns(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
     """Return columns of this type in which nothing may be null."""
     return [Column(name, kind, nullable=False) for name in names]
 
 
-def _named_by_digest() -> tuple[Column[Any], ...]:
+def _digest_columns() -> tuple[Column[Any], ...]:
     """Return the small number by which rows refer to a row, and the digest of what it holds."""
     return Column("id", Integer, primary_key=True), Column("digest", Text, nullable=False, unique=True)
 
@@ -51,48 +51,50 @@ def _named_by_digest() -> tuple[Column[Any], ...]:
 SERIES = Table(
     "series",
     METADATA,
-    *_named_by_digest(),
-    *_filled(Text, "label", "case_name", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is"),
-    *_filled(Text, "precision", "layout", "runtime"),
-    *_filled(Integer, "nodes", "devices", "micro_batch", "accumulation"),
-    *_filled(Text, "recompute", "document"),
-    *_filled(LargeBinary, "sample"),
+    *_digest_columns(),
+    *_required_columns(
+        Text, "label", "case_name", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is"
+    ),
+    *_required_columns(Text, "precision", "layout", "runtime"),
+    *_required_columns(Integer, "nodes", "devices", "micro_batch", "accumulation"),
+    *_required_columns(Text, "recompute", "document"),
+    *_required_columns(LargeBinary, "sample"),
 )
-CONDITION = Table("condition", METADATA, *_named_by_digest(), *_filled(Text, "document"))
+CONDITION = Table("condition", METADATA, *_digest_columns(), *_required_columns(Text, "document"))
 SUBJECT = Table(
     "subject",
     METADATA,
-    *_named_by_digest(),
-    *_filled(Text, "framework_version", "platform_version"),
+    *_digest_columns(),
+    *_required_columns(Text, "framework_version", "platform_version"),
     Column("commit_hash", Text),
-    *_filled(Text, "document"),
+    *_required_columns(Text, "document"),
 )
-NODE = Table("node", METADATA, *_named_by_digest())
+NODE = Table("node", METADATA, *_digest_columns())
 
 RUN = Table(
     "run",
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("run_id", Text, nullable=False, unique=True),
-    *_filled(Text, "content"),
-    *_filled(LargeBinary, "row_digest"),
-    *_filled(Integer, "is_aside"),
-    *_filled(Text, "began", "purpose"),
+    *_required_columns(Text, "content"),
+    *_required_columns(LargeBinary, "row_digest"),
+    *_required_columns(Integer, "is_aside"),
+    *_required_columns(Text, "began", "purpose"),
     Column("night", Text),
     Column("entry", Text),
-    *_filled(Text, "evidence"),
+    *_required_columns(Text, "evidence"),
     Column("evidence_reason", Text),
     *(
         Column(f"{table}_id", Integer, ForeignKey(f"{table}.id"), nullable=False)
         for table in ("series", "condition", "subject", "node")
     ),
-    *_filled(Text, "word"),
+    *_required_columns(Text, "word"),
     Column("failure", Text),
     Column("reason", Text),
-    *_filled(Text, "verdict"),
+    *_required_columns(Text, "verdict"),
     *(Column(name, Double) for name in STORED),
     Column("disturbance", Text),
-    *_filled(Integer, "window_first", "window_last"),
+    *_required_columns(Integer, "window_first", "window_last"),
     Index("run_of_series", "series_id", "is_aside", "began"),
     Index("run_of_night", "night"),
     Index("run_began", "began"),
@@ -102,15 +104,15 @@ RAW = Table(
     "raw",
     METADATA,
     Column("run_id", Integer, ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    *_filled(LargeBinary, "steps", "losses", "documents"),
+    *_required_columns(LargeBinary, "steps", "losses", "documents"),
 )
 
 ASIDE = Table(
     "aside",
     METADATA,
     Column("id", Integer, primary_key=True),
-    *_filled(Text, "run_id", "content"),
-    *_filled(LargeBinary, "document"),
+    *_required_columns(Text, "run_id", "content"),
+    *_required_columns(LargeBinary, "document"),
     Index("aside_once", "run_id", "content", unique=True),
 )
 
@@ -118,11 +120,11 @@ EVENT = Table(
     "event",
     METADATA,
     Column("id", Text, primary_key=True),
-    *_filled(Text, "kind"),
+    *_required_columns(Text, "kind"),
     Column("series", Text, nullable=False, index=True),
-    *_filled(Text, "at", "who", "why"),
+    *_required_columns(Text, "at", "who", "why"),
     Column("until", Text),
-    *_filled(Text, "document"),
+    *_required_columns(Text, "document"),
 )
 
 EXPECTATION = Table(
@@ -139,7 +141,7 @@ FINDING = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("night", Text, nullable=False, index=True),
-    *_filled(Text, "document"),
+    *_required_columns(Text, "document"),
 )
 
 
@@ -148,7 +150,7 @@ FROM_RESULTS = {**dict.fromkeys(STORED, "DOUBLE PRECISION"), "disturbance": "TEX
 
 STORE_VERSION = Table("store_version", MetaData(), Column("version", Text, primary_key=True))
 
-_SECONDS = {
+_BEGAN_SECONDS = {
     "sqlite": "CAST(strftime('%s', run.began) AS INTEGER)",
     "postgresql": "CAST(EXTRACT(EPOCH FROM CAST(run.began AS timestamptz)) AS bigint)",
 }
@@ -169,12 +171,12 @@ JOIN subject ON subject.id = run.subject_id
 JOIN node ON node.id = run.node_id
 WHERE run.is_aside = 0
 """
-_FIELDS = """series.label, series.case_name, series.scale, series.framework, series.vendor, series.chip, series.nodes,
+_LABELS = """series.label, series.case_name, series.scale, series.framework, series.vendor, series.chip, series.nodes,
        series.devices, series.precision, series.layout, series.runtime"""
 # Half of the runs of pairs are of an older build: the view counts the runs of the trend alone.
 _SERIES_VIEW = f"""
 CREATE VIEW v_series AS
-SELECT series.digest AS series, {_FIELDS},
+SELECT series.digest AS series, {_LABELS},
        COUNT(*) AS runs, SUM(CASE WHEN run.word = 'valid' THEN 1 ELSE 0 END) AS valid_runs,
        MIN(run.began) AS first_began, MAX(run.began) AS last_began,
        AVG(run.tokens_per_second_per_device) AS mean_tokens_per_second_per_device,
@@ -183,7 +185,7 @@ SELECT series.digest AS series, {_FIELDS},
 FROM run
 JOIN series ON series.id = run.series_id
 WHERE run.is_aside = 0 AND run.purpose IN ('manual', 'nightly')
-GROUP BY series.digest, {_FIELDS}
+GROUP BY series.digest, {_LABELS}
 """
 
 
@@ -193,11 +195,11 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
     Raises UsageError for another version, and for a store that lacks any of these and is opened to read.
     """
     with reading(engine, address) as connection:
-        version = _version(connection)
+        version = _table_version(connection)
         missing = _missing_columns(connection) if version in (VERSION, FORMER_VERSION) else []
     if version is None and not read_only:
         with writing(engine, address) as connection:
-            version = _version(connection)  # another process may have been first
+            version = _table_version(connection)  # another process may have been first
             if version is None:  # all in one transaction; a table of another program with such a name fails
                 STORE_VERSION.create(connection)
                 METADATA.create_all(connection, checkfirst=False)
@@ -246,10 +248,10 @@ def _missing_columns(connection: Connection) -> list[str]:
 
 def _make_result_view(connection: Connection) -> None:
     figures = ", ".join(f"run.{name}" for name in STORED)
-    connection.execute(text(_RESULT_VIEW.format(seconds=_SECONDS[connection.dialect.name], figures=figures)))
+    connection.execute(text(_RESULT_VIEW.format(seconds=_BEGAN_SECONDS[connection.dialect.name], figures=figures)))
 
 
-def _version(connection: Connection) -> str | None:
+def _table_version(connection: Connection) -> str | None:
     """Return the version of the tables; None for a database without them."""
     has_table = connection.dialect.has_table
     if has_table(connection, STORE_VERSION.name):

@@ -72,14 +72,18 @@ def changed_findings(connection: Connection, since: str) -> list[tuple[str, dict
 
     A plain `no change`, without pairs, is left out where the finding before it about the same thing is one, too.
     """
-    find = func.strpos if connection.dialect.name == "postgresql" else func.instr
+    position_of = func.strpos if connection.dialect.name == "postgresql" else func.instr
     # the texts are those of add_finding: what stands before the word names the series and the figure
-    subject = func.substr(FINDING.c.document, 1, find(FINDING.c.document, '"word":'))
-    is_plain = and_(find(FINDING.c.document, '"word":"no change"') > 0, find(FINDING.c.document, '"pairs":0,') > 0)
+    subject = func.substr(FINDING.c.document, 1, position_of(FINDING.c.document, '"word":'))
+    is_plain = and_(
+        position_of(FINDING.c.document, '"word":"no change"') > 0, position_of(FINDING.c.document, '"pairs":0,') > 0
+    )
     was_plain = func.lag(is_plain).over(partition_by=subject, order_by=(FINDING.c.night, FINDING.c.id))
     marks = select(FINDING.c.id, is_plain.label("is_plain"), was_plain.label("was_plain"))
-    row = marks.where(FINDING.c.night >= since, FINDING.c.night.not_like(f"%{BRANCH_MARK}%")).subquery()
-    changed = select(row.c.id).where(not_(and_(row.c.is_plain, func.coalesce(row.c.was_plain, row.c.is_plain))))
+    marked = marks.where(FINDING.c.night >= since, FINDING.c.night.not_like(f"%{BRANCH_MARK}%")).subquery()
+    changed = select(marked.c.id).where(
+        not_(and_(marked.c.is_plain, func.coalesce(marked.c.was_plain, marked.c.is_plain)))
+    )
     query = select(FINDING.c.night, FINDING.c.document).where(FINDING.c.id.in_(changed))
     rows = connection.execute(query.order_by(FINDING.c.night, FINDING.c.id))
     return [(night, json.loads(text)) for night, text in rows]
@@ -123,10 +127,10 @@ def add_statements(store: Store, added: Iterable[Statement]) -> None:
 
     Raises UsageError for an event whose id belongs to another one.
     """
-    store.written(lambda connection: _add(connection, added))
+    store.write(lambda connection: _add_missing(connection, added))
 
 
-def _add(connection: Connection, added: Iterable[Statement]) -> None:
+def _add_missing(connection: Connection, added: Iterable[Statement]) -> None:
     stored = {(night, json.dumps(finding, sort_keys=True)) for night, finding in findings(connection, None)}
     for statement in added:
         if isinstance(statement, StoreEvent):

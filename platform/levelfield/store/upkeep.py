@@ -22,13 +22,13 @@ from levelfield.store.database import BATCH, Store
 from levelfield.store.rows import DOCUMENTS, RecordReader, row_digest
 from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES
 
-_CHANGED = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
+_CHANGED_ROW = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
 # What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
-_MOST = 20  # faults that are listed
+_MOST_FAULTS = 20  # faults that are listed
 
 
-def counts(store: Store) -> dict[str, int]:
+def row_counts(store: Store) -> dict[str, int]:
     """Return the number of rows of each table."""
     queries = {table.name: select(func.count()).select_from(table) for table in METADATA.sorted_tables}
     return store.read(lambda connection: {n: connection.execute(query).scalar_one() for n, query in queries.items()})
@@ -43,19 +43,23 @@ def size_bytes(store: Store) -> int:
     return store.read(lambda connection: int(connection.execute(text(queries_of[store.address.kind])).scalar_one()))
 
 
-def faults(store: Store, progress: Callable[[int, int], None] = lambda done, whole: None) -> list[str]:
-    """Return what is wrong, each as a sentence; at most the first ones of many."""
-    wrong: list[str] = []
+def faults(store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
+    """Return a sentence for each fault; of many only the first ones. progress: gets the runs done, and all."""
+    sentences: list[str] = []
     for read in (_database_faults, _document_faults, _statement_faults, _row_faults):
-        wrong += store.read(read) if len(wrong) < _MOST else []
+        sentences += store.read(read) if len(sentences) < _MOST_FAULTS else []
     run_ids = store.run_ids()
     for start in range(0, len(run_ids), BATCH):
         batch = run_ids[start : start + BATCH]
-        wrong += store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
-        if len(wrong) >= _MOST:
+        sentences += store.read(lambda connection, ids=batch: _changed_rows(connection, ids))  # type: ignore[misc]
+        if len(sentences) >= _MOST_FAULTS:
             break
         progress(start + len(batch), len(run_ids))
-    return wrong if len(wrong) < _MOST else [*wrong[:_MOST], "and possibly more: these are the first"]
+    return (
+        sentences
+        if len(sentences) < _MOST_FAULTS
+        else [*sentences[:_MOST_FAULTS], "and possibly more: these are the first"]
+    )
 
 
 def _database_faults(connection: Connection) -> list[str]:
@@ -70,46 +74,49 @@ def _database_faults(connection: Connection) -> list[str]:
 
 
 def _document_faults(connection: Connection) -> list[str]:
-    wrong = []
+    sentences = []
     for cls, table in DOCUMENTS.items():
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
-                is_right = cls.model_validate_json(document).fingerprint() == digest
+                is_intact = cls.model_validate_json(document).fingerprint() == digest
             except _DAMAGED:
-                is_right = False
-            if not is_right:
-                wrong.append(f"table {table.name}: the row {digest} is not what its digest says")
-    return wrong
+                is_intact = False
+            if not is_intact:
+                sentences.append(f"table {table.name}: the row {digest} is not what its digest says")
+    return sentences
 
 
 def _statement_faults(connection: Connection) -> list[str]:
     """Return the events, expectations and findings that cannot be read. They have no digests."""
-    wrong = []
+    sentences = []
     for table in (EVENT, EXPECTATION, FINDING):
         for row in connection.execute(select(table)):
             values = dict(row._mapping)
             try:
                 if table is EVENT:
                     event = StoreEvent.model_validate_json(values["document"])
-                    is_right = all(values[name] == getattr(event, name) for name in values.keys() - {"document"})
+                    is_intact = all(values[name] == getattr(event, name) for name in values.keys() - {"document"})
                 elif table is FINDING:
-                    is_right = isinstance(values["night"], str) and isinstance(json.loads(values["document"]), dict)
+                    is_intact = isinstance(values["night"], str) and isinstance(json.loads(values["document"]), dict)
                 else:
                     texts = [value for name, value in values.items() if name != "series" or value is not None]
-                    is_right = all(isinstance(value, str) for value in texts)
+                    is_intact = all(isinstance(value, str) for value in texts)
             except _DAMAGED:
-                is_right = False
-            if not is_right:
-                begin = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
-                wrong.append(f"table {table.name}: the row with {begin} is damaged")
-    return wrong
+                is_intact = False
+            if not is_intact:
+                first_values = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
+                sentences.append(f"table {table.name}: the row with {first_values} is damaged")
+    return sentences
 
 
 def _row_faults(connection: Connection) -> list[str]:
-    lacking = select(RUN.c.run_id).where(~select(RAW.c.run_id).where(RAW.c.run_id == RUN.c.id).exists())
+    without_raw = select(RUN.c.run_id).where(~select(RAW.c.run_id).where(RAW.c.run_id == RUN.c.id).exists())
     aside = select(ASIDE.c.run_id).distinct()
     return [
-        *(f"run {run_id}: its steps and its result are missing" for run_id in connection.execute(lacking).scalars()),
+        *(
+            f"run {run_id}: its steps and its result are missing"
+            for run_id in connection.execute(without_raw).scalars()
+        ),
         *(
             f"run {run_id}: was imported with different contents; `store prune --run {run_id}` removes all of them"
             for run_id in connection.execute(aside).scalars()
@@ -117,26 +124,26 @@ def _row_faults(connection: Connection) -> list[str]:
     ]
 
 
-def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
+def _changed_rows(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return a sentence for each run whose row is not what its digest says. After an error they are read one by one."""
     joined = select(RUN, RAW.c.steps, RAW.c.losses, RAW.c.documents).join(RAW, RAW.c.run_id == RUN.c.id)
     try:
         rows = [dict(row._mapping) for row in connection.execute(joined.where(RUN.c.run_id.in_(run_ids)))]
         changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
-        unreadable = _unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
-        return [_CHANGED.format(run_id) for run_id in (*changed, *unreadable)]
+        unreadable = _unreadable_runs(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
+        return [_CHANGED_ROW.format(run_id) for run_id in (*changed, *unreadable)]
     except _DAMAGED:  # of a value of another type than its column's
         if len(run_ids) == 1:
-            return [_CHANGED.format(*run_ids)]
-        return [fault for run in run_ids for fault in _changed(connection, [run])]
+            return [_CHANGED_ROW.format(*run_ids)]
+        return [fault for run in run_ids for fault in _changed_rows(connection, [run])]
 
 
-def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
+def _unreadable_runs(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
         RecordReader().records(connection, run_ids)
     except _DAMAGED:  # of damaged bytes, or of a value that no record may have
-        return run_ids if len(run_ids) == 1 else [bad for run in run_ids for bad in _unreadable(connection, [run])]
+        return run_ids if len(run_ids) == 1 else [bad for run in run_ids for bad in _unreadable_runs(connection, [run])]
     return []
 
 
@@ -159,14 +166,14 @@ def prune(
 
     keep_days: only runs that began earlier. dry_run: remove nothing.
     """
-    before = None
+    begun_before = None
     if keep_days is not None:
         earliest = (now or datetime.now(timezone.utc)) - timedelta(days=keep_days)
-        before = earliest.astimezone(timezone.utc).isoformat(timespec="seconds")
+        begun_before = earliest.astimezone(timezone.utc).isoformat(timespec="seconds")
 
     def change(connection: Connection) -> Pruned:
         query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
-        query = query if before is None else query.where(RUN.c.began < before)
+        query = query if begun_before is None else query.where(RUN.c.began < begun_before)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if run_id is None else query.where(RUN.c.run_id == run_id)
         matching = connection.execute(query).scalars().all()
@@ -180,7 +187,7 @@ def prune(
 
     if dry_run:
         return store.read(change)
-    pruned = store.written(change)
+    pruned = store.write(change)
     if pruned.removed and store.address.kind == "sqlite":  # PostgreSQL gives the space of removed rows back by itself
         with explaining_errors(store.address), closing(store.engine.raw_connection()) as connection:
             connection.cursor().execute("VACUUM")  # in no transaction

@@ -16,7 +16,7 @@ from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.other_use import HostUse
 from levelfield.predict import machines, questions
-from levelfield.predict.layout_rules import divisors, require, require_layers
+from levelfield.predict.layout_rules import divisors, require_layers, require_possible
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
     LayoutEstimate,
@@ -24,11 +24,11 @@ from levelfield.predict.layout_search import (
     LayoutRanking,
     SearchConstraints,
     SupportedParallelism,
-    not_offered,
     search_layouts,
+    unsupported_rows,
 )
 from levelfield.report.words import age_in_words
-from levelfield.rundir.directory import finished_run, read_plan
+from levelfield.rundir.directory import find_finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.constants import (
@@ -294,7 +294,7 @@ class ChipPlanner:
             (*assumed, *calibrated, *self._remarks(question)),
             assumes_rates=bool(self.assumed_rates),
             ranking=ranking,
-            not_offered=not_offered(question)[: request.beyond]
+            not_offered=unsupported_rows(question)[: request.beyond]
             if request.beyond and not request.constraints.layout
             else (),
         )
@@ -328,7 +328,7 @@ class ChipPlanner:
         framework, kind = self.request.framework, self.vendor.device_kind
         products = NVFP4 if self.precision == NVFP4 else None
         if not self.vendor.is_host:
-            return questions.question_on_chip(self.registry, framework, work, self.rated_chip, kind, *devices, products)
+            return questions.chip_question(self.registry, framework, work, self.rated_chip, kind, *devices, products)
         if products:
             raise UsageError(f"--precision {products}: a host's processors have none; give an accelerator with --chip")
         # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
@@ -336,7 +336,7 @@ class ChipPlanner:
 
         self.host_rates = self.host_rates or rates_here(self.registry, self.say)
         selector = Selector(case=self.request.case, framework=framework, target=self.vendor.name)
-        selection = lookup.find(self.registry, selector)
+        selection = lookup.find_selection(self.registry, selector)
         return question_here(self.registry, selection, work, devices.nodes * devices.per_node, self.host_rates)
 
     def _with_wanted_rows(self, question: LayoutQuestion) -> LayoutQuestion:
@@ -344,7 +344,7 @@ class ChipPlanner:
         request, constraints, offer = self.request, self.request.constraints, question.offer
         if request.program:
             stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
-            refuses: tuple[Refusable, ...] = () if offer.repeats_some else (FIRST_LAYERS,)
+            refuses: tuple[Refusable, ...] = () if offer.can_repeat_first_layers else (FIRST_LAYERS,)
             offer = SupportedParallelism(offer.parallelism | stages, RECOMPUTATIONS, refuses)
         if constraints.recompute and constraints.recompute not in offer.recompute:
             raise UsageError(
@@ -357,13 +357,13 @@ class ChipPlanner:
                 raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
             if count > layers:
                 raise UsageError(f"{option}: {request.case} has {layers} layers; expected 1 to {layers}")
-            if not question.offer.repeats_some:
+            if not question.offer.can_repeat_first_layers:
                 framework = question.constants.framework
                 raise UsageError(f"{option}: framework {framework} computes all layers again or none; leave it out")
         if constraints.layout is not None:
             batch, chunks = constraints.micro_batch or 1, constraints.virtual_pipeline or 1
             nodes, per_node, _ = self.devices
-            require(question.work, constraints.layout, batch, nodes, per_node, chunks, uneven_stages=True)
+            require_possible(question.work, constraints.layout, batch, nodes, per_node, chunks, uneven_stages=True)
             require_layers(question.work, constraints.layout, chunks, constraints.recompute_layers)
         return replace(
             question, constraints=constraints, offer=offer, constants=_constants(question.constants, request)
@@ -377,7 +377,7 @@ class ChipPlanner:
         from levelfield.judge.collector import collect
 
         option = f"--calibrate {self.request.calibrate}"
-        paths = finished_run(self.request.runs, self.request.calibrate)
+        paths = find_finished_run(self.request.runs, self.request.calibrate)
         plan = read_plan(paths)
         expected = {"chip": self.chip.name, "framework": question.constants.framework}
         ran = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
@@ -392,7 +392,7 @@ class ChipPlanner:
         devices = Devices(nodes, per_node, machines.port_rate(self.chip) * per_node if nodes > 1 else None)
         run_question = self._question(plan.work, devices)
         try:
-            fit = questions.calibration(run_question, plan.tuning, speed.tokens_per_second_per_device)
+            fit = questions.calibrate(run_question, plan.tuning, speed.tokens_per_second_per_device)
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from None
         change = (

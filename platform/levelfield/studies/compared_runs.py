@@ -19,10 +19,10 @@ from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_run
 from levelfield.compare.sides import began
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.evidence.bundle_reader import read_bundle, unpacked
-from levelfield.evidence.verification import record_of_files, verify_run
+from levelfield.evidence.verification import recomputed_record, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.directory import finished_run, read_plan
+from levelfield.rundir.directory import find_finished_run, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
@@ -30,7 +30,7 @@ from levelfield.specs.record import RunRecord, Series, StoreEvent, first_future_
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
-from levelfield.store.run_record import record_of, series_of, storable
+from levelfield.store.run_record import record_of, require_storable, series_of
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
@@ -54,7 +54,7 @@ class FolderRuns:
     registry: Registry = field(default_factory=Registry)
 
     def find(self, name: str) -> str:
-        return str(finished_run(self.folder, name).root)
+        return str(find_finished_run(self.folder, name).root)
 
     def matching(self, pattern: str) -> list[str]:
         roots = [path.parent for path in sorted(self.folder.glob("*/plan.json"))]
@@ -66,7 +66,7 @@ class FolderRuns:
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        record = record_of_files(paths, self.registry)
+        record = recomputed_record(paths, self.registry)
         # the repeats of a command have the time of its start in their ids
         numbers, digest = set[int](), read_plan(paths).repeats_digest
         for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
@@ -166,7 +166,7 @@ def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldEr
                 raw = read_raw(paths)
                 result = collect(paths, raw, Redaction(run.seal, run.entry.software))
                 record = record_of(paths, result=result, raw=raw)
-            record = storable(record, record.run_id)
+            record = require_storable(record, record.run_id)
         except LevelfieldError as error:
             yield error
         else:

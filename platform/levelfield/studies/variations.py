@@ -9,7 +9,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
-from levelfield.predict.questions import question_on_chip, question_on_host
+from levelfield.predict.questions import chip_question, host_question
 from levelfield.report.result_words import worst_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
@@ -76,9 +76,9 @@ def question_here(
     """Return the question about the devices here. rates: of a host, and of no other chip."""
     framework, vendor = selection.implementation.framework, selection.vendor
     if rates is None:
-        return question_on_chip(registry, framework, work, selection.chip, vendor.device_kind, 1, devices, None)
+        return chip_question(registry, framework, work, selection.chip, vendor.device_kind, 1, devices, None)
     memory = selection.devices[0].memory_bytes if selection.devices else None
-    return question_on_host(registry, framework, work, devices, memory, rates)
+    return host_question(registry, framework, work, devices, memory, rates)
 
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
@@ -96,7 +96,7 @@ def variations(registry: Registry, plan: Plan) -> list[Entry]:
         larger = size * (plan.accumulation if plan.scale == "smoke" else 2)
         choices.append((single, TuningChoice(micro_batch=larger)))
     # The layouts that the framework offers for this work, such as none in tensor parallel for fp8.
-    implementation, kind = registry.labelled(framework)[0], plan.hardware.device_kind
+    implementation, kind = registry.implementation_of_label(framework)[0], plan.hardware.device_kind
     offered, refusals = implementation.parallelism.get(kind, ()), implementation.refusals(kind)
     for key, text in LAYOUTS.items():
         tuning = plan.tuning.model_copy(update={"layout": parse_layout(text).layout})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from levelfield.catalog.lookup import FALLBACK_VENDOR, reference_of
+from levelfield.catalog.lookup import FALLBACK_VENDOR, find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError, NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.predict.layout_rules import broken
+from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.case import SCALES, Case, Scale
 from levelfield.specs.derivation import split_name
 from levelfield.specs.layout import parse_layout
@@ -36,24 +36,24 @@ class CaseSubject:
 
 def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
     """Return the findings one by one: the document, both scales, each framework, and what they show together."""
-    yield run_check("digests", lambda: _digests(subject.case))
-    yield run_check("parameters", lambda: _parameters(subject.case))
-    yield run_check("smoke", lambda: _smoke(subject.case))
-    yield run_check("values", lambda: _values(subject))
-    if any(_unreadable(choice.layout) for choice in subject.case.tuning.values()):
+    yield run_check("digests", lambda: _digest_words(subject.case))
+    yield run_check("parameters", lambda: _check_parameters(subject.case))
+    yield run_check("smoke", lambda: _check_smoke(subject.case))
+    yield run_check("values", lambda: _check_values(subject))
+    if any(_layout_fault(choice.layout) for choice in subject.case.tuning.values()):
         return  # each framework would be refused by the same words
     plans: dict[str, Plan] = {}
     for framework in sorted(subject.registry.frameworks):
-        yield run_check(framework, lambda name=framework: _framework(subject, name, plans))  # type: ignore[misc]
-    yield run_check("frameworks", lambda: _together(subject, plans))
-    yield run_check("reference", lambda: _reference(subject, plans))
+        yield run_check(framework, lambda name=framework: _check_framework(subject, name, plans))  # type: ignore[misc]
+    yield run_check("frameworks", lambda: _check_frameworks(subject, plans))
+    yield run_check("reference", lambda: _check_reference(subject, plans))
 
 
-def _digests(case: Case) -> str:
+def _digest_words(case: Case) -> str:
     return "; ".join(f"{scale} {case.work(scale).fingerprint().removeprefix('sha256:')[:16]}" for scale in SCALES)
 
 
-def _parameters(case: Case) -> str:
+def _check_parameters(case: Case) -> str:
     work = case.work("full")
     count = parameters(work.model, work.training.sequence_length)
     active = f", {count.active:,} active" if work.model.experts else ""
@@ -61,7 +61,7 @@ def _parameters(case: Case) -> str:
     return f"{count.total:,}{active}; {note}"
 
 
-def _smoke(case: Case) -> str:
+def _check_smoke(case: Case) -> str:
     """Check that two processor cores train the smoke scale, and every framework the same."""
     work = case.work("smoke")
     model, training = work.model, work.training
@@ -77,40 +77,44 @@ def _smoke(case: Case) -> str:
     return size if training.precision == "fp32" else f"{size}: not every processor and framework trains in it"
 
 
-def _values(subject: CaseSubject) -> str:
+def _check_values(subject: CaseSubject) -> str:
     """Check what the schema leaves open: the values of `tuning`, of `evidence` and of the corpus's split."""
-    wrong: list[str] = []  # for each the file, the key, what was found and what was expected
+    faults: list[str] = []  # for each the file, the key, what was found and what was expected
     for scale in SCALES:
         work, choice = subject.case.work(scale), subject.case.tuning.get(scale, TuningChoice())
         split, recorded = work.data.split, work.evidence.gradient_steps
         if not (split[0] > 0 and min(split) >= 0):
             expected = "three parts from 0 on, the first of them, for training, above 0"
-            wrong.append(f"{_place(subject, scale, 'data', 'split')}: found {list(split)}, expected {expected}")
+            faults.append(f"{_key_location(subject, scale, 'data', 'split')}: found {list(split)}, expected {expected}")
         if list(recorded) != sorted(set(recorded)):
-            key = _place(subject, scale, "evidence", "gradient_steps")
-            wrong.append(f"{key}: found {list(recorded)}, expected {sorted(set(recorded))}: each step once, in order")
+            key = _key_location(subject, scale, "evidence", "gradient_steps")
+            faults.append(f"{key}: found {list(recorded)}, expected {sorted(set(recorded))}: each step once, in order")
         data = 1
         if choice.layout is not None:
-            key = _place(subject, scale, "tuning", "layout")
-            if fault := _unreadable(choice.layout):
-                wrong.append(f"{key}: {fault}")
+            key = _key_location(subject, scale, "tuning", "layout")
+            if fault := _layout_fault(choice.layout):
+                faults.append(f"{key}: {fault}")
             else:
                 layout = parse_layout(choice.layout).layout
                 data = layout.data
-                if rules := broken(work, layout, 1, 1, layout.world_size, uneven_stages=True):
+                if rules := broken_rules(work, layout, 1, 1, layout.world_size, uneven_stages=True):
                     expected = f"a layout that the work allows: {', '.join(rules)}"
-                    wrong.append(f"{key}: found {choice.layout}, expected {expected}")
+                    faults.append(f"{key}: found {choice.layout}, expected {expected}")
         batch, size = work.training.global_batch, choice.micro_batch
         if size is not None and batch % data == 0 and batch // data % size:
-            shared = f"global_batch {batch}" if data == 1 else f"global_batch {batch} / {data} data-parallel ranks"
-            expected = f"a divisor of {shared}; a run takes the nearest one in its place"
-            wrong.append(f"{_place(subject, scale, 'tuning', 'micro_batch')}: found {size}, expected {expected}")
-    if wrong:
-        raise Fails("; ".join(dict.fromkeys(wrong)), "correct the named keys")
+            divided_words = (
+                f"global_batch {batch}" if data == 1 else f"global_batch {batch} / {data} data-parallel ranks"
+            )
+            expected = f"a divisor of {divided_words}; a run takes the nearest one in its place"
+            faults.append(
+                f"{_key_location(subject, scale, 'tuning', 'micro_batch')}: found {size}, expected {expected}"
+            )
+    if faults:
+        raise Fails("; ".join(dict.fromkeys(faults)), "correct the named keys")
     return "tuning divides the global batch; evidence and split can be used"
 
 
-def _unreadable(layout: str | None) -> str | None:
+def _layout_fault(layout: str | None) -> str | None:
     """Return what is wrong with the text of a layout; None for a layout and for none."""
     try:
         if layout is not None:
@@ -120,7 +124,7 @@ def _unreadable(layout: str | None) -> str | None:
     return None
 
 
-def _place(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
+def _key_location(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
     """Return the file and the key that have a value: those of the extended case where this one does not change it."""
     registry, name = subject.registry, split_name(subject.case.name)[0]
     while extension := registry.extension(name):
@@ -128,7 +132,7 @@ def _place(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
             break
         if scale == "smoke" and key in extension.smoke.get(part, {}):
             break
-        name = registry.spelled(extension.extends)
+        name = registry.canonical_case(extension.extends)
     document = extension or registry.case(name)
     if part == "tuning":
         path = f"tuning.{scale}.{key}"
@@ -139,11 +143,11 @@ def _place(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
     return f"{registry.all_cases[name]}: key '{path}'"
 
 
-def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> str:
+def _check_framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> str:
     """Plan the smoke scale on a processor and the full scale on the hardware. Raises NotApplicable where it refuses."""
     on_cpu = Selector(case=subject.case.name, framework=framework, target=FALLBACK_VENDOR, devices=1)
-    has = subject.registry.implementation(framework, None)[0].architecture
-    if lacking := [part for part in subject.case.parts if part not in has]:
+    architecture = subject.registry.implementation(framework, None)[0].architecture
+    if lacking := [part for part in subject.case.parts if part not in architecture]:
         raise NotApplicable(f"refuses it: it does not have {', '.join(lacking)}")
     try:
         smoke = plans[framework] = planned(elsewhere(subject.registry, on_cpu), on_cpu, "smoke")
@@ -167,17 +171,17 @@ def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> 
     return f"{line}{chosen}, {size}{rate}"
 
 
-def _together(subject: CaseSubject, plans: dict[str, Plan]) -> str:
+def _check_frameworks(subject: CaseSubject, plans: dict[str, Plan]) -> str:
     if not plans:
         needs = ", ".join(subject.case.parts)
         raise Fails(f"no framework trains it; it needs {needs}", "the lines above name what each one lacks")
     return f"{len(plans)} of {len(subject.registry.frameworks)} train it: {', '.join(plans)}"
 
 
-def _reference(subject: CaseSubject, plans: dict[str, Plan]) -> str:
+def _check_reference(subject: CaseSubject, plans: dict[str, Plan]) -> str:
     if not plans:
         raise NotApplicable("no framework trains it")
-    reference = reference_of(subject.registry, next(iter(plans.values())))
+    reference = find_reference(subject.registry, next(iter(plans.values())))
     if reference is None:
         raise NotApplicable("none: runs end valid and unchecked, until `align references promote` makes one")
     if reference.identity.work != next(iter(plans.values())).work_digest:

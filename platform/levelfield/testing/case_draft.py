@@ -18,9 +18,9 @@ from levelfield.specs.case import Case
 from levelfield.specs.vendor import NAME
 from levelfield.testing.published_config import PublishedModel
 
-LENGTH = 4096  # of a sequence, where the model has as many positions
+MOST_SEQUENCE_LENGTH = 4096  # of a sequence, where the model has as many positions
 _SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
-_TRAINING = """\
+_TRAINING_TEMPLATE = """\
 # The training is Levelfield's choice: config.json says nothing of it. Replace it by the model's own.
 training:
   steps: 300
@@ -69,8 +69,10 @@ def new_case(
     """
     if not re.fullmatch(NAME, name) or len(name) > 60:
         raise UsageError(f"case new: found the name '{name}', expected letters, digits, '.', '_' and '-'")
-    if (spelled := registry.spelled(name)) in registry.all_cases:
-        raise UsageError(f"case new: the case '{spelled}' exists: {registry.all_cases[spelled]}; use another name")
+    if (existing_name := registry.canonical_case(name)) in registry.all_cases:
+        raise UsageError(
+            f"case new: the case '{existing_name}' exists: {registry.all_cases[existing_name]}; use another name"
+        )
     path = plugins / "configs" / "cases" / f"{name}.yaml"
     count = parameters(published.model, sequence_length(published)).total
     if expected is not None and count != expected:
@@ -78,7 +80,7 @@ def new_case(
             f"--parameters: found {expected:,}, and {config} gives {count:,}: {abs(count - expected):,} apart. The "
             "model has a part that its config.json does not say, or the number counts other things; nothing was written"
         )
-    text = document(name, config, published, ignored, is_known=expected is not None)
+    text = case_document(name, config, published, ignored, is_known=expected is not None)
     parse(Case, yaml.safe_load(text), str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,18 +93,18 @@ def new_case(
 
 def sequence_length(published: PublishedModel) -> int:
     """Return the tokens of a sequence: all learned positions, and at most LENGTH rotary ones."""
-    return published.length if published.model.positions == "learned" else min(published.length, LENGTH)
+    return published.length if published.model.positions == "learned" else min(published.length, MOST_SEQUENCE_LENGTH)
 
 
-def document(name: str, config: Path, published: PublishedModel, ignored: Sequence[str], is_known: bool) -> str:
+def case_document(name: str, config: Path, published: PublishedModel, ignored: Sequence[str], is_known: bool) -> str:
     """Return the text of the case. is_known: whether its parameters are the published ones, or the platform's count."""
     model, length = published.model, sequence_length(published)
-    without = f", without {', '.join(ignored)}" if ignored else ""
+    ignored_words = f", without {', '.join(ignored)}" if ignored else ""
     head = {
         "schema": Case.schema_name(),
         "name": name,
         "title": f"{name}, a {published.kind} by its config.json",
-        "source": f"{config.name} (model_type {published.kind}{without}); the training is Levelfield's choice",
+        "source": f"{config.name} (model_type {published.kind}{ignored_words}); the training is Levelfield's choice",
         "tokenizer": f"the model's own, {model.vocab_size} tokens",
         "parameters": parameters(model, length).total,
     }
@@ -110,12 +112,12 @@ def document(name: str, config: Path, published: PublishedModel, ignored: Sequen
         "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
     )
     rate = 5e-4 if model.query_key_norm else 1e-3  # with norms of queries and keys the higher rate lets the loss jump
-    training = _TRAINING.format(
+    training = _TRAINING_TEMPLATE.format(
         length=length,
         alphabet=min(4096, model.vocab_size),
         small=min(64, model.vocab_size),
         branching=min(8, model.vocab_size // 2),
-        smoke="".join(f"  {line}\n" for line in _yaml({"model": _small(model)}).splitlines()),
+        smoke="".join(f"  {line}\n" for line in _yaml({"model": _small_model(model)}).splitlines()),
         rate=f"{rate:.1e}",
         floor=f"{rate / 10:.1e}",
     )
@@ -126,7 +128,7 @@ def _yaml(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
 
 
-def _small(model: Model) -> dict[str, Any]:
+def _small_model(model: Model) -> dict[str, Any]:
     """Return the model's sizes at smoke scale. A model that is small already keeps its width."""
     small: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
     small |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}
@@ -142,6 +144,6 @@ def _small(model: Model) -> dict[str, Any]:
         small |= {"head_dim": 48} if model.head_dim else {}
         small |= {"embedding_scale": 16} if model.embedding_scale else {}
     if experts := model.experts:
-        few = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
-        small["experts"] = few | ({"first_layer": 1} if experts.first_layer else {})
+        small_experts = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
+        small["experts"] = small_experts | ({"first_layer": 1} if experts.first_layer else {})
     return small

@@ -32,8 +32,11 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
     Check("truncated", partial(sample_checks.never_wrong, damaged=damage.truncated, what="truncated")),
     Check("reordered", partial(sample_checks.never_wrong, damaged=damage.reordered, what="reordered")),
     Check("repeated", partial(sample_checks.never_wrong, damaged=damage.repeated, what="with lines twice or lost")),
-    Check("decimal-comma", partial(sample_checks.must_be_null, damaged=damage.with_comma, what="with a decimal comma")),
-    Check("not-available", partial(sample_checks.must_be_null, damaged=damage.unavailable, what="with NA")),
+    Check(
+        "decimal-comma",
+        partial(sample_checks.must_be_null, damaged=damage.with_decimal_comma, what="with a decimal comma"),
+    ),
+    Check("not-available", partial(sample_checks.must_be_null, damaged=damage.with_not_available, what="with NA")),
     Check("other-units", sample_checks.other_units),
     Check("extra-devices", sample_checks.extra_devices),
     Check("no-text", sample_checks.no_text),
@@ -55,7 +58,7 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
 )
 
 
-def check(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
+def run_checks(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
     """Return the findings one by one. A wrong vendor.yaml is the last. fast: without what trains or waits."""
     for check in (check for check in CHECKS if check.is_selected(fast)):
         yield (finding := run_one_check(subject, check))

@@ -7,42 +7,47 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from levelfield.contracts.vendor import Device
-from levelfield.plan.permissions import needs, places
+from levelfield.plan.permissions import needed_permissions, resolved_paths
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
-HOST_ITSELF = ("/", "/dev", "/proc", "/sys", "/etc", "/root", "/home", "/var", "/run", "/var/run")
-EVERYTHING = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
+HOST_FOLDERS = ("/", "/dev", "/proc", "/sys", "/etc", "/root", "/home", "/var", "/run", "/var/run")
+OPENING_CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
 
 
 def options(subject: VendorSubject) -> str:
     """Check that container() is pure and shows exactly the given devices."""
     devices = subject.devices_or_two()
     adapter = subject.adapter()
-    whole = adapter.container(devices)
-    if adapter.container(devices) != whole or subject.adapter().container(devices) != whole:
+    all_options = adapter.container(devices)
+    if adapter.container(devices) != all_options or subject.adapter().container(devices) != all_options:
         raise Fails("container() returns another value at the second call", "compute it from its arguments alone")
-    for node in whole.device_nodes:
+    for node in all_options.device_nodes:
         if not node.startswith("/dev/") or "{" in node or "*" in node:
             raise Fails(f"device node '{node}'", "use a file under /dev; only '{index}' may be in braces")
-    for name, text in whole.environment.items():
+    for name, text in all_options.environment.items():
         if "{" in text:
             raise Fails(f"container.environment.{name}: '{text}'", "only '{index}' may be in braces")
     if subject.spec.is_host:
         return "one machine, divided into devices; containers see all of it"
     for device in devices:  # its options are part of the options of all, without those of other devices
-        single, everything = subject.adapter().container([device]), subject.adapter().container(devices)
+        single_options, together = subject.adapter().container([device]), subject.adapter().container(devices)
         others = subject.adapter().container([other for other in devices if other != device])
-        if not set(single.device_nodes) <= set(everything.device_nodes):
-            what = f"device {device.index} alone has nodes that all together lack"
-            raise Fails(what, "use one rule for every choice")
+        if not set(single_options.device_nodes) <= set(together.device_nodes):
+            fault = f"device {device.index} alone has nodes that all together lack"
+            raise Fails(fault, "use one rule for every choice")
         for field in ("device_nodes", "device_request"):
-            alone, rest, both = (set(getattr(o, field)) for o in (single, others, everything))
-            if both - rest and not both - rest <= alone:
-                raise Fails(f"{field} of device {device.index}: {sorted(alone)}, expected {sorted(both - rest)} too")
-        if single.request_driver and len(single.device_request) != 1:
-            what = f"found device_request {single.device_request} for one device"
-            raise Fails(what, "give one identity for each device")
+            single_values, others_values, all_values = (
+                set(getattr(o, field)) for o in (single_options, others, together)
+            )
+            if all_values - others_values and not all_values - others_values <= single_values:
+                raise Fails(
+                    f"{field} of device {device.index}: {sorted(single_values)}, expected "
+                    f"{sorted(all_values - others_values)} too"
+                )
+        if single_options.request_driver and len(single_options.device_request) != 1:
+            fault = f"found device_request {single_options.device_request} for one device"
+            raise Fails(fault, "give one identity for each device")
     return _restriction(subject, devices)
 
 
@@ -56,8 +61,8 @@ def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
     first = devices[0]
     second = replace(first, index=first.index + 1, identity=f"{first.identity}-other", visible_as=None)
     second = devices[1] if len(devices) > 1 else second
-    alone, other = (asdict(subject.adapter().container([device])) for device in (first, second))
-    if differing := sorted(field for field in alone if alone[field] != other[field]):
+    first_options, second_options = (asdict(subject.adapter().container([device])) for device in (first, second))
+    if differing := sorted(field for field in first_options if first_options[field] != second_options[field]):
         return f"devices differ in {', '.join(differing)}"
     declared = [*spec.container.device_nodes, *spec.container.environment.values()]
     if any("{index}" in text for text in declared) or spec.container.device_request:
@@ -73,7 +78,7 @@ def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
         raise Missing("container: no option shows a device", "add device_nodes, device_request or engine_runtime")
     numbered = [match for node in options.device_nodes if (match := re.fullmatch("(.*?)([0-9]+)", node))]
     for node in numbered:
-        indices = {int(other[2]) for other in numbered if other[1] == node[1]}
+        indices = {int(second_options[2]) for second_options in numbered if second_options[1] == node[1]}
         if hidden := [device.index for device in devices if device.index not in indices]:
             raise Fails(
                 f"device {hidden[0]} has no node: {node[0]} belongs to one device, but every container gets it",
@@ -91,13 +96,13 @@ def privileges(subject: VendorSubject) -> str:
         if len(reasons.get(name, "").strip()) < 3:
             raise Missing(f"container: {name} has no reason", "write why it is needed in vendor.yaml, or leave it out")
     for name in options.capabilities:
-        if name.upper().removeprefix("CAP_") in EVERYTHING:
+        if name.upper().removeprefix("CAP_") in OPENING_CAPABILITIES:
             raise Fails(f"container.capabilities: {name} opens the whole host", "name only the needed capabilities")
     for path in options.read_only_mounts:
-        if any(place in HOST_ITSELF or place.endswith(".sock") for place in places(path)):
+        if any(place in HOST_FOLDERS or place.endswith(".sock") for place in resolved_paths(path)):
             raise Fails(f"container.mounts: {path} is the host itself", "mount the folders of the driver alone")
     summary = f"{len(options.capabilities) + len(options.security_options)} privilege(s), each with its reason"
-    flags = " ".join(f"--allow '{need}'" for need in needs(options))
+    flags = " ".join(f"--allow '{need}'" for need in needed_permissions(options))
     return f"{summary}; its containers start only with {flags}" if flags else summary
 
 
@@ -106,11 +111,11 @@ def images(subject: VendorSubject) -> str:
     base_images = subject.spec.images
     if not base_images:
         raise NotApplicable("found no `images`: runs in containers need --base-image")
-    unknown = sorted(set(base_images) - set(subject.registry.reaching(subject.spec)) - {"base"})
+    unknown = sorted(set(base_images) - set(subject.registry.frameworks_reaching(subject.spec)) - {"base"})
     if unknown:
         raise Fails(
             f"images: {', '.join(unknown)} is not a framework of this vendor", "use the frameworks' names, or base"
         )
-    loose = [name for name, image in base_images.items() if not image.digest]
-    note = f"; without a digest, so their content may change: {', '.join(loose)}" if loose else ""
+    without_digest = [name for name, image in base_images.items() if not image.digest]
+    note = f"; without a digest, so their content may change: {', '.join(without_digest)}" if without_digest else ""
     return f"{len(base_images)} image(s){note}"

@@ -13,7 +13,7 @@ from levelfield.testing.recordings import Recording
 MOST_COPIES = 80
 MOST_NUMBERS = 400
 _UNIT = re.compile(r'\s?(%|(?:[muk]?Wh?|[CF]|[mukM]?J|(?:[KMGT]i|[kMGT])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
-FOREIGN = {
+IMPOSSIBLE_UNITS = {
     "power_watts": "kW",
     "energy_joules": "kWh",
     "memory_used_bytes": "TiB",
@@ -50,7 +50,7 @@ def reordered(recording: Recording) -> Iterator[str]:
     if tool.format == "json" if tool else recording.path.suffix == ".json":
         try:
             document = inner = json.loads(text)
-            yield json.dumps(_turned(document))
+            yield json.dumps(_with_reversed_keys(document))
             for key in tool.records if tool else ():
                 inner = inner[key]
         except (ValueError, LookupError, TypeError):
@@ -69,11 +69,11 @@ def reordered(recording: Recording) -> Iterator[str]:
             yield text[: starts[0]] + "".join(reversed(blocks))
 
 
-def _turned(value: Any) -> Any:
+def _with_reversed_keys(value: Any) -> Any:
     """Return the value with the keys of every object reversed. Lists stay, because their order may have a meaning."""
     if isinstance(value, dict):
-        return {key: _turned(value[key]) for key in reversed(value)}
-    return [_turned(item) for item in value] if isinstance(value, list) else value
+        return {key: _with_reversed_keys(value[key]) for key in reversed(value)}
+    return [_with_reversed_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def repeated(recording: Recording) -> Iterator[str]:
@@ -96,21 +96,21 @@ def numbers(text: str) -> list[NumberPlace]:
     return places
 
 
-def nudged(text: str, number: NumberPlace) -> str:
+def with_changed_digit(text: str, number: NumberPlace) -> str:
     """Return the text with another number of the same form in this place."""
     old = text[number.start : number.end]
-    at = next(i for i, char in enumerate(old) if char.isdigit())
-    new = old[:at] + str(int(old[at]) % 9 + 1) + old[at + 1 :]
+    digit = next(i for i, char in enumerate(old) if char.isdigit())
+    new = old[:digit] + str(int(old[digit]) % 9 + 1) + old[digit + 1 :]
     return text[: number.start] + new + text[number.end :]
 
 
-def with_comma(text: str, number: NumberPlace) -> str:
+def with_decimal_comma(text: str, number: NumberPlace) -> str:
     """Return the text with a decimal comma, as another locale prints it. The decimals are not zero, so a loss shows."""
-    whole = text[number.start : number.end].partition(".")[0]
-    return f"{text[: number.start]}{whole},93{text[number.end :]}"
+    integer_part = text[number.start : number.end].partition(".")[0]
+    return f"{text[: number.start]}{integer_part},93{text[number.end :]}"
 
 
-def unavailable(text: str, number: NumberPlace) -> str:
+def with_not_available(text: str, number: NumberPlace) -> str:
     """Return the text with NA instead of the number and its unit."""
     end = number.unit[1] if number.unit and text[number.end : number.unit[0]].strip() == "" else number.end
     return text[: number.start] + _as_json("NA", text, number) + text[end:]
@@ -119,8 +119,8 @@ def unavailable(text: str, number: NumberPlace) -> str:
 def other_unit(text: str, number: NumberPlace) -> str:
     """Return the text with an impossible unit, instead of the printed unit or after a number without one."""
     if number.unit:
-        return text[: number.unit[0]] + FOREIGN[number.field] + text[number.unit[1] :]
-    quantity = f"{text[number.start : number.end]} {FOREIGN[number.field]}"
+        return text[: number.unit[0]] + IMPOSSIBLE_UNITS[number.field] + text[number.unit[1] :]
+    quantity = f"{text[number.start : number.end]} {IMPOSSIBLE_UNITS[number.field]}"
     return text[: number.start] + _as_json(quantity, text, number) + text[number.end :]
 
 

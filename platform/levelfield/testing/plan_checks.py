@@ -13,7 +13,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.errors import NotHere, UnknownName, UsageError
-from levelfield.plan.permissions import needs
+from levelfield.plan.permissions import needed_permissions
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.run.launchers.local import LocalLauncher
@@ -43,7 +43,7 @@ def planned(selection: Selection, selector: Selector, scale: Scale, **changes: o
 
 def elsewhere(registry: Registry, selector: Selector) -> Selection:
     """Return what is found for the selector on a machine without such devices. Raises UsageError."""
-    return replace(lookup.find(registry, selector), devices=(), problem=None, notices=())
+    return replace(lookup.find_selection(registry, selector), devices=(), problem=None, notices=())
 
 
 # ---- the launch of a training
@@ -51,7 +51,7 @@ def elsewhere(registry: Registry, selector: Selector) -> Selection:
 
 def launch(subject: VendorSubject) -> str:
     """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
-    frameworks = subject.registry.reaching(subject.spec)
+    frameworks = subject.registry.frameworks_reaching(subject.spec)
     if not frameworks:
         raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
     subject.stage.replay(subject.outputs)
@@ -91,9 +91,11 @@ def _first_plan(subject: VendorSubject, framework: str) -> Plan:
     for name in sorted(registry.cases):
         selector = Selector(case=name, framework=framework, target=subject.name, devices=LAUNCHED)
         try:
-            selection = lookup.find(registry, selector)
+            selection = lookup.find_selection(registry, selector)
             if {"base", framework} & set(subject.spec.images):
-                allow = needs(selection.adapter.container(subject.devices_or_two()))  # check `privileges` reports it
+                allow = needed_permissions(
+                    selection.adapter.container(subject.devices_or_two())
+                )  # check `privileges` reports it
                 planned(selection, selector, "smoke", python=None, runtime="docker", allow=allow)
             return planned(selection, selector, "smoke")
         except UsageError as error:
@@ -127,12 +129,12 @@ def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -
     """Return the number of plans. Raises Fails for a row that makes a plan impossible, that does not fit where a plan
     without it fits or where it names devices and nodes, or that applies nowhere."""
     plans, devices = 0, row.devices or DEVICES
-    frameworks = [row.framework] if row.framework else subject.registry.reaching(subject.spec)
+    frameworks = [row.framework] if row.framework else subject.registry.frameworks_reaching(subject.spec)
     chips = [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]
     for framework, chip, nodes in itertools.product(frameworks, chips, [row.nodes] if row.nodes else NODES):
         selector = Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
         try:
-            selection = replace(lookup.find(subject.registry, selector), devices=())
+            selection = replace(lookup.find_selection(subject.registry, selector), devices=())
         except NotHere:
             continue  # the framework does not have the case or the vendor, whatever the row says
         is_possible, error = _plan_fault(selection, selector, row.scale)
@@ -170,7 +172,7 @@ def cases(subject: VendorSubject) -> str:
     """Plan each case at full scale on one node of the first chip, and name the peaks that the chips lack for them."""
     if subject.spec.is_host:
         raise NotApplicable("the full scale is for accelerators")
-    frameworks = subject.registry.reaching(subject.spec)
+    frameworks = subject.registry.frameworks_reaching(subject.spec)
     if not frameworks or not subject.spec.chips:
         raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
     names, chip = sorted(subject.registry.cases), subject.spec.chips[0]

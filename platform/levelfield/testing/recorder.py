@@ -15,11 +15,11 @@ from pathlib import Path
 
 from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.tool_records import matches, parse
-from levelfield.contracts.vendor import Device, Vendor, recorded_commands
+from levelfield.contracts.vendor import Device, Vendor, replayable_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES
 from levelfield.rundir.folder_descriptor import FolderDescriptor
-from levelfield.rundir.seal import DEVICE
+from levelfield.rundir.seal import DEVICE_IDENTITY
 from levelfield.specs.tool import NodeCommand, Tool
 from levelfield.testing.file_checks import BLANK
 from levelfield.testing.recordings import ORIGINS, commands, file_name, why_unread
@@ -108,7 +108,7 @@ def _captured(vendor: Vendor, folder: Path, force: bool) -> list[Captured]:
     has_tool = any(tool for _, tool in declared.values())
     of_adapter: dict[str, NodeCommand] = {}
     if not has_tool and not vendor.spec.is_host:
-        for command in recorded_commands(vendor).samples:
+        for command in replayable_commands(vendor).samples:
             role = f"tool.{Path(command.argv[0]).name}"
             file = next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt")  # its ending is kept
             of_adapter[file] = command
@@ -250,13 +250,13 @@ def identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tup
     words: list[str] = []
     for name, text in texts.items():
         rule = rules.get(name)
-        words += [match.group() for pattern in (DEVICE, _MAC) for match in pattern.finditer(text)]
+        words += [match.group() for pattern in (DEVICE_IDENTITY, _MAC) for match in pattern.finditer(text)]
         labelled = [*(match[1] for match in _LABELLED.finditer(text)), *_cells_below(_HEADING, _WORD, text)]
-        words += [word for word in labelled if not DEVICE.search(word)]
+        words += [word for word in labelled if not DEVICE_IDENTITY.search(word)]
         by_rule = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
-        words += [word for word in by_rule if word and not _BUS.fullmatch(word) and not DEVICE.search(word)]
+        words += [word for word in by_rule if word and not _BUS.fullmatch(word) and not DEVICE_IDENTITY.search(word)]
         # a value that the rules read is none by its form or by a label with a blank alone
-        beside = [match[1] for match in _BESIDE.finditer(text) if not DEVICE.search(match[1])]
+        beside = [match[1] for match in _BESIDE.finditer(text) if not DEVICE_IDENTITY.search(match[1])]
         words += [word for word in (*beside, *_addresses(text), *_hosts(text)) if not _alone(word, read)]
         words += [platform.node()] if len(platform.node()) > 3 and platform.node() in text else []
     return tuple(dict.fromkeys(words))

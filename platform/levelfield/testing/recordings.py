@@ -69,10 +69,10 @@ def why_unread(role: str, tool: Tool, text: str) -> str | None:
     parsed = parse(tool, text)
     if parsed.records:
         return None
-    if not parsed.passed_over and tool.patterns:
+    if not parsed.skipped_reasons and tool.patterns:
         key = f"{'discovery.tool' if role == 'discovery' else role}.patterns.0"
         return f"key '{key}': found no match of '{tool.patterns[0]}', expected one for each device"
-    return parsed.passed_over[0] if parsed.passed_over else "found no record"
+    return parsed.skipped_reasons[0] if parsed.skipped_reasons else "found no record"
 
 
 def outcome(vendor: Vendor, devices: Sequence[Device]) -> dict[Key, Any]:

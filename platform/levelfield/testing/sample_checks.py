@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from levelfield.contracts.readings import checked
-from levelfield.contracts.tool_records import TWICE, parse
+from levelfield.contracts.readings import whole_devices
+from levelfield.contracts.tool_records import DUPLICATE_RECORD, parse
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
@@ -40,8 +40,8 @@ def undamaged(subject: VendorSubject) -> Undamaged:
 
 def _check_repeats(subject: VendorSubject) -> None:
     for recording in subject.recordings:
-        damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
-        if repeated_record := next((note for note in damage_of if note.startswith(TWICE)), None):
+        damage_of = parse(recording.tool, recording.text).skipped_reasons if recording.tool else ()
+        if repeated_record := next((note for note in damage_of if note.startswith(DUPLICATE_RECORD)), None):
             raise Fails(
                 f"{recording.path.name}: {repeated_record}; none of them is read",
                 "one device has one record: compare the places of index and identity, or choose the records more "
@@ -70,7 +70,7 @@ def devices(subject: VendorSubject) -> str:
             "add it to a chip's match",
         )
     _check_repeats(subject)
-    if len(whole := checked(subject.spec, DeviceList(listing))) < len(listing):
+    if len(whole := whole_devices(subject.spec, DeviceList(listing))) < len(listing):
         raise Fails(
             str(whole.problem), "record cards that are whole, or correct the chip's compute_units or memory_bytes"
         )
@@ -100,9 +100,9 @@ def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
         right, numbers = undamaged(subject), list[Quantity]()
         for recording in subject.required_recordings():
             for number in damage.numbers(recording.text):
-                nudged = after(subject, right, recording, damage.nudged(recording.text, number))
+                nudged = after(subject, right, recording, damage.with_changed_digit(recording.text, number))
                 changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
-                if len(changed) == 1 and changed[0][1] in damage.FOREIGN:
+                if len(changed) == 1 and changed[0][1] in damage.IMPOSSIBLE_UNITS:
                     numbers.append((recording, number._replace(field=changed[0][1]), changed[0]))
         subject.shared["quantities"] = (right, numbers)
     right, numbers = cast(tuple[Undamaged, list[Quantity]], subject.shared["quantities"])
@@ -152,7 +152,9 @@ def extra_devices(subject: VendorSubject) -> str:
             raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
     absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
     (sample,) = subject.replayed_adapter(subject.outputs).sample([absent])
-    if sample.index != absent.index or any(getattr(sample, field, None) is not None for field in damage.FOREIGN):
+    if sample.index != absent.index or any(
+        getattr(sample, field, None) is not None for field in damage.IMPOSSIBLE_UNITS
+    ):
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
     if blank := without_reason([sample]):
         raise Fails(blank, "give a reason in Sample.reasons")

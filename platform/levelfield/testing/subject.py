@@ -25,7 +25,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.contracts.command import CommandOutput, encoding_problem
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import Device, ReplayableVendor, Vendor, recorded_commands
+from levelfield.contracts.vendor import Device, ReplayableVendor, Vendor, replayable_commands
 from levelfield.errors import UnknownName
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
@@ -45,7 +45,7 @@ class VendorSubject:
         self.plugin_options = Registry(plugins).options  # --plugins and its folders, as the user wrote them
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
-            hint = self.registry.absence("vendor", name, "`vendor new NAME` creates one.")
+            hint = self.registry.absence_hint("vendor", name, "`vendor new NAME` creates one.")
             raise UnknownName("vendor", name, self.registry.vendors, hint=hint)
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
@@ -124,7 +124,7 @@ class VendorSubject:
             return
         devices = self.replayed_adapter(self.outputs).devices()
         if not self.stage.tool_ran.exists():
-            if devices and recorded_commands(self.registry.vendor(self.name)).samples:
+            if devices and replayable_commands(self.registry.vendor(self.name)).samples:
                 self.has_hardware = True
                 return
             if devices:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED, SEVERAL_OF_A_HOST, printer
+from levelfield.contracts.readings import SAMPLED, SEVERAL_HOST_DEVICES, visible_value_tool
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
@@ -199,14 +199,14 @@ def visible(subject: VendorSubject) -> str:
     if variable is None:
         if subject.spec.is_divided:
             if (count := len(subject.devices())) > 1:
-                raise Fails(SEVERAL_OF_A_HOST.format(count), "print one record, or name a visible_devices_variable")
+                raise Fails(SEVERAL_HOST_DEVICES.format(count), "print one record, or name a visible_devices_variable")
             raise NotApplicable("one machine, divided into devices: there is no choice")
         raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
     devices = subject.devices()
     if not devices:
         raise NotApplicable("the recordings show no device")
     unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
-    if unknown and printer(subject.spec):
+    if unknown and visible_value_tool(subject.spec):
         raise Fails(unknown, "compare numbering.tool with its recording")
     if subject.spec.numbering is None and not any(device.visible_as for device in devices):
         indices = [device.index for device in devices]

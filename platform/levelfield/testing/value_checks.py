@@ -8,7 +8,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_fault, without
+from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_memory_fault, without
 from levelfield.contracts.tool_records import parse
 from levelfield.report.sheets import aligned
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
@@ -88,7 +88,7 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
         return "adapter.py gives none"
     parsed = parse(recording.tool, recording.text)
     if index not in parsed.records:
-        return parsed.why_not(index)
+        return parsed.missing_record_reason(index)
     record = parsed.records[index]
     text = record.texts.values.get(field)
     if text is None:
@@ -241,7 +241,7 @@ def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
     """Check that no device uses more than it has, nor all devices all to the last byte: two fields have one place."""
     for device, row in zip(subject.devices(), table, strict=True):
         used, chip = row.values.get("memory_used"), subject.spec.chip(device.chip) if device.chip else None
-        if fault := used_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
+        if fault := used_memory_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
             raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE)
     pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in table]
     pairs = [pair for pair in pairs if None not in pair]

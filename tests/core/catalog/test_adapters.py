@@ -122,7 +122,7 @@ def test_an_adapter_that_never_answers_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     body: str,
 ) -> None:
-    monkeypatch.setattr(checked_adapter, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(checked_adapter, "ANSWER_LIMIT_SECONDS", 0.5)
     assert main(["show", "vendors", *adapted("devices", body)]) == 0
     assert re.search(r"devices\(\).*0\.5 s", " ".join(capsys.readouterr().out.split()))
     wait_for_no_tool()

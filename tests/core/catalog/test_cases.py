@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from changed_documents import written
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, NotHere
 from levelfield.measure.parameter_counts import parameters
@@ -83,7 +83,7 @@ def test_a_part_that_a_framework_does_not_have_is_named(name: str) -> None:
     if "latent_attention" in file.architecture:
         return
     with pytest.raises(NotHere, match=rf"^{name} .*latent_attention.*\bdeepseek_v3\b"):
-        find(Registry(), Selector(case="deepseek_v3", framework=name, target="cpu"))
+        find_selection(Registry(), Selector(case="deepseek_v3", framework=name, target="cpu"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from levelfield.catalog.registry import Registry, private_chips
+from levelfield.catalog.registry import Registry, private_chips_file
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.judge.collector import collect
@@ -153,19 +153,19 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, content: str, messag
 
 def test_the_users_own_file_is_taken_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert private_chips(None) is None
+    assert private_chips_file(None) is None
     own = tmp_path / "levelfield" / "chips.yaml"
     own.parent.mkdir()
     own.write_text(CORRECTED)
-    assert private_chips(None) == own
+    assert private_chips_file(None) == own
 
 
 def test_a_named_file_wins_and_has_to_be_there(chips: Path, tmp_path: Path) -> None:
-    assert private_chips(chips) == chips
+    assert private_chips_file(chips) == chips
     with pytest.raises(UsageError, match=rf"--chips {tmp_path}: found.*levelfield\.chips/1$"):
-        private_chips(tmp_path)
+        private_chips_file(tmp_path)
     with pytest.raises(UsageError, match=rf"--chips {tmp_path}/absent\.yaml: no.*levelfield\.chips/1$"):
-        private_chips(tmp_path / "absent.yaml")
+        private_chips_file(tmp_path / "absent.yaml")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.catalog.code_basis import _executed, training_code
+from levelfield.catalog.code_basis import _executed_syntax, training_code_digest
 from levelfield.catalog.registry import Registry
 from plans import ROOT
 
@@ -50,7 +50,7 @@ def train(job: Job, rate: Optional[Rate] = 0.1) -> float:
 
 
 def test_comments_docstrings_and_types_of_functions_do_not_count() -> None:
-    assert _executed(TYPED.encode()) == _executed(CODE.encode())
+    assert _executed_syntax(TYPED.encode()) == _executed_syntax(CODE.encode())
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,31 @@ def test_comments_docstrings_and_types_of_functions_do_not_count() -> None:
 )
 def test_what_runs_counts(before: str, after: str) -> None:
     assert before in CODE
-    assert _executed(CODE.replace(before, after).encode()) != _executed(CODE.encode())
+    assert _executed_syntax(CODE.replace(before, after).encode()) != _executed_syntax(CODE.encode())
 
 
 def test_a_decorator_that_may_read_types_keeps_them() -> None:
     kernel = "@triton.jit\ndef kernel(x, SIZE: tl.constexpr):\n    return x\n"
-    assert _executed(kernel.encode()) != _executed(kernel.replace(": tl.constexpr", "").encode())
+    assert _executed_syntax(kernel.encode()) != _executed_syntax(kernel.replace(": tl.constexpr", "").encode())
     method = "class A:\n    @staticmethod\n    def forward(x: int):\n        return x\n"
-    assert _executed(method.encode()) == _executed(method.replace(": int", "").encode())
+    assert _executed_syntax(method.encode()) == _executed_syntax(method.replace(": int", "").encode())
 
 
 @pytest.mark.parametrize("source", [b"print 'old'", b"\x00", b"\xff", b"x = '\\ud800'\n"])
 def test_what_is_no_python_counts_by_its_bytes(source: bytes) -> None:
-    assert _executed(source) != _executed(source + b"1")
+    assert _executed_syntax(source) != _executed_syntax(source + b"1")
 
 
 def test_a_folder_s_digest_follows_from_its_code(tmp_path: Path) -> None:
-    implementation, _ = Registry([FAKE.parents[1]]).labelled("fake")
+    implementation, _ = Registry([FAKE.parents[1]]).implementation_of_label("fake")
     folder = tmp_path / "fake"
     shutil.copytree(FAKE, folder)
     script = folder / "train.py"
-    digest = training_code(implementation, folder, "cpu")
+    digest = training_code_digest(implementation, folder, "cpu")
     script.write_text("# a comment\n" + script.read_text())
-    assert training_code(implementation, folder, "cpu") == digest
+    assert training_code_digest(implementation, folder, "cpu") == digest
     script.write_text(script.read_text() + "\nSTEPS = 3\n")
-    assert training_code(implementation, folder, "cpu") != digest
+    assert training_code_digest(implementation, folder, "cpu") != digest
 
 
 def test_other_pythons_get_the_same_text(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_other_pythons_get_the_same_text(tmp_path: Path) -> None:
     if not pythons:
         pytest.skip("no Python 3.10, 3.12 or 3.13 lies in ~/.pyenv/versions")
     code = (ROOT / "platform" / "levelfield" / "catalog" / "code_basis.py").read_text()
-    start, end = code.index("# Decorators that"), code.index("def training_code(")
-    parts = code[start:end] + code[code.index("@lru_cache") : code.index("def runs_path(")]
+    start, end = code.index("# Decorators that"), code.index("def training_code_digest(")
+    parts = code[start:end] + code[code.index("@lru_cache") : code.index("def tested_path(")]
     program = tmp_path / "digests.py"
     program.write_text(
         "from __future__ import annotations\nimport ast, hashlib, pathlib, sys\nfrom functools import lru_cache\n"
         f"{parts}\nfor path in sorted(pathlib.Path(sys.argv[1]).rglob('*.py')):\n"
-        "    print(path, hashlib.sha256(_executed(path.read_bytes())).hexdigest())\n"
+        "    print(path, hashlib.sha256(_executed_syntax(path.read_bytes())).hexdigest())\n"
     )
     texts = {
         subprocess.run([str(python), str(program), str(ROOT / "models")], capture_output=True, text=True).stdout

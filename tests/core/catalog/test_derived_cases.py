@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from levelfield.catalog.lookup import reference_of
+from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.errors import DocumentError, UsageError
@@ -69,9 +69,9 @@ def test_the_same_numbers_are_the_same_work() -> None:
 
 def test_a_derived_case_has_no_reference_of_the_case_that_it_came_from() -> None:
     registry = Registry()
-    assert reference_of(registry, make_plan(registry, "gpt3_6.7B:torch:cpu")) is not None
+    assert find_reference(registry, make_plan(registry, "gpt3_6.7B:torch:cpu")) is not None
     derived = make_plan(registry, "gpt3_6.7B+steps20:torch:cpu")
-    assert reference_of(registry, derived) is None
+    assert find_reference(registry, derived) is None
     assert derived.case == "gpt3_6.7B+steps20"
     (deviation,) = derived.deviations
     assert re.search(r"\bgpt3_6\.7B:.*\b20$", deviation)

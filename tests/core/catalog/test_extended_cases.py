@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from levelfield.catalog.lookup import reference_of
+from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
@@ -102,14 +102,14 @@ def test_show_says_what_a_case_extends_and_changes(capsys: pytest.CaptureFixture
 
 def test_the_very_same_smoke_work_is_held_against_the_reference_there_is(registry: Registry) -> None:
     plan = make_plan(registry, "gpt2_small_b8:torch:cpu")
-    shared = reference_of(registry, plan)
+    shared = find_reference(registry, plan)
     assert shared is not None and shared.identity.work == plan.work_digest and shared.case != plan.case
     full = make_plan(registry, "gpt2_small_b8:deepspeed:A100", scale="full", assume=True)
-    assert reference_of(registry, full) is None
+    assert find_reference(registry, full) is None
     works = [registry.reference(name).identity.work for name in registry.references]
     assert len(works) == len(set(works))  # no copy of one: this finds it for every case with its work
     for case, other in (("gpt2_medium", "gpt2_small"), ("gpt3_13B", "gpt3_6.7B")):
-        reference = reference_of(registry, make_plan(registry, f"{case}:torch:cpu"))
+        reference = find_reference(registry, make_plan(registry, f"{case}:torch:cpu"))
         assert reference is not None and reference.name == f"{other}_smoke_fp32"
 
 

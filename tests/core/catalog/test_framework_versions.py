@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.code_basis import runs_path, training_code
+from levelfield.catalog.code_basis import tested_path, training_code_digest
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import SupportRow, rows
+from levelfield.catalog.support import SupportRow, support_rows
 from levelfield.cli.show_frameworks_command import layout_lines
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest
@@ -96,10 +96,13 @@ def test_a_version_without_this_kind_of_device_is_refused(folder: Path, monkeypa
 
 def test_a_label_names_a_version_everywhere(folder: Path) -> None:
     registry = Registry([folder])
-    assert registry.labelled("fake_2.0.0")[0].label == "fake_2.0.0" and registry.labelled("fake")[0].label == "fake"
+    assert (
+        registry.implementation_of_label("fake_2.0.0")[0].label == "fake_2.0.0"
+        and registry.implementation_of_label("fake")[0].label == "fake"
+    )
     assert [label for label in registry.labels() if label.startswith("fake")] == ["fake", "fake_2.0.0"]
     with pytest.raises(UsageError, match=r"version 9\.9\b"):
-        registry.labelled("fake_9.9")
+        registry.implementation_of_label("fake_9.9")
 
 
 # -- what a manifest may say
@@ -201,11 +204,11 @@ def record(
     version: str | None = None,
 ) -> None:
     """Write the passed run of a version, by its code where `code` gives no other."""
-    file, home = Registry([folder]).labelled(label)
+    file, home = Registry([folder]).implementation_of_label(label)
     run = MatrixRun(
         date="2026-01-01",
         commit=None,
-        code=code or training_code(file, home, "cpu"),
+        code=code or training_code_digest(file, home, "cpu"),
         name="one",
         family="gpt",
         precision="fp32",
@@ -218,7 +221,9 @@ def record(
 
 
 def row(folder: Path, label: str) -> SupportRow:
-    return next(r for r in rows(Registry([folder])) if (r.framework, r.family, r.precision) == (label, "gpt", "fp32"))
+    return next(
+        r for r in support_rows(Registry([folder])) if (r.framework, r.family, r.precision) == (label, "gpt", "fp32")
+    )
 
 
 def test_a_version_without_recorded_runs_is_new(folder: Path) -> None:
@@ -266,12 +271,12 @@ def test_other_pins_of_the_version_make_its_runs_old_and_not_the_default_s(folde
 
 def test_each_version_has_a_file_of_its_own() -> None:
     registry = Registry()
-    places = [runs_path(*registry.labelled(label)) for label in registry.labels()]
+    places = [tested_path(*registry.implementation_of_label(label)) for label in registry.labels()]
     assert len(set(places)) == len(places) and ROOT / "models/jax/tested-0.10.1.json" in places
 
 
 def test_a_long_name_leaves_the_table_in_80_columns_and_stands_once(folder: Path) -> None:
-    lines = "\n".join(layout_lines(list(rows(Registry([folder]))))).splitlines()
+    lines = "\n".join(layout_lines(list(support_rows(Registry([folder]))))).splitlines()
     assert max(map(len, lines)) <= 80 and lines.count("fake_2.0.0") == 1
     assert lines[lines.index("fake_2.0.0") + 1].split()[:3] == ["gpt", "fp32", "new"]
     assert sum(line.startswith("fake      ") for line in lines) > 1
@@ -284,7 +289,7 @@ def test_a_version_has_an_image_of_its_own(folder: Path) -> None:
     registry, images = Registry([folder]), []
     vendor = registry.vendor_file("cpu")
     for label in ("fake", "fake_2.0.0"):
-        file, home = registry.labelled(label)
+        file, home = registry.implementation_of_label(label)
         images.append(image_plan(file, home, vendor, file.requirements["cpu"].stages(), None))
     assert [image.name for image in images] == ["levelfield/fake-cpu", "levelfield/fake-2.0.0-cpu"]
     assert images[1].requirements == ("fake-tensors==2.0.0", "numpy==2.4.6")
@@ -294,7 +299,7 @@ def test_an_image_s_name_has_no_plus(folder: Path) -> None:
     manifest = folder / "models/fake/implementation.yaml"
     manifest.write_text(manifest.read_text().replace("2.0.0", "2.0.0+cpu"))
     registry = Registry([folder])
-    file, home = registry.labelled("fake_2.0.0+cpu")
+    file, home = registry.implementation_of_label("fake_2.0.0+cpu")
     image = image_plan(file, home, registry.vendor_file("cpu"), file.requirements["cpu"].stages(), None)
     assert image.name == "levelfield/fake-2.0.0_cpu-cpu"
 
@@ -303,10 +308,10 @@ def test_an_image_that_brings_the_framework_is_refused_for_a_further_version(fol
     registry = Registry([folder])
     image = Image(image="maker/fake:1", has_framework=True, source="made for the tests")
     vendor = registry.vendor_file("cpu").model_copy(update={"images": {"fake": image}})
-    file, home = registry.labelled("fake_2.0.0")
+    file, home = registry.implementation_of_label("fake_2.0.0")
     with pytest.raises(UsageError, match=r"^fake_2\.0\.0.*cpu:.*\bmaker/fake:1\b"):
         image_plan(file, home, vendor, file.requirements["cpu"].stages(), None)
-    plain, _ = registry.labelled("fake")
+    plain, _ = registry.implementation_of_label("fake")
     assert image_plan(plain, home, vendor, plain.requirements["cpu"].stages(), None).requirements == ()
 
 

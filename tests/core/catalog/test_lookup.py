@@ -100,7 +100,7 @@ def test_chips_of_the_reports_are_known() -> None:
 
 
 def test_all_of_one_selector(hardware: Registry) -> None:
-    selection = lookup.find(hardware, parse_selector("tiny:fake:F2"))
+    selection = lookup.find_selection(hardware, parse_selector("tiny:fake:F2"))
     assert (selection.case.name, selection.implementation.framework, selection.chip.name) == ("tiny", "fake", "F2")
     assert selection.folder == PLUGINS / "models/fake" and len(selection.tuning_rows) == 3
 
@@ -109,15 +109,17 @@ def test_a_framework_that_the_vendor_does_not_know_is_refused(hardware: Registry
     for framework, vendor in (("torch", "fake"), ("fake", "cpu")):
         facts = rf"neither {framework} nor.*\b{vendor}\b.*'{vendor}'.*`reaches\.{vendor}`.*\b{framework}'s"
         with pytest.raises(UsageError, match=facts):
-            lookup.find(hardware, parse_selector(f"tiny:{framework}:{vendor}"))
+            lookup.find_selection(hardware, parse_selector(f"tiny:{framework}:{vendor}"))
 
 
 def test_a_framework_says_itself_how_it_reaches_devices() -> None:
     hardware = Registry()
     torch, cpu = hardware.implementation("torch")[0], hardware.vendor_file("cpu")
-    assert cpu.frameworks == {} and lookup.access_of(torch, cpu) == FrameworkAccess(device="cpu", backend="gloo")
+    assert cpu.frameworks == {} and lookup.framework_access(torch, cpu) == FrameworkAccess(device="cpu", backend="gloo")
     nvidia = hardware.vendor_file("nvidia")
-    assert lookup.access_of(torch, nvidia) == nvidia.frameworks["torch"] and not lookup.access_notices(torch, nvidia)
+    assert lookup.framework_access(torch, nvidia) == nvidia.frameworks["torch"] and not lookup.access_notices(
+        torch, nvidia
+    )
 
 
 def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
@@ -125,13 +127,13 @@ def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
     reach = DeviceReach(device="gpu", backend="nccl", environment={"A": "1"})
     nvidia = hardware.vendor_file("nvidia")
     torch = hardware.implementation("torch")[0].model_copy(update={"reaches": {"nvidia": reach}})
-    assert lookup.access_of(torch, nvidia) == nvidia.frameworks["torch"] != reach.access
+    assert lookup.framework_access(torch, nvidia) == nvidia.frameworks["torch"] != reach.access
     (notice,) = lookup.access_notices(torch, nvidia)
     assert re.search(r"nvidia.*\bcuda.*nccl; torch.*\bgpu.*nccl.*'nvidia'\..*vendor", notice)
     same = torch.model_copy(update={"reaches": {"nvidia": DeviceReach(device="cuda", backend="nccl")}})
     assert lookup.access_notices(same, nvidia) == ()
     alone = nvidia.model_copy(update={"frameworks": {}})
-    assert lookup.access_of(torch, alone) == reach.access and lookup.access_notices(torch, alone) == ()
+    assert lookup.framework_access(torch, alone) == reach.access and lookup.access_notices(torch, alone) == ()
     assert torch.environment("nvidia") == {**torch.launch.environment, "A": "1"}
 
 
@@ -139,7 +141,7 @@ def test_a_part_that_a_framework_lacks_is_refused(plugins: Path) -> None:
     file = plugins / "models/fake/implementation.yaml"
     file.write_text(file.read_text().replace("learned_positions, ", ""))
     with pytest.raises(UsageError, match=r"^fake.*\blearned_positions,.*\btiny\b.*\brope, "):
-        lookup.find(Registry([plugins]), parse_selector("tiny:fake:fake"))
+        lookup.find_selection(Registry([plugins]), parse_selector("tiny:fake:fake"))
 
 
 def test_tuning_for_another_case_is_refused(plugins: Path) -> None:
@@ -171,7 +173,7 @@ def hung(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 def test_a_tool_that_is_here_and_does_not_answer_never_gives_a_cpu_plan(hung: Registry) -> None:
     with pytest.raises(UsageError, match=rf"^vendor fake: {PROBLEM}\..*`:cpu`.*FAKE_VISIBLE_DEVICES=$") as refusal:
-        lookup.find(hung, parse_selector("tiny:fake"))
+        lookup.find_selection(hung, parse_selector("tiny:fake"))
     assert refusal.value.exit_code == 2
 
 

@@ -216,6 +216,6 @@ def test_an_unknown_name_says_what_its_own_folder_lacks_or_what_was_searched(tmp
 
 def test_an_installed_case_with_the_ending_yml_is_named(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (plugins / "configs/cases/tiny.yaml").rename(plugins / "configs/cases/tiny.yml")
-    monkeypatch.setattr("levelfield.catalog.registry._installed", lambda path: (plugins,))
+    monkeypatch.setattr("levelfield.catalog.registry._installed_plugin_folders", lambda path: (plugins,))
     with pytest.raises(UnknownName, match=rf"{plugins}/configs/cases/tiny\.yml\b.*\.yaml\b"):
         Registry().case("tiny")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from levelfield.catalog import rehearsals as module
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import EVIDENCE, PRETENDED, Rehearsals, rehearsed_code
+from levelfield.catalog.rehearsals import REHEARSED_FILE, STAND_IN_FOLDERS, Rehearsals, rehearsed_code_digest
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
@@ -29,17 +29,17 @@ ROW = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with the code in the place of a device, and a place for docs/verified/rehearsed.json."""
     monkeypatch.setattr(module, "checkout", lambda: tmp_path)
-    (tmp_path / EVIDENCE).parent.mkdir(parents=True)
-    for name in PRETENDED:
+    (tmp_path / REHEARSED_FILE).parent.mkdir(parents=True)
+    for name in STAND_IN_FOLDERS:
         shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 
 def record(folder: Path, **change: Any) -> Path:
     """Write the evidence of one row of torch by the code at hand."""
-    code = rehearsed_code(Registry(), "torch", "nvidia")
+    code = rehearsed_code_digest(Registry(), "torch", "nvidia")
     row = {**ROW, "commit": None, "code": code, **change}
-    path = folder / EVIDENCE
+    path = folder / REHEARSED_FILE
     path.write_text(dump(RehearsedRuns(rows=(row,))))
     return path
 

@@ -41,7 +41,9 @@ def test_a_file_in_place_of_a_name_is_told_how_files_are_given() -> None:
 
 
 def test_no_two_shipped_cases_differ_in_spelling_only() -> None:
-    assert [REGISTRY.spelled(name.upper().replace("_", "-")) for name in REGISTRY.all_cases] == list(REGISTRY.all_cases)
+    assert [REGISTRY.canonical_case(name.upper().replace("_", "-")) for name in REGISTRY.all_cases] == list(
+        REGISTRY.all_cases
+    )
 
 
 def test_a_spelling_of_two_cases_is_refused(tmp_path: Path) -> None:

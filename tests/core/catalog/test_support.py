@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from levelfield.catalog.code_basis import training_code
+from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import HEADINGS, LAYOUTS, State, kind_of, rows
+from levelfield.catalog.support import LAYOUTS, SHORT_HEADINGS, State, layout_column, support_rows
 from levelfield.cli.show_frameworks_command import layout_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
@@ -27,7 +27,7 @@ def run_of(layout: str = "DP2", difference: Difference | None = RIGHT) -> Matrix
     return MatrixRun(
         date="2026-01-01",
         commit=None,
-        code=training_code(*Registry([FAKE.parents[1]]).labelled("fake"), "cpu"),
+        code=training_code_digest(*Registry([FAKE.parents[1]]).implementation_of_label("fake"), "cpu"),
         name=layout,
         family="gpt",
         precision="fp32",
@@ -44,7 +44,7 @@ def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, 
     if runs:
         tested = LayoutRuns(framework="fake", version="1.2.3", device_kind="cpu", machine="a machine", runs=runs)
         (home / "tested.json").write_text(dump(tested))
-    table = [row for row in rows(Registry([folder])) if row.framework == "fake"]
+    table = [row for row in support_rows(Registry([folder])) if row.framework == "fake"]
     return next(row.cells for row in table if (row.family, row.precision) == ("gpt", precision))
 
 
@@ -133,11 +133,11 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     shutil.copytree(FAKE, home)
     (home / "tested.json").write_text(json.dumps({"schema": "levelfield.tested/2", "runs": []}))
     with pytest.raises(DocumentError, match=r"tested\.json"):
-        list(rows(Registry([tmp_path])))
+        list(support_rows(Registry([tmp_path])))
 
 
 def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offered() -> None:
-    by = {(row.framework, row.family, row.precision): row.cells for row in rows(Registry())}
+    by = {(row.framework, row.family, row.precision): row.cells for row in support_rows(Registry())}
     assert by["megatron", "llama", "fp32"]["EP"] == "-"
     assert by["megatron", "mixture", "fp32"]["EP"] != "-"
     tensor = {key for key in LAYOUTS if "tensor" in LAYOUTS[key]}
@@ -147,21 +147,23 @@ def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offere
 
 
 def test_a_precision_that_the_framework_refuses_for_a_layout_or_a_mixture_is_not_offered() -> None:
-    cells = {(row.family, row.precision): row.cells for row in rows(Registry()) if row.framework == "torch"}
+    cells = {(row.family, row.precision): row.cells for row in support_rows(Registry()) if row.framework == "torch"}
     assert set(cells["mixture", "fp8"].values()) == {"-"}
     assert {key for key, state in cells["gpt", "fp8"].items() if state == "-"} >= {"TP", "TP+SP", "DPxTP", "TPxPP"}
     assert cells["gpt", "fp8"]["DP"] != "-"
 
 
 def test_a_layout_has_the_column_of_what_it_divides() -> None:
-    assert kind_of(Layout()) == "one"
-    assert kind_of(Layout(data=2, sharding_degree=2, sharding_stage=3)) == "Z3"
-    assert kind_of(Layout(tensor=2, sequence_parallel=True)) == "TP+SP"
-    assert kind_of(Layout(pipeline=2, tensor=2)) == "TPxPP"
-    assert kind_of(Layout(data=2, sharding_degree=2, sharding_stage=1, tensor=2)) is None  # no column says so much
+    assert layout_column(Layout()) == "one"
+    assert layout_column(Layout(data=2, sharding_degree=2, sharding_stage=3)) == "Z3"
+    assert layout_column(Layout(tensor=2, sequence_parallel=True)) == "TP+SP"
+    assert layout_column(Layout(pipeline=2, tensor=2)) == "TPxPP"
+    assert (
+        layout_column(Layout(data=2, sharding_degree=2, sharding_stage=1, tensor=2)) is None
+    )  # no column says so much
 
 
 def test_the_table_fits_80_columns() -> None:
-    lines = "\n".join(layout_lines(list(rows(Registry())))).splitlines()
+    lines = "\n".join(layout_lines(list(support_rows(Registry())))).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split()[3:] == [HEADINGS.get(key, key) for key in LAYOUTS]
+    assert lines[0].split()[3:] == [SHORT_HEADINGS.get(key, key) for key in LAYOUTS]

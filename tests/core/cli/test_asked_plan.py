@@ -39,8 +39,8 @@ def test_a_program_has_rows_with_first_layers_where_its_framework_has_them(
         return {row["recompute_layers"] for row in rows}
 
     assert len(numbers()) > 2
-    offered = questions.offer_of
-    monkeypatch.setattr(questions, "offer_of", lambda *of: replace(offered(*of), refuses=(FIRST_LAYERS,)))
+    offered = questions.supported_parallelism
+    monkeypatch.setattr(questions, "supported_parallelism", lambda *of: replace(offered(*of), refuses=(FIRST_LAYERS,)))
     assert numbers() == {None}
 
 

@@ -71,7 +71,7 @@ def test_a_fault_anywhere_in_the_index_is_found(tmp_path: Path, name: str) -> No
 def test_faults_beyond_the_first_part_are_found_at_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.corpus.integrity._ENTRIES", 7)
+    monkeypatch.setattr("levelfield.corpus.integrity._BLOCK_ENTRIES", 7)
     lengths = [2] * 50
     write_megatron(tmp_path / "whole", lengths)
     assert check(tmp_path / "whole").documents == 50
@@ -129,7 +129,7 @@ def test_the_largest_token_is_found_wherever_it_is(tmp_path: Path, monkeypatch: 
         tokens = np.zeros(1000)
         tokens[at] = 12345
         write_megatron(tmp_path / "c", LENGTHS, tokens, dtype="int32")
-        assert check(tmp_path / "c", again=True).max_token == 12345
+        assert check(tmp_path / "c", reread=True).max_token == 12345
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_second_check_reads_nothing(tmp_path: Path, readings: list[Path]) -> N
     write_megatron(tmp_path / "c", LENGTHS)
     assert check(tmp_path / "c") == check(tmp_path / "c")
     assert len(readings) == 1
-    check(tmp_path / "c", again=True)
+    check(tmp_path / "c", reread=True)
     assert len(readings) == 2
 
 

@@ -99,7 +99,7 @@ def test_a_long_document_in_pieces_is_the_same(tmp_path: Path, monkeypatch: pyte
     for size in (5, 16, 64, len(content), len(content) + 1):
         pieces = list(texts_module.read_pieces(tmp_path / "a.txt", size))
         assert b"".join(piece.content for piece in pieces) == content
-        assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         assert all(len(piece.content) <= size and piece.content.decode() for piece in pieces)
     assert len(pieces) == 1
 

@@ -51,7 +51,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def joined(tokenizer: FileTokenizer, text: str, window: int = WINDOW, part: int = 777) -> tuple[list[int], int]:
     """The tokens of a text in parts of this length, and the places where it was cut."""
-    long = LongText(tokenizer._placed, window, OVERLAP)
+    long = LongText(tokenizer._tokens_with_starts, window, OVERLAP)
     parts = [text[at : at + part] for at in range(0, len(text), part)] or [""]
     return [int(token) for token in np.concatenate(list(long.tokens(parts)))], long.cuts
 
@@ -99,7 +99,7 @@ def test_an_exchanged_token_is_no_agreement(tokenizer: FileTokenizer) -> None:
     calls = iter(range(1000))
 
     def wrong(texts: list[str]) -> list[Tokens]:
-        encoded = tokenizer._placed(texts)
+        encoded = tokenizer._tokens_with_starts(texts)
         for tokens in encoded:
             if next(calls) == 1:
                 tokens.numbers[np.searchsorted(tokens.starts, OVERLAP // 2) - 2] += 1

@@ -32,7 +32,7 @@ from bundles import (
 )
 from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
-from levelfield.evidence.verification import UNSTATED
+from levelfield.evidence.verification import OPTIONAL_FIELDS
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
 from levelfield.specs.base import dump, sha256_of
@@ -780,7 +780,7 @@ def test_a_claimed_version_lets_nothing_be_left_out(run: RunPaths, tmp_path: Pat
     assert code == 4 and f"{key}" in out and "stated (absent)" in out
 
 
-@pytest.mark.parametrize("key", UNSTATED)
+@pytest.mark.parametrize("key", OPTIONAL_FIELDS)
 def test_what_the_first_results_lack_need_not_be_stated_and_follows_where_it_is(forged: Forged, key: str) -> None:
     code, out, _ = forged(_on("result", lambda r: r.pop(key)), "manifest")
     assert code == 0 and f"not stated: {key}" in out

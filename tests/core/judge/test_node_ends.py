@@ -11,7 +11,7 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Pr
 from levelfield.judge.collector import collect
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.rundir.directory import read_plan, write_json
-from levelfield.rundir.node_readings import read_software
+from levelfield.rundir.node_readings import write_node_software
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from node_runs import spread
@@ -185,6 +185,6 @@ def test_the_software_of_a_node_is_read_by_the_vendors_adapter(run: RunPaths, re
     name, command = next(iter(vendor.spec.software.items()))
     tools = {name: {"argv": list(command.command), "text": "driver version: 6.7.8"}}
     run.node_facts(0).write_text(json.dumps({"node_rank": 0, "tools": tools}))
-    read_software(run, plan, vendor)
+    write_node_software(run, plan, vendor)
     written = json.loads(run.node_software(0).read_text())
     assert name in written and "kernel" not in written

@@ -379,7 +379,7 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     wrong = copied(run, tmp_path, "20260102T030408Z_tiny_fake_fake_wrong0", 1.003, micro_batch=8)
     right = copied(run, tmp_path, "20260102T030409Z_tiny_fake_fake_right0", 1 + 3e-7, micro_batch=9)
     path = plugin_reference(tmp_path, five_rows)
-    monkeypatch.setattr(lookup, "reference_of", lambda registry, plan: five_rows)
+    monkeypatch.setattr(lookup, "find_reference", lambda registry, plan: five_rows)
     monkeypatch.setattr(variations, "variations", lambda registry, plan: [])
     monkeypatch.setattr(scheduler, "jobs", lambda registry, entries, corpus: [None])
     monkeypatch.setattr(scheduler, "plan_with_known_peak", lambda job: read_plan(run))

@@ -16,7 +16,7 @@ from levelfield.judge.promotion import add_bf16_gradients
 from levelfield.judge.verdict import training_of_reference, unshown_precision
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.weights import WHOLE_GRADIENT
-from levelfield.plan.resolution import records_window
+from levelfield.plan.resolution import records_window_gradients
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -108,7 +108,7 @@ def test_a_mixture_would_record_its_routing_too_and_records_no_window(registry: 
     for case, records in (("mixtral_8x7b", False), ("gpt3_6.7B", True)):
         work = registry.case(case).work("smoke")
         training = work.training.model_copy(update={"precision": "bf16"})
-        assert records_window("smoke", work.model_copy(update={"training": training})) is records
+        assert records_window_gradients("smoke", work.model_copy(update={"training": training})) is records
 
 
 def test_the_first_rows_with_the_window_are_held_to_its_ceiling() -> None:

@@ -14,7 +14,7 @@ from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.requirements import BuildStep
 from levelfield.specs.result import PRETENDED, Result, Status
-from levelfield.store.run_record import record_of, storable
+from levelfield.store.run_record import record_of, require_storable
 from recorded_runs import (
     Event,
     break_off,
@@ -490,4 +490,4 @@ def test_a_run_on_pretended_devices_is_invalid_whatever_it_says(run: RunPaths) -
 def test_no_store_takes_a_run_on_pretended_devices(run: RunPaths) -> None:
     pretend(run)
     with pytest.raises(DocumentError, match=PRETENDED):
-        storable(record_of(run, result=collect(run)), "a run")
+        require_storable(record_of(run, result=collect(run)), "a run")

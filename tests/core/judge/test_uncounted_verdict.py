@@ -74,7 +74,7 @@ def test_align_says_so_and_ends_with_4(
 ) -> None:
     invalid(run)
     reference = load(Reference, run.reference)
-    monkeypatch.setattr("levelfield.catalog.lookup.reference_of", lambda registry, plan: reference)
+    monkeypatch.setattr("levelfield.catalog.lookup.find_reference", lambda registry, plan: reference)
     assert main(["align", run.root.name, "--runs", str(run.root.parent)]) == 4
     assert f"unchecked: {UNCOUNTED}" in " ".join(capsys.readouterr().out.split())
 

@@ -15,7 +15,7 @@ from levelfield.nights import bisection, build_pairs
 from levelfield.nights.bisection import BuildTrials
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
 from levelfield.run.builds import CommitBuild
-from levelfield.rundir.directory import PAIRS
+from levelfield.rundir.directory import PAIRS_FOLDER
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 
@@ -57,7 +57,7 @@ def test_runs_of_pairs_are_in_a_folder_of_their_own(tmp_path: Path) -> None:
 
     with pytest.raises(ArmFailed):
         next(paired_records(arms, 3, tmp_path / "runs", SERIES, keep))
-    assert folders[0] == tmp_path / "runs" / PAIRS / "a-run" and folders[0].is_dir()
+    assert folders[0] == tmp_path / "runs" / PAIRS_FOLDER / "a-run" and folders[0].is_dir()
 
 
 @dataclass

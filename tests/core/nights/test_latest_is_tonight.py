@@ -24,7 +24,7 @@ from levelfield.pages.content import read_content
 from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.series_history import summary_of
 from levelfield.run.runner import finish
-from levelfield.rundir.directory import PAIRS
+from levelfield.rundir.directory import PAIRS_FOLDER
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Purpose, RunRecord
 from levelfield.store.database import Store
@@ -87,7 +87,7 @@ class Machine:
     def pairs(self, count: int = 4) -> None:
         """The pairs of tonight: A is the older, faster build, and runs last."""
         for arm in ABBA[: 2 * count]:
-            paths = self.run(QUIET, self.slow if arm == "b" else self.fast, PAIRS)
+            paths = self.run(QUIET, self.slow if arm == "b" else self.fast, PAIRS_FOLDER)
             self.keep(paths, "confirm-a" if arm == "a" else "confirm-b", NIGHT)
             run = PairRun.model_validate({"series": "s", "arm": arm, "run_id": paths.root.name})
             self.confirmations.append(run)
@@ -106,7 +106,7 @@ def after_a_bisection(machine: Machine) -> str:
     """Its runs are in no store."""
     tonight = after_pairs(machine)
     for of in (machine.fast, machine.slow, machine.slow, machine.fast):
-        machine.run(QUIET, of, into=PAIRS)
+        machine.run(QUIET, of, into=PAIRS_FOLDER)
     return tonight
 
 
@@ -117,7 +117,7 @@ def after_a_killed_night(machine: Machine) -> str:
     tonight = machine.run(QUIET, machine.slow)
     machine.keep(tonight, "nightly", NIGHT)
     machine.pairs(count=1)
-    machine.run(QUIET, machine.fast, PAIRS, is_killed=True)
+    machine.run(QUIET, machine.fast, PAIRS_FOLDER, is_killed=True)
     return tonight.root.name
 
 

@@ -7,7 +7,7 @@ import py_compile
 from pathlib import Path
 
 import pytest
-from levelfield.node.code_digest import code_digest, folder_digest, shared_folders, sources
+from levelfield.node.code_digest import code_digest, folder_digest, shared_folders, source_files
 
 MODES = py_compile.PycInvalidationMode
 
@@ -57,14 +57,14 @@ def test_a_cache_that_is_loaded_in_place_of_its_source_counts(folder: Path) -> N
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.x == 2, "the source says 1"
-    assert cache in sources(folder) and folder_digest(folder) != before
+    assert cache in source_files(folder) and folder_digest(folder) != before
 
 
 def test_a_cache_without_its_source_counts(folder: Path) -> None:
     before = folder_digest(folder)
     (folder / "train.py").rename(folder / "other.py")
     assert folder_digest(folder) != before
-    assert folder / "__pycache__" / Path(importlib.util.cache_from_source("train.py")).name in sources(folder)
+    assert folder / "__pycache__" / Path(importlib.util.cache_from_source("train.py")).name in source_files(folder)
 
 
 def test_what_was_measured_is_no_source_beside_a_manifest_alone(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_links_are_followed_and_a_circle_of_them_ends(folder: Path, tmp_path: Pa
     (folder / "again").symlink_to(elsewhere)
     (folder / "circle").symlink_to(folder)
     linked = folder_digest(folder)
-    assert linked != before and [path.name for path in sources(folder)].count("hidden.py") == 2
+    assert linked != before and [path.name for path in source_files(folder)].count("hidden.py") == 2
     (elsewhere / "hidden.py").write_text("2")
     assert folder_digest(folder) != linked
 

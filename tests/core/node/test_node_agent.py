@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from agents import AGENT, BEATING, SLEEP, Node, frames, received, send_many, wait_until
 from levelfield.node.control_groups import MemoryKillWatch
-from levelfield.node.device_files import device_locked
+from levelfield.node.device_files import lock_device
 from levelfield.node.node_duty import NodeRecord
 from levelfield.plan.resolution import code_digest
 from live_groups import control_group
@@ -269,7 +269,7 @@ def test_a_first_node_whose_name_is_unknown_is_refused_on_the_others(node: Node)
 
 
 def test_a_taken_device_is_refused_with_its_holder(node: Node, tmp_path: Path) -> None:
-    with device_locked(tmp_path / "locks", "fake-0", "another_run"):
+    with lock_device(tmp_path / "locks", "fake-0", "another_run"):
         assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 6
     assert node.ended()["cause"] == "device-taken"
     for part in ("device fake-0", "run another_run"):

@@ -32,7 +32,7 @@ def test_a_check_that_fails_costs_only_itself_and_says_why(monkeypatch: pytest.M
         raise OSError("no file")
 
     monkeypatch.setattr(node_facts, "memory", failing)
-    checks = preflight_checks.checked(0)["checks"]
+    checks = preflight_checks.run_checks(0)["checks"]
     assert checks["memory"].keys() == {"reason"} and checks["memory"]["reason"].endswith("OSError: no file")
     assert all("facts" in checks[name] for name in CHECKS - {"memory"})
 

@@ -14,7 +14,7 @@ import pytest
 from agents import send_many, wait_until
 from levelfield.node import device_files, process_identity, rank_processes
 from levelfield.node.process_identity import end_leftover_ranks, identity_of, live_ranks_of_this_process, new_mark
-from levelfield.node.rank_processes import FIRST_FOR_MEMORY, Ranks, marked, state_of
+from levelfield.node.rank_processes import OOM_SCORE_ADJUSTMENT, Ranks, marked_processes, state_of
 from plans import ROOT
 
 STARTING = """
@@ -34,7 +34,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("platform", "rank"), [(0, FIRST_FOR_MEMORY), (900, 900)])
+@pytest.mark.parametrize(("platform", "rank"), [(0, OOM_SCORE_ADJUSTMENT), (900, 900)])
 def test_the_kernel_ends_a_rank_before_the_platform_when_memory_ends(tmp_path: Path, platform: int, rank: int) -> None:
     command = [sys.executable, "-c", STARTING, str(platform), str(tmp_path / "rank0.log")]
     environment = {"PYTHONPATH": str(ROOT / "platform")}
@@ -103,7 +103,7 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: 
         rank = int(platform.stdout.readline())
         os.kill(rank, signal.SIGSTOP)
         sentences = end_leftover_ranks()  # its platform lives
-        assert rank in marked("") and not any(f"process {rank}," in sentence for sentence in sentences)
+        assert rank in marked_processes("") and not any(f"process {rank}," in sentence for sentence in sentences)
         platform.kill()
     assert all(sentence.endswith("was ended") for sentence in end_leftover_ranks())
     assert state_of(rank) in ("?", "Z")
@@ -116,9 +116,9 @@ def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pyt
     gone.wait()
     assert identity is not None
     ended: list[int] = []
-    monkeypatch.setattr(process_identity, "marked", lambda mark: [os.getpid(), os.getppid()])
+    monkeypatch.setattr(process_identity, "marked_processes", lambda mark: [os.getpid(), os.getppid()])
     monkeypatch.setattr(
-        process_identity, "variables_of", lambda process: {rank_processes.MARK: f"{identity.to_text()}/0"}
+        process_identity, "variables_of", lambda process: {rank_processes.MARK_VARIABLE: f"{identity.to_text()}/0"}
     )
     monkeypatch.setattr(os, "kill", lambda process, number: ended.append(process))
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
@@ -130,8 +130,8 @@ def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -
     identity = identity_of(gone.pid)
     gone.wait()
     assert identity is not None
-    variables = {rank_processes.MARK: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
-    monkeypatch.setattr(process_identity, "marked", lambda mark: [12345])
+    variables = {rank_processes.MARK_VARIABLE: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
+    monkeypatch.setattr(process_identity, "marked_processes", lambda mark: [12345])
     monkeypatch.setattr(process_identity, "variables_of", lambda process: variables)
     monkeypatch.setattr(os, "kill", lambda process, number: None)
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
@@ -148,23 +148,23 @@ def test_a_rank_that_lives_keeps_its_device(tmp_path: Path, monkeypatch: pytest.
         if is_others:
             raise PermissionError
 
-    with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
+    with device_files.lock_device(tmp_path / "locks", "fake-0", "the_run") as file:
         device_files.DeviceLocks([file]).hold_for([os.getpid()])
     monkeypatch.setattr(os, "kill", kill)
     reason = "which the killed platform of another user left" if is_others else "which SIGKILL did not end"
     holder = f"in use by process {os.getpid()}, {reason} .* belongs to run the_run"
     refused = pytest.raises(device_files.DeviceInUse, match=holder)
-    with refused, device_files.device_locked(tmp_path / "locks", "fake-0", "next"):
+    with refused, device_files.lock_device(tmp_path / "locks", "fake-0", "next"):
         pytest.fail("it got a device that a process may still use")
 
 
 def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
-    with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
+    with device_files.lock_device(tmp_path / "locks", "fake-0", "the_run") as file:
         locks = device_files.DeviceLocks([file])
         locks.hold_for([os.getpid()])
         locks.hold_for([])
     content = (tmp_path / "locks/fake-0.lock").read_text()
-    assert content.startswith("run the_run ") and device_files.HELD not in content
+    assert content.startswith("run the_run ") and device_files.HELD_PREFIX not in content
 
 
 # Within any line of `request` the handler may call it again.

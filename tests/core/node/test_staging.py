@@ -14,7 +14,7 @@ import pytest
 from agents import Node
 from levelfield.contracts.execution import NodesNotReady
 from levelfield.node import node_setup
-from levelfield.node.node_setup import SetupError, stage
+from levelfield.node.node_setup import SetupError, stage_environment
 from levelfield.run.launchers.slurm.slurm_launcher import _pack
 
 DIGEST = "sha256:" + "7" * 64
@@ -51,20 +51,20 @@ def content(folder: Path) -> dict[str, Any]:
 
 def test_what_was_packed_is_unpacked_once(archive: Path, tmp_path: Path) -> None:
     place = tmp_path / "local" / "torch-cuda-7777"
-    assert stage(archive, place, DIGEST, silent)
+    assert stage_environment(archive, place, DIGEST, silent)
     shared = content(archive.parent)
     assert content(place) == {name: value for name, value in shared.items() if not name.startswith("staged-")}
     archive.unlink()
-    assert not stage(archive, place, DIGEST, silent)  # the second run needs no archive
+    assert not stage_environment(archive, place, DIGEST, silent)  # the second run needs no archive
     with pytest.raises(SetupError, match="staged-new"):
-        stage(archive, place, "sha256:other", silent)
+        stage_environment(archive, place, "sha256:other", silent)
 
 
 def test_a_truncated_archive_leaves_nothing(archive: Path, tmp_path: Path) -> None:
     os.truncate(archive, 700)
     place = tmp_path / "local" / "torch-cuda-7777"
     with pytest.raises(SetupError, match="staged-new"):
-        stage(archive, place, DIGEST, silent)
+        stage_environment(archive, place, DIGEST, silent)
     assert [path.name for path in place.parent.iterdir()] == [f"{place.name}.lock"]
 
 
@@ -76,7 +76,7 @@ def test_an_archive_that_was_cut_between_two_members_leaves_nothing(archive: Pat
     for end in places[:0:-1]:
         os.truncate(archive, end)
         with pytest.raises(SetupError, match=f"{archive.name}: .* stamp"):
-            stage(archive, place, DIGEST, silent)
+            stage_environment(archive, place, DIGEST, silent)
         assert not place.exists()
 
 
@@ -84,18 +84,18 @@ def test_a_folder_of_others_is_refused(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local").chmod(0o777)
     with pytest.raises(SetupError, match=r"local: found mode 0777,.* expected 0700"):
-        stage(archive, tmp_path / "local" / "a", DIGEST, silent)
+        stage_environment(archive, tmp_path / "local" / "a", DIGEST, silent)
 
 
 def test_a_node_that_waits_for_another_job_says_so(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_setup, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(node_setup, "SIGN_SECONDS", 0.05)
     place, waiting = tmp_path / "local" / "a", threading.Event()
-    node_setup.own_folder(place.parent)
+    node_setup.make_private_folder(place.parent)
     with place.with_name("a.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        worker = threading.Thread(target=stage, args=(archive, place, DIGEST, waiting.set))
+        worker = threading.Thread(target=stage_environment, args=(archive, place, DIGEST, waiting.set))
         worker.start()
         assert waiting.wait(20) and not place.exists()
     worker.join(20)

@@ -26,8 +26,8 @@ from levelfield.pages.first_view import (
 )
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
-from levelfield.predict.pass_timing import moved_bytes
-from levelfield.predict.setup import setup_of
+from levelfield.predict.pass_timing import memory_traffic_bytes
+from levelfield.predict.setup import training_setup
 from levelfield.specs.layout import Layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
@@ -245,8 +245,8 @@ def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> 
     intensity, registry = planned_intensity(on_h100(), Registry()), Registry()
     constants = registry.constants("torch")
     assert intensity and constants
-    setup = setup_of(registry.case("llama3_8b").work("full"), Tuning(micro_batch=8), False, constants.keeping)
-    assert intensity.value == pytest.approx(5e10 * 8 * 8192 / moved_bytes(setup, constants.pace_on(False)))
+    setup = training_setup(registry.case("llama3_8b").work("full"), Tuning(micro_batch=8), False, constants.keeping)
+    assert intensity.value == pytest.approx(5e10 * 8 * 8192 / memory_traffic_bytes(setup, constants.pace_on(False)))
     assert intensity.ridge == pytest.approx(989.4e12 / 3.35e12, rel=0.01)
     split = planned_intensity(on_h100(layout=Layout(tensor=8), devices=8), registry)
     assert split and split.value < intensity.value  # each rank of a tensor group has less to compute for each byte

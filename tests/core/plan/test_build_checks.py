@@ -12,8 +12,8 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere, UsageError
 from levelfield.plan import build_checks
-from levelfield.plan.build_checks import lacks, missing, unmet, unset
-from levelfield.plan.environment import environment_of
+from levelfield.plan.build_checks import index_problem, missing_need_sentences, tool_problem, unmet_needs
+from levelfield.plan.environment import plan_environment
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
@@ -55,12 +55,12 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_whole_toolkit_lacks_nothing(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lacks(NVCC, BUILD) is None
+    assert tool_problem(NVCC, BUILD) is None
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
-    assert lacks(NVCC, BUILD) is None
+    assert tool_problem(NVCC, BUILD) is None
     monkeypatch.delenv("CUDA_HOME")
-    assert lacks(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
+    assert tool_problem(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
 
 
 def test_a_script_on_path_that_starts_the_usual_toolkits_program(
@@ -68,8 +68,8 @@ def test_a_script_on_path_that_starts_the_usual_toolkits_program(
 ) -> None:
     script = program(tmp_path / "scripts/nvcc")
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    assert str(script.parents[1] / "include/cuda_runtime.h") in str(lacks(NVCC, BUILD))
-    assert lacks(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
+    assert str(script.parents[1] / "include/cuda_runtime.h") in str(tool_problem(NVCC, BUILD))
+    assert tool_problem(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_each_fault_of_a_toolkit_is_one_sentence(
     else:
         output = {"release 12": "release 12.8, V1", "release 130": "release 130.1", "silent": ""}[fault]
         program(toolkit / "bin/nvcc", output)
-    assert sentence in str(lacks(NVCC, BUILD))
+    assert sentence in str(tool_problem(NVCC, BUILD))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_each_fault_of_a_toolkit_is_one_sentence(
 )
 def test_drivers_are_compared_by_their_numbers(driver: str, is_old: bool) -> None:
     need = LeastVersion(least="580.65.06", reason="it is a build for CUDA 13")
-    assert any(unmet(Stages(driver=need), driver, None)) == is_old
+    assert any(unmet_needs(Stages(driver=need), driver, None)) == is_old
 
 
 @pytest.mark.parametrize(("address", "actual"), [(None, "found none"), ("paddle", "no URL"), ("ftp://a/b", "no URL")])
@@ -124,14 +124,14 @@ def test_a_named_index_is_asked_for(address: str | None, actual: str, monkeypatc
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
     if address:
         monkeypatch.setenv("LEVELFIELD_ACME_INDEX", address)
-    sentence = str(unset(index))
+    sentence = str(index_problem(index))
     for part in (actual, index.setting, "has acme", index.reason):
         assert part in sentence
     if address:
         assert address not in sentence  # it may hold a password
     for right in ("https://me:secret@acme.example/simple", "file:///srv/wheels"):
         monkeypatch.setenv("LEVELFIELD_ACME_INDEX", right)
-        assert unset(index) is None
+        assert index_problem(index) is None
 
 
 def test_what_is_fetched_already_needs_neither_index_nor_compiler(
@@ -141,11 +141,11 @@ def test_what_is_fetched_already_needs_neither_index_nor_compiler(
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
     index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
     stages = Stages(("acme==1",), (BUILD,), driver=LeastVersion(least="580", reason="CUDA 13"), index=index)
-    assert len(list(missing(stages, "550.1", is_already_made=False))) == 3
-    assert len(list(missing(stages, None, is_already_made=False))) == 2
-    assert len(list(missing(stages, "550.1", is_already_made=True))) == 1
+    assert len(list(missing_need_sentences(stages, "550.1", is_already_made=False))) == 3
+    assert len(list(missing_need_sentences(stages, None, is_already_made=False))) == 2
+    assert len(list(missing_need_sentences(stages, "550.1", is_already_made=True))) == 1
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(tmp_path))
-    assert list(missing(stages, None, is_already_made=False)) == []
+    assert list(missing_need_sentences(stages, None, is_already_made=False)) == []
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_a_given_python_without_what_every_run_uses_is_refused(
             assert part in str(caught.value)
     lacking = planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, assume=True).environment.lacking
     assert parts[1] in str(lacking)
-    build_checks._faults.cache_clear()
+    build_checks._import_faults.cache_clear()
     (packages / "transformer_engine.py").write_text("print('a greeting', end='')")
     assert planned("gpt3_6.7B:megatron:nvidia:1:2", python=python).environment.lacking is None
 
@@ -302,30 +302,30 @@ def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(
 def test_a_given_python_needs_one_library_for_fp8(own_python: tuple[str, Path]) -> None:
     python, packages = own_python
     build = BUILD.model_copy(update={"name": "acme", "instead": ("other-acme",)})
-    [sentence] = build_checks.not_importable(python, [build])
+    [sentence] = build_checks.import_problems(python, [build])
     for part in ("no acme", "no other-acme", python, "ModuleNotFoundError"):
         assert part in sentence
     (packages / "other_acme.py").touch()
-    build_checks._faults.cache_clear()
-    assert list(build_checks.not_importable(python, [build])) == []
+    build_checks._import_faults.cache_clear()
+    assert list(build_checks.import_problems(python, [build])) == []
 
 
 def test_a_build_whose_module_has_another_name_than_its_package_is_found(own_python: tuple[str, Path]) -> None:
     python, packages = own_python
-    [sentence] = build_checks.not_importable(python, [BUILD])
+    [sentence] = build_checks.import_problems(python, [BUILD])
     for part in ("no acme", python, "named 'acme'"):
         assert part in sentence
-    build_checks._faults.cache_clear()
+    build_checks._import_faults.cache_clear()
     (packages / "acme-1.dist-info").mkdir()
     (packages / "acme-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
-    assert list(build_checks.not_importable(python, [BUILD])) == []
+    assert list(build_checks.import_problems(python, [BUILD])) == []
 
 
 def test_a_python_that_does_not_answer_is_left_to_the_training(tmp_path: Path) -> None:
     for name, output in (("silent", ""), ("strange", "[1]"), ("other", "no JSON")):
         python = program(tmp_path / name, output, code=1)
-        assert list(build_checks.not_importable(str(python), [BUILD])) == [], name
-    assert list(build_checks.not_importable(str(tmp_path / "absent"), [BUILD])) == []
+        assert list(build_checks.import_problems(str(python), [BUILD])) == [], name
+    assert list(build_checks.import_problems(str(tmp_path / "absent"), [BUILD])) == []
 
 
 def test_paddles_index_is_asked_for_before_anything(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +363,8 @@ def test_an_image_has_the_same_checks(machine: FakeMachine) -> None:
 def test_a_further_step_changes_the_digest_and_no_other_environment() -> None:
     file, _folder = Registry().implementation("torch")
     needs = file.requirements["cpu"].stages()
-    plain = environment_of(file, "cpu", needs, None, "process")
-    built = environment_of(
+    plain = plan_environment(file, "cpu", needs, None, "process")
+    built = plan_environment(
         file, "cpu", Stages(needs.pip_packages, (BUILD.model_copy(update={"tools": ()}),)), None, "process"
     )
     assert plain.digest != built.digest and plain.builds == () and plain.left_out == ()

@@ -9,8 +9,8 @@ import pytest
 from levelfield import installer
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.plan import environment as plan_environment
-from levelfield.plan.environment import Interpreter, environment_of, find_interpreter
+from levelfield.plan import environment as environment_module
+from levelfield.plan.environment import Interpreter, find_interpreter, plan_environment
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.implementation import ImplementationFile
@@ -87,7 +87,7 @@ FAULTS = {
 def test_one_of_no_use_is_passed_over_and_named_where_there_is_no_other(
     machine: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(plan_environment, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
+    monkeypatch.setattr(environment_module, "ANSWER_SECONDS", 0.5 if fault == "never answers" else 30)
     monkeypatch.setenv("PATH", f"{machine / 'first'}:{machine / 'second'}:/usr/bin:/bin")
     script, words = FAULTS[fault]
     path = plant(machine / "first", script)
@@ -125,7 +125,7 @@ def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", str(machine))
     (machine / "venv.py").write_text("raise SystemExit(3)")
     path = plant(machine / "first", f'exec {sys.executable} "$@"', "{}.{}".format(*OWN))
-    assert plan_environment._unfit_reason(Path(path), "{}.{}".format(*OWN)) is None
+    assert environment_module._unfit_reason(Path(path), "{}.{}".format(*OWN)) is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def oneflow() -> ImplementationFile:
 
 
 def environment(file: ImplementationFile, python: str | None = None) -> EnvironmentPlan:
-    return environment_of(file, "cpu", file.requirements["cpu"].stages(), python, "process")
+    return plan_environment(file, "cpu", file.requirements["cpu"].stages(), python, "process")
 
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch)
             searched.append(versions)
             return interpreter
 
-        monkeypatch.setattr(plan_environment, "find_interpreter", find)
+        monkeypatch.setattr(environment_module, "find_interpreter", find)
         plan = environment(oneflow())
         assert plan.made_with == interpreter.python and plan.python != interpreter.python
         digests.add(plan.digest)
@@ -183,7 +183,7 @@ def test_where_an_interpreter_lies_does_not_make_another_environment(monkeypatch
     digests = set()
     for path in ("/a/python3.10", "/b/python3.10"):
         monkeypatch.setattr(
-            plan_environment, "find_interpreter", lambda _versions, path=path: Interpreter(path, (3, 10))
+            environment_module, "find_interpreter", lambda _versions, path=path: Interpreter(path, (3, 10))
         )
         digests.add(environment(oneflow()).digest)
     assert len(digests) == 1

@@ -63,7 +63,7 @@ def environments() -> Iterator[tuple[str, Stages, str]]:
     """Every framework's packages with all that a run can want, and the Python for them."""
     registry = Registry()
     for label in registry.labels():
-        file, _folder = registry.labelled(label)
+        file, _folder = registry.implementation_of_label(label)
         if needs := file.requirements.get(KIND):
             python = next(f"3.{minor}" for minor in (11, 10) if takes_python(needs.python, (3, minor)))
             yield label, needs.stages(("fp8", "flash_attn")), python

@@ -15,16 +15,16 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.judge.collector import collect
 from levelfield.plan.permissions import (
     CAPABILITIES,
+    DEVICE_NODES,
     DRIVERS,
     GROUPS,
-    KINDS,
-    NODES,
-    READABLE,
+    MOUNT_FOLDERS,
+    PERMISSION_FORMS,
     RUNTIMES,
     ULIMITS,
-    needs,
-    permitted,
-    refuse_unknown,
+    allowed_permissions,
+    needed_permissions,
+    refuse_unknown_permissions,
 )
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
@@ -60,46 +60,46 @@ BEYOND = {
 
 @pytest.mark.parametrize(("need", "options"), BEYOND.items(), ids=list(BEYOND))
 def test_what_is_beyond_the_closed_list_needs_the_users_word(need: str, options: ContainerOptions) -> None:
-    assert needs(options) == (need,)
+    assert needed_permissions(options) == (need,)
     with pytest.raises(UsageError, match="closed list") as refused:
-        permitted(options, ("ipc:other", need.upper()), "acme")
+        allowed_permissions(options, ("ipc:other", need.upper()), "acme")
     assert f"--allow '{need}'" in str(refused.value) and "vendor acme" in str(refused.value)
-    assert permitted(options, (need, "capability:UNUSED"), "acme") == (need,)
+    assert allowed_permissions(options, (need, "capability:UNUSED"), "acme") == (need,)
 
 
 def test_every_kind_of_permission_is_tried() -> None:
-    assert {need.partition(":")[0] for need in BEYOND} == set(KINDS)
+    assert {need.partition(":")[0] for need in BEYOND} == set(PERMISSION_FORMS)
 
 
 def test_a_link_counts_as_what_it_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vendor's command may have made it before."""
-    monkeypatch.setattr("levelfield.plan.permissions.READABLE", (str(tmp_path),))
+    monkeypatch.setattr("levelfield.plan.permissions.MOUNT_FOLDERS", (str(tmp_path),))
     (tmp_path / "driver").symlink_to("/etc")
-    assert needs(ContainerOptions(read_only_mounts=(str(tmp_path / "driver"),))) == ("mount:/etc",)
+    assert needed_permissions(ContainerOptions(read_only_mounts=(str(tmp_path / "driver"),))) == ("mount:/etc",)
 
 
 @pytest.mark.parametrize("path", ["/opt/a:/etc", "opt", "/opt/a\nb", ""])
 def test_a_path_that_the_engine_would_read_otherwise_is_never_given(path: str) -> None:
     for options in (ContainerOptions(read_only_mounts=(path,)), ContainerOptions(device_nodes=(path,))):
         with pytest.raises(UsageError, match="absolute"):
-            permitted(options, (f"mount:{path}", f"device:{path}"), "acme")
+            allowed_permissions(options, (f"mount:{path}", f"device:{path}"), "acme")
 
 
 @pytest.mark.parametrize("name", sorted(Registry().vendors))
 def test_every_shipped_vendor_keeps_to_the_closed_list(name: str) -> None:
     devices = [Device(index, None, "a device", None, f"id-{index}") for index in (0, 7)]
-    assert needs(Registry().vendor(name).container(devices)) == ()
+    assert needed_permissions(Registry().vendor(name).container(devices)) == ()
 
 
 @pytest.mark.parametrize("text", ["ipc", "all", "privileged", "ipc:", ":host", "pid:host"])
 def test_an_unknown_permission_is_an_error_that_names_the_forms(text: str) -> None:
     with pytest.raises(UsageError, match=f"--allow: found '{text}'.*network:host"):
-        refuse_unknown((text,))
+        refuse_unknown_permissions((text,))
 
 
 def test_adapter_code_is_held_to_the_same_list() -> None:
     with pytest.raises(UsageError, match="LD_PRELOAD"):
-        permitted(ContainerOptions(environment={"LD_PRELOAD": "/x.so"}), (), "acme")
+        allowed_permissions(ContainerOptions(environment={"LD_PRELOAD": "/x.so"}), (), "acme")
 
 
 def test_the_page_lists_what_the_code_allows() -> None:
@@ -107,12 +107,12 @@ def test_the_page_lists_what_the_code_allows() -> None:
     rows = {row.split("`")[1]: row.split(" | ")[1] for row in page.splitlines() if row.startswith("| `")}
     allowed = {kind: tuple(re.findall("`([^`]+)`", cell)) for kind, cell in rows.items()}
     assert list(allowed) == ["capability", "device", *[k for k in allowed if k not in ("capability", "device")]]
-    assert set(allowed) == set(KINDS) and allowed["ipc"] == () and allowed["network"] == ("none",)
+    assert set(allowed) == set(PERMISSION_FORMS) and allowed["ipc"] == () and allowed["network"] == ("none",)
     closed = {"capability": CAPABILITIES, "group": GROUPS, "runtime": RUNTIMES, "driver": DRIVERS, "ulimit": ULIMITS}
-    assert {kind: allowed[kind] for kind in closed} == closed and allowed["mount"] == READABLE
-    assert all(NODES.fullmatch(node) for node in allowed["device"])
+    assert {kind: allowed[kind] for kind in closed} == closed and allowed["mount"] == MOUNT_FOLDERS
+    assert all(DEVICE_NODES.fullmatch(node) for node in allowed["device"])
     nodes = {re.sub("[0-9]+$", "", node) for node in allowed["device"]}
-    alternatives = re.sub(r"\(/\(card\|renderD\)\\d\+\)\?|\\d\+", "", NODES.pattern)  # names without numbers
+    alternatives = re.sub(r"\(/\(card\|renderD\)\\d\+\)\?|\\d\+", "", DEVICE_NODES.pattern)  # names without numbers
     assert len(nodes) == len(re.findall(r"[|(]", alternatives)) - 3
 
 

@@ -17,7 +17,7 @@ from levelfield.plan import placement
 from levelfield.plan.placement import reduce_layout
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.predict.layout_rules import broken
+from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.base import parse
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.plan import Plan
@@ -112,7 +112,7 @@ def test_a_run_without_the_hardware_is_scaled_and_says_so(planned: Planned, assu
 def test_a_sharding_stage_that_is_not_offered_is_lowered_and_said(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
+    monkeypatch.setattr(lookup, "detect_vendor", lambda registry: registry.vendor("cpu"))
     plan = planned("gpt3_6.7B:paddle", "1x8 A100-SXM4-40GB", "TP1PP1SH2SP8")
     assert plan.hardware.vendor == "cpu" and str(plan.tuning.layout) == "DP2TP1PP1SH1SP2"
     [lowered] = plan.deviations[1:]
@@ -285,4 +285,4 @@ SIZES = st.integers(1, 100)  # together at most 2^20 ranks
 def test_what_comes_out_can_always_be(data: int, tensor: int, pipeline: int, devices: int) -> None:
     layout = reduce_layout(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, SMOKE, 8, ALL)
     assert layout.world_size <= devices
-    assert broken(SMOKE, layout, 8, 1, layout.world_size) == []
+    assert broken_rules(SMOKE, layout, 8, 1, layout.world_size) == []

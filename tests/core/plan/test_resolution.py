@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from levelfield.catalog.chip_names import find_chip
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
@@ -193,7 +193,7 @@ def test_tuning_that_sets_a_locked_field_is_refused_by_its_name(registry: Regist
     for name in ("vendor.yaml", "adapter.py"):
         (folder / name).write_text((Path(__file__).parents[1] / "plugins/vendors/fake" / name).read_text())
     with pytest.raises(DocumentError) as caught:
-        find(registry, parse_selector("tiny:fake:F1"))
+        find_selection(registry, parse_selector("tiny:fake:F1"))
     for part in (str(file), "'rows.0.set'", "'global_batch' is locked"):
         assert part in str(caught.value)
 

@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli import main
 from levelfield.errors import LayoutError, NotHere
 from levelfield.plan.arrangement import refuse_unsupported
-from levelfield.predict.layout_rules import broken
+from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.base import parse
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
@@ -179,7 +179,7 @@ def test_a_training_refuses_nothing_that_the_platform_plans(framework: str) -> N
 
 def platform_refuses(framework: str, work: Work, layout: Layout, tuning: Tuning) -> bool:
     uneven = "uneven" in file(framework).offered_parallelism("cpu")
-    rules = broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven)
+    rules = broken_rules(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven)
     return bool(rules or refusal(framework, "cpu", work, tuning))
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.predict.machines import MachineRates, machine_of
-from levelfield.predict.pass_timing import kernel_of, pass_seconds, work_of
-from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.predict.machines import MachineRates, machine_rates
+from levelfield.predict.pass_timing import attention_kernel, pass_seconds, rank_work
+from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.specs.constants import Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
@@ -21,14 +21,14 @@ LATENT = {"query_rank": None, "key_value_rank": 512, "plain_size": 128, "rotary_
 def machine(chip: str) -> MachineRates:
     vendor_chip = REGISTRY.vendor_file("nvidia").chip(chip)
     assert vendor_chip is not None
-    return machine_of(vendor_chip, "fp16" if chip.startswith("V100") else "bf16", 8, None)
+    return machine_rates(vendor_chip, "fp16" if chip.startswith("V100") else "bf16", 8, None)
 
 
 def setup(case: str = "llama3_8b", layout: str = "DP1", attention: Any = "sdpa", **model: Any) -> TrainingSetup:
     work = REGISTRY.case(case).work("full")
     work = work.model_copy(update={"model": work.model.model_validate({**work.model.model_dump(), **model})})
     tuning = Tuning(layout=parse_layout(layout).layout, micro_batch=1, attention=attention)
-    return setup_of(work, tuning, on_host=False)
+    return training_setup(work, tuning, on_host=False)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def setup(case: str = "llama3_8b", layout: str = "DP1", attention: Any = "sdpa",
     ],
 )
 def test_torch_takes_the_first_kernel_that_can_do_the_work(chip: str, changes: dict[str, Any], kernel: str) -> None:
-    assert kernel_of(setup(**changes), machine(chip), SDPA) == kernel
+    assert attention_kernel(setup(**changes), machine(chip), SDPA) == kernel
 
 
 @pytest.mark.parametrize(
@@ -60,27 +60,27 @@ def test_torch_takes_the_first_kernel_that_can_do_the_work(chip: str, changes: d
 )
 def test_latent_heads_have_two_widths(chip: str, value: int, kernel: str) -> None:
     latent = setup(latent_attention={**LATENT, "value_size": value}, kv_heads=32)
-    assert kernel_of(latent, machine(chip), SDPA) == kernel
+    assert attention_kernel(latent, machine(chip), SDPA) == kernel
 
 
 def test_a_stated_kernel_and_an_unknown_chip_are_as_before() -> None:
     stated = SDPA.model_copy(update={"attention": "flash3"})
-    assert kernel_of(setup(), machine("H100-SXM5-80GB"), stated) == "flash3"
+    assert attention_kernel(setup(), machine("H100-SXM5-80GB"), stated) == "flash3"
     chips = REGISTRY.vendor_file("amd").chips
     chip = next(c for c in chips if "bf16" in c.peaks and c.memory_bandwidth_bytes_per_second)
-    assert kernel_of(setup(), machine_of(chip, "bf16", 8, None), SDPA) == "flash2"
+    assert attention_kernel(setup(), machine_rates(chip, "bf16", 8, None), SDPA) == "flash2"
 
 
 @pytest.mark.parametrize(("framework", "kernel"), [("torch", "cudnn"), ("deepspeed", "cudnn"), ("megatron", "flash2")])
 def test_each_framework_has_its_own(framework: str, kernel: str) -> None:
     constants = REGISTRY.constants(framework)
-    assert constants is not None and kernel_of(setup(), machine("H100-SXM5-80GB"), constants.pace) == kernel
+    assert constants is not None and attention_kernel(setup(), machine("H100-SXM5-80GB"), constants.pace) == kernel
 
 
 def test_the_kernels_rate_is_that_of_the_plan() -> None:
     chip = machine("H100-SXM5-80GB")
     cudnn, flash = (
-        pass_seconds(work_of(setup(), chip, SDPA.model_copy(update={"attention": kernel}))).layer
+        pass_seconds(rank_work(setup(), chip, SDPA.model_copy(update={"attention": kernel}))).layer
         for kernel in ("sdpa", "flash2")
     )
     assert cudnn < flash

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
@@ -19,7 +19,7 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.predict.machines import Link
-from levelfield.predict.questions import calibration
+from levelfield.predict.questions import calibrate
 from levelfield.specs.constants import Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import parse_selector
@@ -31,7 +31,7 @@ ENTRY = "llama3_8b:torch:H100:1:8"
 
 @pytest.fixture(scope="module")
 def question() -> LayoutQuestion:
-    selection = find(Registry(), parse_selector(ENTRY))
+    selection = find_selection(Registry(), parse_selector(ENTRY))
     question = question_of(LayoutTask(selection, selection.case.work("full"), 1, 8))
     assert question is not None
     return question
@@ -50,7 +50,7 @@ def tuning(layout: str, micro_batch: int = 1) -> Tuning:
 def test_a_planted_rate_of_products_is_found(question: LayoutQuestion) -> None:
     row = tuning("DP8SH1SP8")
     measured = predict(with_pace(question, matmul_efficiency=0.61), row).tokens_per_second
-    rate = calibration(question, row, measured)
+    rate = calibrate(question, row, measured)
     assert (rate.rate, rate.before) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
     assert rate.after == pytest.approx(0.61, rel=1e-6)
     again = replace(question, constants=rate.applied(question.constants, False))
@@ -67,14 +67,14 @@ def test_where_messages_take_most_of_a_step_the_link_is_free(
     )
     slow, row = replace(question, machine=machine), tuning("TP8")
     measured = predict(with_pace(slow, **{rate: 0.3}), row).tokens_per_second
-    calibrated = calibration(slow, row, measured)
+    calibrated = calibrate(slow, row, measured)
     assert calibrated.rate == rate and calibrated.after == pytest.approx(0.3, rel=1e-6)
 
 
 def test_a_host_has_its_own_pace(question: LayoutQuestion) -> None:
     host = replace(question, on_host=True)
     row = tuning("DP8SH1SP8")
-    calibrated = calibration(host, row, 0.9 * predict(host, row).tokens_per_second)
+    calibrated = calibrate(host, row, 0.9 * predict(host, row).tokens_per_second)
     applied = calibrated.applied(host.constants, True)
     assert applied.pace == host.constants.pace and applied.host_pace != host.constants.host_pace
 
@@ -82,14 +82,14 @@ def test_a_host_has_its_own_pace(question: LayoutQuestion) -> None:
 @pytest.mark.parametrize("measured", [math.nan, math.inf, 0.0, -1.0])
 def test_no_speed_is_refused(question: LayoutQuestion, measured: float) -> None:
     with pytest.raises(UsageError, match="expected a positive speed"):
-        calibration(question, tuning("DP8SH1SP8"), measured)
+        calibrate(question, tuning("DP8SH1SP8"), measured)
 
 
 @pytest.mark.parametrize("factor", [10, 0.01])
 def test_a_speed_that_no_rate_explains_is_refused(question: LayoutQuestion, factor: float) -> None:
     row = tuning("DP8SH1SP8")
     with pytest.raises(UsageError, match=r"found [\d,]+ tokens/s on each device, expected [\d,]+ to [\d,]+: no rate"):
-        calibration(question, row, factor * predict(question, row).tokens_per_second)
+        calibrate(question, row, factor * predict(question, row).tokens_per_second)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         rate = None if run.speed is None else SimpleNamespace(tokens_per_second_per_device=run.speed)
         return SimpleNamespace(throughput=rate)
 
-    monkeypatch.setattr(chip_planner, "finished_run", lambda _options, _name: None)
+    monkeypatch.setattr(chip_planner, "find_finished_run", lambda _options, _name: None)
     monkeypatch.setattr(chip_planner, "read_plan", lambda _paths: run.plan)
     monkeypatch.setattr("levelfield.judge.collector.collect", figures)
     return run

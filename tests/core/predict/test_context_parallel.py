@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.predict.layout_rules import broken, nearest
+from levelfield.predict.layout_rules import broken_rules, nearest_layouts
 from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
     SupportedParallelism,
-    not_offered,
     predict,
     search_layouts,
+    unsupported_rows,
 )
 from levelfield.predict.machines import Link, MachineRates, gather_seconds, send_seconds
 from levelfield.specs.case import Work
@@ -178,14 +178,14 @@ def test_a_micro_batch_with_a_factor_of_the_context_is_never_better(
 )
 def test_what_context_ranks_need(tokens: int, layout: str, rule: str) -> None:
     parsed = parse_layout(layout).layout
-    assert rule in broken(length(tokens), parsed, 1, 1, parsed.world_size)
-    assert broken(length(8192), parsed, 1, 1, parsed.world_size) == []
+    assert rule in broken_rules(length(tokens), parsed, 1, 1, parsed.world_size)
+    assert broken_rules(length(8192), parsed, 1, 1, parsed.world_size) == []
 
 
 def test_the_nearest_layouts_keep_the_context() -> None:
-    offered = nearest(LLAMA, Layout(data=3, context=2), 1, 1, 8)
+    offered = nearest_layouts(LLAMA, Layout(data=3, context=2), 1, 1, 8)
     assert offered and all("CP2" in text for text in offered)
-    assert "data 3 x context 2 x tensor 1 x pipeline 1" in broken(LLAMA, Layout(data=3, context=2), 1, 1, 8)[1]
+    assert "data 3 x context 2 x tensor 1 x pipeline 1" in broken_rules(LLAMA, Layout(data=3, context=2), 1, 1, 8)[1]
 
 
 def test_only_what_is_offered_is_searched() -> None:
@@ -196,7 +196,7 @@ def test_only_what_is_offered_is_searched() -> None:
 
 def test_rows_beyond_the_offer_are_named() -> None:
     query = question(devices=16, capacity_bytes=80 * 2**30)
-    others = not_offered(query)
+    others = unsupported_rows(query)
     assert {query.offer.lacks(row.tuning, 32) for row in others} == {("context",), ("hybrid",), ("context", "hybrid")}
     rates = [row.tokens_per_second for row in others]
     assert rates == sorted(rates, reverse=True) and all(row.fits for row in others)

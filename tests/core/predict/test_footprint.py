@@ -10,7 +10,7 @@ import pytest
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
-from levelfield.predict.setup import setup_of
+from levelfield.predict.setup import training_setup
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 from levelfield.specs.constants import MemoryModel
@@ -25,7 +25,7 @@ def footprint(
     case: str, layout: str = "DP1", kind: str = "nvidia", precision: str = "bf16", **tuning: Any
 ) -> Footprint:
     work, parsed = in_precision(case, precision), parse_layout(layout).layout
-    return expected_memory(setup_of(work, Tuning(layout=parsed, **tuning), on_host=kind == "cpu"))
+    return expected_memory(training_setup(work, Tuning(layout=parsed, **tuning), on_host=kind == "cpu"))
 
 
 def in_precision(case: str, precision: str) -> Work:
@@ -128,7 +128,9 @@ def test_a_stage_receives_all_of_a_step_or_keeps_what_waiting_passes_sent(chunks
     tuning = Tuning(layout=layout, micro_batch=1, virtual_pipeline=chunks)
     work = changed_batch(in_precision("llama3_8b", "bf16"), 256)
     plain, receiving = (
-        stage_footprints(setup_of(work, tuning, on_host=False, memory_model=MemoryModel(receives_all=receives_all)))[1]
+        stage_footprints(
+            training_setup(work, tuning, on_host=False, memory_model=MemoryModel(receives_all=receives_all))
+        )[1]
         for receives_all in (False, True)
     )
     assert receiving.buffers - plain.buffers == messages * 8192 * 4096 * 2
@@ -144,7 +146,7 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     tuning, unit = Tuning(layout=layout, micro_batch=1), 2048 * 4096
 
     def memory(kind: str = "nvidia", **fields: Any) -> Footprint:
-        return expected_memory(setup_of(work, tuning, kind == "cpu", MemoryModel(**fields)))
+        return expected_memory(training_setup(work, tuning, kind == "cpu", MemoryModel(**fields)))
 
     plain, n = memory(), memory().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
     assert memory(gradient_bytes=2).gradients == plain.gradients // 2
@@ -187,7 +189,7 @@ def test_selective_recomputation_keeps_queries_and_keys_before_their_norms_only(
     work = in_precision("qwen3_8b", "bf16")
     without = work.model_copy(update={"model": work.model.model_copy(update={"query_key_norm": False})})
     tuning = Tuning(layout=parse_layout("DP1").layout, recompute="selective")
-    plain = expected_memory(setup_of(without, tuning, on_host=False)).activations
+    plain = expected_memory(training_setup(without, tuning, on_host=False)).activations
     heads = (32 + 8) * 128 * 2 * 4096  # queries and keys of one layer: only those that are computed again are more
     assert selective - plain == heads
 
@@ -197,8 +199,8 @@ def test_rotated_queries_and_keys_come_on_top_where_the_values_keep_the_whole_pr
         work, tuning = in_precision(case, "bf16"), Tuning(layout=parse_layout("TP2+seq").layout, micro_batch=1)
         keeping, plain = (MemoryModel(keeps_projections=keeps) for keeps in (True, False))
         return (
-            expected_memory(setup_of(work, tuning, False, keeping)).activations
-            - expected_memory(setup_of(work, tuning, False, plain)).activations
+            expected_memory(training_setup(work, tuning, False, keeping)).activations
+            - expected_memory(training_setup(work, tuning, False, plain)).activations
         )
 
     assert more("llama3_8b") == 32 * 8192 * (32 + 8) * 128 * 2 // 2, "32 layers, on one of two tensor ranks, in 16 bits"
@@ -213,7 +215,7 @@ def test_selective_recomputation_never_needs_more_than_none(case: str, keeps: st
     for micro_batch, again in product((1, 4), (0, 0.4)):
         model = MemoryModel(selective_keeps=keeps, selective_recomputes=again)
         none, selective = (
-            expected_memory(setup_of(work, Tuning(micro_batch=micro_batch, recompute=how), False, model)).total
+            expected_memory(training_setup(work, Tuning(micro_batch=micro_batch, recompute=how), False, model)).total
             for how in ("none", "selective")
         )
         assert selective <= none
@@ -222,7 +224,7 @@ def test_selective_recomputation_never_needs_more_than_none(case: str, keeps: st
 def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
     tuning = Tuning(layout=Layout())
     sixteen, eight = (
-        expected_memory(setup_of(in_precision("llama3_8b", precision), tuning, on_host=False))
+        expected_memory(training_setup(in_precision("llama3_8b", precision), tuning, on_host=False))
         for precision in ("bf16", "fp8")
     )
     layers = 32 * 218_112_000
@@ -237,7 +239,7 @@ def test_torch_keeps_each_products_input_in_8_bits(case: str, expected: int) -> 
 
     def layer(precision: str, by_product: bool) -> int:
         model = MemoryModel(inputs_by_product=by_product)
-        return layer_bytes(setup_of(in_precision(case, precision), Tuning(layout=Layout()), False, model)).whole
+        return layer_bytes(training_setup(in_precision(case, precision), Tuning(layout=Layout()), False, model)).whole
 
     work = in_precision(case, "fp8")
     state = work.training.sequence_length * work.model.hidden_size

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError
-from levelfield.predict.layout_rules import accumulation, broken, nearest, require
+from levelfield.predict.layout_rules import accumulation, broken_rules, nearest_layouts, require_possible
 from levelfield.specs.case import Work
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.layout import Layout, parse_layout
@@ -40,7 +40,7 @@ def test_the_published_configurations_satisfy_all_relations(row: PublishedRow) -
     assert model is not None and sizes == f"{model.hidden_size}x{model.layers}"
     assert parse_layout(layout).layout == setting.parsed_layout and int(batch) == setting.global_batch
     sides = setting.nodes, setting.devices_per_node
-    assert broken(work_of(row), setting.parsed_layout, setting.micro_batch, *sides) == []
+    assert broken_rules(work_of(row), setting.parsed_layout, setting.micro_batch, *sides) == []
     assert accumulation(work_of(row), setting.parsed_layout, setting.micro_batch) == setting.accumulation
 
 
@@ -91,9 +91,9 @@ def test_the_published_table_has_eighteen_rows() -> None:
 def test_one_broken_relation_gives_one_sentence_with_its_numbers(
     work: Work, layout: Layout, micro_batch: int, devices: int, sentence: str
 ) -> None:
-    reasons = [reason for reason in broken(work, layout, micro_batch, 1, devices) if sentence in reason]
+    reasons = [reason for reason in broken_rules(work, layout, micro_batch, 1, devices) if sentence in reason]
     assert len(reasons) == 1
-    others = set(broken(work, layout, micro_batch, 1, devices)) - set(reasons)
+    others = set(broken_rules(work, layout, micro_batch, 1, devices)) - set(reasons)
     assert all("heads" in sentence and "heads" in other for other in others)
 
 
@@ -113,18 +113,18 @@ def test_one_broken_relation_gives_one_sentence_with_its_numbers(
 )
 def test_what_interleaving_needs(work: Work, layout: Layout, micro_batch: int, chunks: int, sentence: str) -> None:
     devices = layout.world_size
-    assert broken(work, layout, micro_batch, 1, devices) == []
-    assert broken(work, layout, micro_batch, 1, devices, chunks) == [sentence]
+    assert broken_rules(work, layout, micro_batch, 1, devices) == []
+    assert broken_rules(work, layout, micro_batch, 1, devices, chunks) == [sentence]
 
 
 def test_what_is_offered_beside_an_impossible_interleaving_can_be_interleaved() -> None:
-    assert broken(GPT, Layout(pipeline=8), 1, 1, 8, 4) == []
+    assert broken_rules(GPT, Layout(pipeline=8), 1, 1, 8, 4) == []
     with pytest.raises(LayoutError, match="and virtual pipeline 4 is impossible") as caught:
-        require(GPT, Layout(pipeline=16), 1, 1, 16, 4)
+        require_possible(GPT, Layout(pipeline=16), 1, 1, 16, 4)
     for layout, micro_batch in offered(str(caught.value)):
-        assert broken(GPT, layout, micro_batch, 1, 16, 4) == []
+        assert broken_rules(GPT, layout, micro_batch, 1, 16, 4) == []
     with pytest.raises(LayoutError, match=r"not possible on 1 devices; nearest: DP1TP1PP2 .* on 2 devices"):
-        require(GPT, Layout(), 1, 1, 1, 2)
+        require_possible(GPT, Layout(), 1, 1, 1, 2)
 
 
 def offered(message: str) -> list[tuple[Layout, int]]:
@@ -134,7 +134,7 @@ def offered(message: str) -> list[tuple[Layout, int]]:
 
 def test_an_impossible_layout_is_explained_with_the_nearest_possible() -> None:
     with pytest.raises(LayoutError) as caught:
-        require(GPT, Layout(data=2, tensor=2, pipeline=3), 4, 1, 8)
+        require_possible(GPT, Layout(data=2, tensor=2, pipeline=3), 4, 1, 8)
     message = str(caught.value)
     assert message.startswith("layout DP2TP2PP3 with micro-batch 4 is impossible:\n")
     assert "12 is not 8" in message and "32 layers cannot be cut over pipeline 3" in message
@@ -162,17 +162,17 @@ def test_what_is_offered_is_always_possible(
         sharding_stage=stage,
         sharding_degree=data if stage else 1,
     )
-    for text in nearest(work, layout, batch, 1, devices):
+    for text in nearest_layouts(work, layout, batch, 1, devices):
         written, _, micro_batch = text.partition(" with micro-batch ")
-        assert broken(work, parse_layout(written).layout, int(micro_batch), 1, devices) == []
+        assert broken_rules(work, parse_layout(written).layout, int(micro_batch), 1, devices) == []
 
 
 def test_a_possible_layout_is_its_own_nearest() -> None:
     layout = Layout(data=4, tensor=2)
-    require(GPT, layout, 4, 1, 8)
-    assert nearest(GPT, layout, 4, 1, 8)[0] == "DP4TP2PP1 with micro-batch 4"
+    require_possible(GPT, layout, 4, 1, 8)
+    assert nearest_layouts(GPT, layout, 4, 1, 8)[0] == "DP4TP2PP1 with micro-batch 4"
 
 
 def test_where_nothing_is_possible_it_offers_other_numbers_of_devices() -> None:
     with pytest.raises(LayoutError, match=r"not possible on 13 devices; nearest: DP7TP2PP1 .* on 14 devices"):
-        require(shaped(GPT, batch=7, layers=31), Layout(data=13), 1, 1, 13)
+        require_possible(shaped(GPT, batch=7, layers=31), Layout(data=13), 1, 1, 13)

@@ -13,7 +13,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import (
-    LEAST_TOKENS,
+    LEAST_CONTEXT_TOKENS,
     LayoutQuestion,
     LayoutRanking,
     RankedRow,
@@ -31,13 +31,13 @@ from levelfield.predict.machines import (
     UnknownLink,
     all_reduce_seconds,
     gather_seconds,
-    machine_of,
+    machine_rates,
     network_rate,
     send_seconds,
 )
-from levelfield.predict.operations import head_forward, layer_forward
-from levelfield.predict.pass_timing import slice_of
-from levelfield.predict.setup import setup_of
+from levelfield.predict.operations import head_forward_cost, layer_forward_cost
+from levelfield.predict.pass_timing import rank_slice
+from levelfield.predict.setup import training_setup
 from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.implementation import FIRST_LAYERS
 from levelfield.specs.layout import Layout, parse_layout
@@ -100,8 +100,8 @@ def test_small_messages_of_many_ranks_go_by_a_tree() -> None:
 def test_flops_are_the_megatron_formulas(case: str, layout: str) -> None:
     work = Registry().case(case).work("full")
     chosen = tuning(layout, micro_batch=2)
-    part = slice_of(setup_of(work, chosen, on_host=False))
-    layer, head = layer_forward(work.model, part), head_forward(work.model, part)
+    part = rank_slice(training_setup(work, chosen, on_host=False))
+    layer, head = layer_forward_cost(work.model, part), head_forward_cost(work.model, part)
     forward = work.model.layers * (layer.matmul_flops + layer.attention_flops) + head.core_flops
     expected = flops_per_token("megatron", work.model, work.training.sequence_length) * part.tokens
     assert 3 * forward * chosen.layout.tensor == pytest.approx(expected)
@@ -111,7 +111,8 @@ def test_materialised_scores_cost_the_masked_half_and_memory_traffic() -> None:
     work = Registry().case("gpt3_6.7B").work("full")
     chosen = tuning("DP1")
     kernel, materialised = (
-        layer_forward(work.model, slice_of(setup_of(work, chosen, False, MemoryModel(score_bytes=n)))) for n in (0, 5)
+        layer_forward_cost(work.model, rank_slice(training_setup(work, chosen, False, MemoryModel(score_bytes=n))))
+        for n in (0, 5)
     )
     assert materialised.attention_flops == 2 * kernel.attention_flops
     assert materialised.moved_bytes > 1.5 * kernel.moved_bytes
@@ -224,7 +225,7 @@ def _brute(query: LayoutQuestion) -> set[str]:
     sizes = [n for n in range(1, query.devices + 1) if query.devices % n == 0]
     batches = [2**n for n in range(11)]
     fitting = set()
-    most = max(1, query.work.training.sequence_length // LEAST_TOKENS)
+    most = max(1, query.work.training.sequence_length // LEAST_CONTEXT_TOKENS)
     for tensor, pipeline, context, batch in product(sizes, sizes, sizes, batches):
         if query.devices % (tensor * pipeline * context) or context > most or math.gcd(context, batch) > 1:
             continue
@@ -242,7 +243,7 @@ def _brute(query: LayoutQuestion) -> set[str]:
                 virtual_pipeline=chunks,
                 recompute=again,
             )
-            if not layout_rules.broken(query.work, chosen.layout, batch, 1, query.devices, chunks):
+            if not layout_rules.broken_rules(query.work, chosen.layout, batch, 1, query.devices, chunks):
                 row = predict(query, chosen)
                 if row.fits:
                     fitting.add(f"{row.layout} {batch} {chunks} {again}")
@@ -445,7 +446,7 @@ def test_a_chip_without_a_published_peak_is_not_planned_on() -> None:
     withheld = [c for v in registry.vendors for c in registry.vendor_file(v).chips if not c.peaks]
     assert withheld
     with pytest.raises(UsageError, match=r"no published bf16 peak.*--chips"):
-        machine_of(withheld[0], "bf16", 8, None)
+        machine_rates(withheld[0], "bf16", 8, None)
 
 
 def test_a_measured_rate_comes_before_the_peak() -> None:
@@ -453,5 +454,5 @@ def test_a_measured_rate_comes_before_the_peak() -> None:
     assert chip is not None
     reached = chip.achievable["bf16"].tflops * 1e12
     assert reached < chip.peaks["bf16"].tflops * 1e12
-    assert [machine_of(chip, dtype, 8, None).matmul_flops_per_second for dtype in ("bf16", "fp16")] == [reached] * 2
-    assert math.isclose(machine_of(chip, "fp32", 8, None).matmul_flops_per_second, 19.5e12)
+    assert [machine_rates(chip, dtype, 8, None).matmul_flops_per_second for dtype in ("bf16", "fp16")] == [reached] * 2
+    assert math.isclose(machine_rates(chip, "fp32", 8, None).matmul_flops_per_second, 19.5e12)

@@ -13,19 +13,19 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.footprint import expected_memory, layer_parameters, stage_footprints, stage_parameters
-from levelfield.predict.layout_rules import broken, interleaves, nearest
+from levelfield.predict.layout_rules import broken_rules, can_interleave, nearest_layouts
 from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
     SupportedParallelism,
-    not_offered,
     predict,
     search_layouts,
+    unsupported_rows,
 )
 from levelfield.predict.machines import Link, MachineRates, UnknownLink
-from levelfield.predict.operations import experts_forward, head_forward, layer_forward
-from levelfield.predict.pass_timing import slice_of
-from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.predict.operations import experts_forward_cost, head_forward_cost, layer_forward_cost
+from levelfield.predict.pass_timing import rank_slice
+from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Work
 from levelfield.specs.constants import RATES, Constants, MemoryModel
@@ -57,7 +57,7 @@ def tuning(layout: str, **fields: Any) -> Tuning:
 
 
 def setup(layout: str, work: Work = MIXTRAL, **fields: Any) -> TrainingSetup:
-    return setup_of(work, tuning(layout, **fields), on_host=False, memory_model=MemoryModel())
+    return training_setup(work, tuning(layout, **fields), on_host=False, memory_model=MemoryModel())
 
 
 def estimate(layout: str, work: Work = MIXTRAL, pace: Any = None, **fields: Any) -> LayoutEstimate:
@@ -141,7 +141,7 @@ def test_the_outputs_of_experts_are_weighed_beside_what_is_kept() -> None:
     for work, layout, recompute in ((MIXTRAL, "DP8EP8", "none"), (QWEN, "DP8SH3", "full"), (DEEPSEEK, "PP4", "none")):
         activations = [
             expected_memory(
-                setup_of(
+                training_setup(
                     work,
                     tuning(layout, micro_batch=2, recompute=recompute),
                     False,
@@ -154,17 +154,20 @@ def test_the_outputs_of_experts_are_weighed_beside_what_is_kept() -> None:
         assert activations[1] - activations[0] == 12 * 2 * 4096 * work.model.experts.chosen * work.model.hidden_size
     dense = Registry().case("llama3_8b").work("full")
     assert (
-        len({expected_memory(setup_of(dense, tuning("DP1"), False, MemoryModel(gated_bytes=n))) for n in (0, 12)}) == 1
+        len({expected_memory(training_setup(dense, tuning("DP1"), False, MemoryModel(gated_bytes=n))) for n in (0, 12)})
+        == 1
     )
 
 
 def test_gates_in_calls_of_their_own_move_more() -> None:
-    fused, apart = (experts_forward(QWEN.model, slice_of(setup("DP1", QWEN), unfused)) for unfused in ((), ("gates",)))
+    fused, apart = (
+        experts_forward_cost(QWEN.model, rank_slice(setup("DP1", QWEN), unfused)) for unfused in ((), ("gates",))
+    )
     assert apart.moved_bytes - fused.moved_bytes == 18 * 4096 * 8 * 2048
     assert apart.operations == fused.operations
-    part = slice_of(setup("DP1", QWEN))
-    gated = slice_of(setup("DP1", QWEN), ("gates",))
-    assert layer_forward(QWEN.model, part, mixture=True) == layer_forward(QWEN.model, gated, mixture=True)
+    part = rank_slice(setup("DP1", QWEN))
+    gated = rank_slice(setup("DP1", QWEN), ("gates",))
+    assert layer_forward_cost(QWEN.model, part, mixture=True) == layer_forward_cost(QWEN.model, gated, mixture=True)
 
 
 def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
@@ -184,7 +187,7 @@ def test_the_streams_hold_the_gradients_of_a_layer_larger_than_the_embedding() -
         ("DP8EP8SH3", QWEN.model.vocab_size * QWEN.model.hidden_size),  # the experts lie whole on their ranks
     ):
         plain, pools = (
-            expected_memory(setup_of(QWEN, tuning(layout), False, MemoryModel(stream_pools=stream_pools))).reserve
+            expected_memory(training_setup(QWEN, tuning(layout), False, MemoryModel(stream_pools=stream_pools))).reserve
             for stream_pools in (False, True)
         )
         assert pools - plain == 4 * largest
@@ -224,23 +227,23 @@ def test_norms_of_queries_and_keys_and_latents_are_kept() -> None:
 @pytest.mark.parametrize("work", [MIXTRAL, QWEN, DEEPSEEK], ids=["mixtral", "qwen", "deepseek"])
 @pytest.mark.parametrize("layout", ["DP1", "TP4", "DP8EP8"])
 def test_flops_are_the_megatron_formulas(work: Work, layout: str) -> None:
-    model, part = work.model, slice_of(setup(layout, work, micro_batch=2))
+    model, part = work.model, rank_slice(setup(layout, work, micro_batch=2))
     dense, mixture, experts = (
-        layer_forward(model, part),
-        layer_forward(model, part, mixture=True),
-        experts_forward(model, part),
+        layer_forward_cost(model, part),
+        layer_forward_cost(model, part, mixture=True),
+        experts_forward_cost(model, part),
     )
     mixtures = model.mixture_layers
     layers = mixtures * (mixture.matmul_flops + mixture.attention_flops + experts.matmul_flops)
     layers += (model.layers - mixtures) * (dense.matmul_flops + dense.attention_flops)
-    forward = layers + head_forward(model, part).core_flops
+    forward = layers + head_forward_cost(model, part).core_flops
     assert 3 * forward * part.tensor == pytest.approx(flops_per_token("megatron", model, 4096) * part.tokens)
     assert mixture.core_flops == 2 * part.tokens * model.hidden_size * (model.experts.count if model.experts else 0)
 
 
 def test_a_sliding_window_leaves_less_attention() -> None:
     narrow = changed(MIXTRAL, sliding_window=1024)
-    whole, less = (layer_forward(w.model, slice_of(setup("DP1", w))).attention_flops for w in (MIXTRAL, narrow))
+    whole, less = (layer_forward_cost(w.model, rank_slice(setup("DP1", w))).attention_flops for w in (MIXTRAL, narrow))
     assert less / whole == (1024 - 1024**2 / 8192) / 2048
     assert estimate("DP8", narrow).time.compute < estimate("DP8").time.compute
 
@@ -357,34 +360,34 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
     ],
 )
 def test_a_broken_rule_of_experts_is_named(work: Work, layout: Layout, rule: str) -> None:
-    rules = broken(work, layout, 1, 1, layout.world_size)
+    rules = broken_rules(work, layout, 1, 1, layout.world_size)
     assert len([reason for reason in rules if rule in reason]) == 1
 
 
 def test_expert_ranks_divide_data_times_context() -> None:
     with pytest.raises(LayoutError, match="expert 4 does not divide data 2 x context 1"):
         parse_layout("DP2EP4TP2")
-    assert broken(MIXTRAL, parse_layout("DP2CP2EP4").layout, 1, 1, 4) == []
+    assert broken_rules(MIXTRAL, parse_layout("DP2CP2EP4").layout, 1, 1, 4) == []
     assert str(parse_layout("DP4EP2TP2").layout) == "DP4EP2TP2PP1"
 
 
 def test_an_unused_dense_size_divides_nothing() -> None:
     """Qwen3's dense width is published, but no layer has it."""
     odd = changed(QWEN, ffn_hidden_size=6145)
-    assert broken(odd, Layout(tensor=2), 1, 1, 2) == []
-    assert broken(changed(DEEPSEEK, ffn_hidden_size=18433), Layout(tensor=2), 1, 1, 2) == [
+    assert broken_rules(odd, Layout(tensor=2), 1, 1, 2) == []
+    assert broken_rules(changed(DEEPSEEK, ffn_hidden_size=18433), Layout(tensor=2), 1, 1, 2) == [
         "ffn size 18433 cannot be cut over tensor 2"
     ]
 
 
 def test_a_head_size_of_its_own_divides_no_width() -> None:
-    assert broken(changed(QWEN, hidden_size=2050), Layout(), 1, 1, 1) == []
+    assert broken_rules(changed(QWEN, hidden_size=2050), Layout(), 1, 1, 1) == []
 
 
 def test_the_nearest_layouts_keep_the_expert_ranks_that_are_possible() -> None:
-    near = nearest(MIXTRAL, Layout(data=3, expert=3), 1, 1, 8)
+    near = nearest_layouts(MIXTRAL, Layout(data=3, expert=3), 1, 1, 8)
     assert near and all("EP" not in text for text in near)
-    assert any("EP4" in text for text in nearest(MIXTRAL, Layout(data=4, expert=4, tensor=3), 1, 1, 8))
+    assert any("EP4" in text for text in nearest_layouts(MIXTRAL, Layout(data=4, expert=4, tensor=3), 1, 1, 8))
 
 
 def test_the_search_has_every_division_of_the_experts() -> None:
@@ -400,7 +403,7 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
     offer = SupportedParallelism(KINDS - {"expert"}, ("none",), ("partial sharding",))
     query = question(offer=offer)
     assert {row.layout.expert for row in search_layouts(query).rows} == {1}
-    others = not_offered(query)
+    others = unsupported_rows(query)
     lacking = {name for row in others for name in offer.lacks(row.tuning, query.work.model.layers)}
     assert "expert" in lacking and all(offer.lacks(row.tuning, query.work.model.layers) for row in others)
 
@@ -461,14 +464,14 @@ def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> No
     assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= pipelines
     assert all(stages * chunks <= 61 for stages, chunks in pipelines)
     assert {plain.offer.lacks(row.tuning, 61) for row in rows if row.layout.pipeline > 1} == {("uneven",)}
-    assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in not_offered(plain))
+    assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in unsupported_rows(plain))
 
 
 def test_unequal_chunks_need_a_layer_each() -> None:
     layout = parse_layout("DP1PP4").layout
-    assert interleaves(DEEPSEEK, layout, 1, 15, uneven_stages=True)
-    assert not interleaves(DEEPSEEK, layout, 1, 16, uneven_stages=True)
-    assert not interleaves(DEEPSEEK, layout, 1, 4) and interleaves(MIXTRAL, layout, 1, 4)
+    assert can_interleave(DEEPSEEK, layout, 1, 15, uneven_stages=True)
+    assert not can_interleave(DEEPSEEK, layout, 1, 16, uneven_stages=True)
+    assert not can_interleave(DEEPSEEK, layout, 1, 4) and can_interleave(MIXTRAL, layout, 1, 4)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -479,6 +482,6 @@ def test_the_stages_of_each_composition_hold_the_largest(every: int) -> None:
         s = setup(layout, changed(DEEPSEEK, experts=experts), **fields)
         assert expected_memory(s).total == max(footprint.total for footprint in stage_footprints(s))
         kinds = {(s.layers_of(n), s.mixtures_of(n)) for n in range(s.layout.pipeline)}
-        assert {(s.layers_of(n), s.mixtures_of(n)) for n in s.end_stages} == kinds
-        assert len(s.end_stages) <= 8 or every > 1
+        assert {(s.layers_of(n), s.mixtures_of(n)) for n in s.critical_stages} == kinds
+        assert len(s.critical_stages) <= 8 or every > 1
     assert sum(s.mixtures_of(n) for n in range(61)) == s.model.mixture_layers

@@ -12,14 +12,14 @@ from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import (
     ATTENTION_SHARES,
-    REACHABLE,
-    REACHABLE_FP8,
+    REACHABLE_SHARE,
+    REACHABLE_SHARE_FP8,
     Link,
     MachineRates,
-    machine_of,
+    machine_rates,
 )
-from levelfield.predict.pass_timing import moved_bytes, pass_seconds, work_of
-from levelfield.predict.setup import setup_of
+from levelfield.predict.pass_timing import memory_traffic_bytes, pass_seconds, rank_work
+from levelfield.predict.setup import training_setup
 from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
@@ -115,7 +115,7 @@ def test_with_a_fused_loss_the_head_has_no_logits_in_float32() -> None:
     def logits(memory_model: MemoryModel, length: int) -> int:
         training = work.training.model_copy(update={"sequence_length": length})
         case = work.model_copy(update={"training": training})
-        return expected_memory(setup_of(case, Tuning(layout=Layout()), False, memory_model)).logits
+        return expected_memory(training_setup(case, Tuning(layout=Layout()), False, memory_model)).logits
 
     def beside(length: int) -> int:
         return (4 * vocabulary + 2 * length) * work.model.hidden_size
@@ -197,12 +197,12 @@ def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, rec
     machine = MachineRates(1e40, None, 1e12, Link(0, 1e12), None, 8)
     pace = Pace.model_validate(PLAIN | {"unfused": ["norms", "activation"]})
     tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)
-    setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
-    parts, model = pass_seconds(work_of(setup, machine, pace)), setup.model
+    setup = training_setup(Registry().case(case).work("full"), tuning, False, MemoryModel())
+    parts, model = pass_seconds(rank_work(setup, machine, pace)), setup.model
     seconds = (
         parts.layers_seconds(model.layers, model.mixture_layers if model.experts else 0) + parts.embedding + parts.head
     )
-    assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
+    assert memory_traffic_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_gathered_logits_take_memory_and_traffic_on_every_rank() -> None:
 
 
 def test_uneven_stages_hold_all_layers_and_the_largest_come_first() -> None:
-    setup = setup_of(Registry().case("llama3_8b").work("full"), Tuning(layout=parse_layout("PP5").layout), False)
+    setup = training_setup(Registry().case("llama3_8b").work("full"), Tuning(layout=parse_layout("PP5").layout), False)
     assert [setup.layers_of(stage) for stage in range(5)] == [7, 7, 6, 6, 6]
     whole, uneven = (estimate(layout).time for layout in ("DP1", "PP5"))
     assert 5 * uneven.compute == pytest.approx(whole.compute)
@@ -329,20 +329,22 @@ def test_chips_without_a_measurement_reach_the_usual_share() -> None:
     a100 = Registry().vendor_file("nvidia").chip("A100-SXM4-80GB")
     assert a100 is not None
     bare: Chip = a100.model_copy(update={"achievable": {}, "attention": {}})
-    machine_rates = machine_of(bare, "bf16", 8, None)
-    assert machine_rates.matmul_flops_per_second == pytest.approx(REACHABLE * 312e12)
-    assert machine_rates.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE * 312e12)
-    assert machine_of(a100, "bf16", 8, None).attention["flash2"] == a100.attention["flash2"].tflops * 1e12
-    assert machine_of(a100, "fp32", 8, None).attention == {}
+    rates = machine_rates(bare, "bf16", 8, None)
+    assert rates.matmul_flops_per_second == pytest.approx(REACHABLE_SHARE * 312e12)
+    assert rates.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE_SHARE * 312e12)
+    assert machine_rates(a100, "bf16", 8, None).attention["flash2"] == a100.attention["flash2"].tflops * 1e12
+    assert machine_rates(a100, "fp32", 8, None).attention == {}
     b200 = Registry().vendor_file("nvidia").chip("B200-SXM-180GB")
     assert b200 is not None and not b200.achievable
-    assert machine_of(b200, "fp8", 8, None).fp8_matmul_flops_per_second == pytest.approx(REACHABLE_FP8 * 4500e12)
+    assert machine_rates(b200, "fp8", 8, None).fp8_matmul_flops_per_second == pytest.approx(
+        REACHABLE_SHARE_FP8 * 4500e12
+    )
 
 
 def test_the_a800_has_the_rates_of_the_a100() -> None:
     one, other = (Registry().vendor_file("nvidia").chip(name) for name in ("A100-SXM4-80GB", "A800-SXM4-80GB"))
     assert one is not None and other is not None
-    first, second = (machine_of(chip, "bf16", 8, None) for chip in (one, other))
+    first, second = (machine_rates(chip, "bf16", 8, None) for chip in (one, other))
     assert first.matmul_flops_per_second == second.matmul_flops_per_second
     assert first.node is not None and second.node is not None
     assert second.node.bytes_per_second < first.node.bytes_per_second
@@ -394,7 +396,7 @@ def test_more_recomputation_never_needs_more_memory(framework: str, program_name
     for layout in ("DP8", "DP4TP2SH1SP4", "DP8SH3SP8", "PP8"):
         none, selective, full = (
             expected_memory(
-                setup_of(
+                training_setup(
                     work, Tuning.model_validate({"layout": parse_layout(layout).layout, "recompute": how}), False, model
                 )
             ).total

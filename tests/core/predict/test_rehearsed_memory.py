@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.plan.default_layout import LayoutTask, question_of
@@ -25,7 +25,7 @@ GAPS = 0.07  # below what deepspeed's ZeRO 3 reserves: whole parameters come and
 
 def question(row: RehearsedRow) -> LayoutQuestion:
     text = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
-    selection = find(REGISTRY, parse_selector(text))
+    selection = find_selection(REGISTRY, parse_selector(text))
     query = question_of(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
     assert query is not None
     return query

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from levelfield.preflight.peer_comparison import (
+    MAD_MULTIPLES,
+    MAD_TO_DEVIATION,
     MANY_PEERS,
-    MULTIPLES,
-    NORMAL,
     PeerReading,
     compare_peers,
 )
@@ -104,10 +104,10 @@ def test_no_rate_that_cannot_be_is_compared(value: float) -> None:
         compare_peers(readings([1.0, 1.0, value]))
 
 
-@pytest.mark.parametrize("nodes", sorted(MULTIPLES))
+@pytest.mark.parametrize("nodes", sorted(MAD_MULTIPLES))
 def test_the_multiples_are_those_of_a_simulation(nodes: int) -> None:
     values = np.random.default_rng(6).normal(size=(20_000, nodes))
     away = np.abs(values - np.median(values, axis=1, keepdims=True))
-    exceeded = np.mean(away.max(axis=1) > MULTIPLES[nodes] * NORMAL * np.median(away, axis=1))
+    exceeded = np.mean(away.max(axis=1) > MAD_MULTIPLES[nodes] * MAD_TO_DEVIATION * np.median(away, axis=1))
     stated = 0.10 if nodes < MANY_PEERS else 0.01
     assert 0.5 * stated < exceeded < 1.5 * stated

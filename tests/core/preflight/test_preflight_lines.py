@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.preflight.preflight_lines import preflight_lines, size
+from levelfield.preflight.preflight_lines import byte_text, preflight_lines
 from levelfield.specs.preflight_report import (
     CollectiveReport,
     NodeReport,
@@ -68,4 +68,4 @@ def test_a_preflight_that_reached_no_node_shows_why_and_no_table() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(8, "8 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**31, "2 GiB")])
 def test_sizes_have_binary_prefixes(number: int, text: str) -> None:
-    assert size(number) == text
+    assert byte_text(number) == text

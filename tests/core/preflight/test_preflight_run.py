@@ -13,7 +13,7 @@ from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeEnd, Outcome, ProcessEnd, Request
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.preflight import preflight_run
-from levelfield.preflight.preflight_run import plan_of, preflight_in
+from levelfield.preflight.preflight_run import preflight_plan, run_preflight
 from levelfield.run import runner
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
@@ -73,7 +73,7 @@ def of(plan_for: PlanFor, tmp_path: Path) -> Callable[..., PreflightReport]:
         hardware = {"device_indices": tuple(sample.index for sample in samples), "memory_bytes_per_device": 2**34}
         plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update=hardware if samples else {})})
         launcher, vendor = PlantedLauncher(nodes, **planted), PlantedVendor(samples)
-        return preflight_in(plan, vendor, tmp_path / "runs", ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
+        return run_preflight(plan, vendor, tmp_path / "runs", ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
 
     return run
 
@@ -304,7 +304,7 @@ def test_a_preflight_that_ended_leaves_no_folder(of: Of, tmp_path: Path) -> None
 def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, tmp_path: Path) -> None:
     plan = plan_for("tiny:fake:F1:1:2", assume=True, environment={"A": "1"})
     launcher = PlantedLauncher(nodes(1))
-    preflight_in(plan, PlantedVendor(), tmp_path, ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
+    run_preflight(plan, PlantedVendor(), tmp_path, ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
     measured = launcher.requests[0].nodes[0].processes
     trained = LocalLauncher().request(plan, RunPaths(tmp_path / "run"), ProcessRuntime()).nodes[0].processes
     for one, other in zip(measured, trained, strict=True):
@@ -317,7 +317,7 @@ def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, t
 def test_options_reach_the_program(plan_for: PlanFor) -> None:
     plan = plan_for("tiny:fake:F1:1:2", assume=True)
     plan = plan.model_copy(update={"preflight": PreflightPlan(short=False, pairs=True)})
-    argv = plan_of(plan).implementation.argv
+    argv = preflight_plan(plan).implementation.argv
     assert argv[-1] == "--pairs" and "--short" not in argv
 
 
@@ -327,7 +327,7 @@ def test_nodes_run_their_checks_by_the_local_launcher(plan_for: PlanFor, tmp_pat
 
     plan = plan_for("tiny:fake:F1:1:2", assume=True, python=sys.executable)
     progress: list[str] = []
-    report = preflight_in(plan, PlantedVendor(), tmp_path, ProcessRuntime(), LocalLauncher(), progress.append)  # type: ignore[arg-type]
+    report = run_preflight(plan, PlantedVendor(), tmp_path, ProcessRuntime(), LocalLauncher(), progress.append)  # type: ignore[arg-type]
     assert (report.evidence, report.word) == (None, "not compared")
     assert report.nodes[0].facts["limits"]["hostname"] and report.nodes[0].facts["load"]["cores"]
     assert "no program" in str(report.collectives_missing)

@@ -12,7 +12,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.plan.request import UserRequest
-from levelfield.plan.resolution import preflight_of
+from levelfield.plan.resolution import plan_preflight
 from levelfield.preflight import preflight_run
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("FAKE_DEVICES", "1")
 
     def start(report: PreflightReport, *arguments: str) -> tuple[int, Any]:
-        monkeypatch.setattr(preflight_run, "preflight_in", lambda *inputs: report)
+        monkeypatch.setattr(preflight_run, "run_preflight", lambda *inputs: report)
         case = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]
         code = main([*case, "--plugins", str(PLUGINS), "--runs", str(tmp_path / "runs"), *arguments])
         return code, json.loads(capsys.readouterr().out)[0]
@@ -122,7 +122,7 @@ SLURM = LaunchPlan(launcher="slurm", site=Site())
     ],
 )
 def test_which_runs_begin_with_a_preflight(request_: UserRequest, nodes: int, chosen: PreflightPlan | None) -> None:
-    assert preflight_of(request_, nodes) == chosen
+    assert plan_preflight(request_, nodes) == chosen
 
 
 def test_a_dry_run_shows_the_program_of_the_preflight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two cores, no accelerator and every Python."""
-    monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
+    monkeypatch.setattr(lookup, "detect_vendor", lambda registry: registry.vendor("cpu"))
     monkeypatch.setattr(placement, "usable_cores", lambda: 2)
     python = environment.Interpreter(sys.executable, (3, 10))
     monkeypatch.setattr(environment, "find_interpreter", lambda versions: python)

@@ -61,7 +61,7 @@ def test_a_git_that_cannot_be_ended_keeps_no_run(
 def test_an_interpreter_that_cannot_be_ended_is_refused(
     unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.plan.environment.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("levelfield.plan.environment.ANSWER_SECONDS", 0.3)
     hangs = stand_in(tmp_path / "python3.10", "exec sleep 600")
     assert "(TimeoutExpired)" in str(_unfit_reason(hangs, "3.10"))
 

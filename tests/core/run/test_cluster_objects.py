@@ -270,5 +270,5 @@ def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
 
 
 def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert pod_start.address_of("localhost", 1.0) in ("127.0.0.1", "::1")
-    assert pod_start.address_of("nothing.invalid", 0.0) is None
+    assert pod_start.wait_for_address("localhost", 1.0) in ("127.0.0.1", "::1")
+    assert pod_start.wait_for_address("nothing.invalid", 0.0) is None

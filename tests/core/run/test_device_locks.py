@@ -17,7 +17,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
 from levelfield.node import device_files
-from levelfield.node.device_files import HELD, DeviceInUse, DeviceLocks, lock_folder
+from levelfield.node.device_files import HELD_PREFIX, DeviceInUse, DeviceLocks, lock_folder
 from levelfield.node.process_identity import identity_of
 from levelfield.run.run_devices import _locked, devices_locked
 from levelfield.specs.plan import Plan
@@ -151,7 +151,7 @@ def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> 
     identity = identity_of(os.getpid())
     assert identity is not None
     for old in (replace(identity, started=identity.started + 1), replace(identity, boot="an earlier boot")):
-        (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD}{old.to_text()}")
+        (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD_PREFIX}{old.to_text()}")
         with _locked("fake-0", "new"):
             assert (folder / "fake-0.lock").read_text() == NEW_LOCK
 

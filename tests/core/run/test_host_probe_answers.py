@@ -126,7 +126,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     environment = EnvironmentPlan(name="given", folder="", python=sys.executable, requirements=(), digest="")
     real = Registry().implementation("torch")[0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(measurement, "environment_of", lambda *of: environment)
+    monkeypatch.setattr(measurement, "plan_environment", lambda *of: environment)
     planted = Registry()
     monkeypatch.setattr(planted, "implementation", lambda name: (real, tmp_path))
     return planted
@@ -162,7 +162,7 @@ def test_what_is_installed_for_the_probe_is_said_before(
 ) -> None:
     absent = EnvironmentPlan(name="t", folder=str(tmp_path / "t"), python=sys.executable, requirements=(), digest="x")
     sentences: list[str] = []
-    monkeypatch.setattr(measurement, "environment_of", lambda *of: absent)
+    monkeypatch.setattr(measurement, "plan_environment", lambda *of: absent)
     monkeypatch.setattr(measurement, "environment_in_use", lambda plan, say: nullcontext(say("making it")))
     probe(tmp_path, f"print('''{answer()}''')")
     measurement.measure_host_rates(registry, sentences.append)
@@ -189,7 +189,7 @@ def test_an_interpreter_that_cannot_be_started_is_named(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = EnvironmentPlan(name="given", folder="", python=str(tmp_path / "gone"), requirements=(), digest="")
-    monkeypatch.setattr(measurement, "environment_of", lambda *of: gone)
+    monkeypatch.setattr(measurement, "plan_environment", lambda *of: gone)
     with pytest.raises(RunFailed, match=gone.python):
         measurement.measure_host_rates(registry, print)
 

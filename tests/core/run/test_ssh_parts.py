@@ -330,9 +330,9 @@ def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> 
 def test_a_silent_installer_is_reported_while_it_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(node_setup, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(node_setup, "REPORT_SECONDS", 0.1)
     monkeypatch.setattr(node_setup, "_running", [])
-    node_setup._run([sys.executable, "-c", "import time; time.sleep(0.5)"], {})
+    node_setup._run_installer([sys.executable, "-c", "import time; time.sleep(0.5)"], {})
     sentences = [json.loads(line)["say"] for line in capsys.readouterr().out.splitlines()]
     assert sentences and all(line.endswith("so far") and "-c" in line for line in sentences)
 

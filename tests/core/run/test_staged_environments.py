@@ -76,7 +76,7 @@ def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Pat
 
 def test_a_node_installs_in_the_same_stages(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {"digest": "sha256:0", "requirements": ["acme==1.0"], "builds": [STEP.model_dump(mode="json")]}
-    node_setup._make(tmp_path / "made", environment, {})
+    node_setup._make_environment(tmp_path / "made", environment, {})
     against, seen = json.loads(subprocess.check_output([str(tmp_path / "made/bin/python"), "-c", READ]))
     assert against == 42 and seen["PATH"].startswith(str(tmp_path / "made/bin"))
     assert json.loads((tmp_path / "made" / node_setup.STAMP).read_text())["requirements"] == [

@@ -22,22 +22,22 @@ def test_an_id_says_when_what_and_where_and_is_new_each_time() -> None:
 
 
 def test_a_new_run_has_its_folders_and_says_that_it_has_not_run(tmp_path: Path) -> None:
-    paths = directory.create(tmp_path / "runs", "one")
+    paths = directory.create_run(tmp_path / "runs", "one")
     assert sorted(p.name for p in paths.root.iterdir()) == ["events", "logs", "status.json"]
     status = json.loads(paths.status.read_text())
     assert (status["phase"], status["state"]) == ("made", "not-run")
 
 
 def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
-    directory.create(tmp_path, "one")
+    directory.create_run(tmp_path, "one")
     with pytest.raises(UsageError, match=r"^not-run: .*/one\b.*exists"):
-        directory.create(tmp_path, "one")
+        directory.create_run(tmp_path, "one")
 
 
 def test_runs_that_cannot_be_written_are_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     with pytest.raises(UsageError) as caught:
-        directory.create(tmp_path / "runs", "one")
+        directory.create_run(tmp_path / "runs", "one")
     assert str(tmp_path / "runs") in str(caught.value) and "--runs" in str(caught.value)
 
 
@@ -87,7 +87,7 @@ def test_a_run_of_the_future_is_the_latest_only_where_it_is_alone(runs: Path) ->
 
 
 def test_a_run_of_a_pair_has_a_name_and_is_never_the_latest(runs: Path) -> None:
-    pair = runs / directory.PAIRS / "20260105T000000Z_a_torch_cpu_555555"
+    pair = runs / directory.PAIRS_FOLDER / "20260105T000000Z_a_torch_cpu_555555"
     pair.mkdir(parents=True)
     (pair / "plan.json").write_text("{}")
     assert directory.find_run(runs, "555555").root == pair

@@ -17,9 +17,9 @@ import pytest
 from levelfield.errors import StillRunning
 from levelfield.node.process_identity import (
     ProcessIdentity,
-    identity_from,
     identity_of,
     is_alive,
+    parse_identity,
 )
 from levelfield.rundir import directory, run_state
 from levelfield.specs.paths import RunPaths
@@ -78,7 +78,7 @@ def test_another_start_or_boot_is_another_process_and_another_place_is_not_visib
 
 
 def test_an_identity_is_read_back_from_both_forms() -> None:
-    assert identity_from(own().to_text()) == identity_from(asdict(own())) == own()
+    assert parse_identity(own().to_text()) == parse_identity(asdict(own())) == own()
 
 
 NO_IDENTITIES: list[object] = [
@@ -96,7 +96,7 @@ NO_IDENTITIES: list[object] = [
 
 @pytest.mark.parametrize("content", NO_IDENTITIES)
 def test_anything_else_is_no_identity(content: object) -> None:
-    assert identity_from(content) is None
+    assert parse_identity(content) is None
 
 
 # -- runs
@@ -104,7 +104,7 @@ def test_anything_else_is_no_identity(content: object) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
-    return directory.create(tmp_path / "runs", "one")
+    return directory.create_run(tmp_path / "runs", "one")
 
 
 def by(run: RunPaths, platform: ProcessIdentity | None, phase: str = "running") -> None:
@@ -158,7 +158,7 @@ def test_a_run_of_another_machine_is_known_by_its_files(
     run: RunPaths, goes_on: bool, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of one that has this one's name, as containers may: its kernel was started at another time."""
-    monkeypatch.setattr(run_state, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(run_state, "CHANGE_SECONDS", 0.5)
     by(run, replace(own(), **place))
     over = threading.Event()
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from golden_files import golden
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import UNCHOSEN, RunPlace, row_changes, tuned, tuning_rows
+from levelfield.catalog.tuning_changes import UNCHOSEN_VALUES, RunPlace, row_changes, tuned_values, tuning_rows
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
@@ -188,7 +188,7 @@ def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict
 
 def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
     assert changes_at(case, rows, RunPlace()) == {
-        0: [("micro_batch", 4, 1), ("threads", UNCHOSEN["threads"], 3)],
+        0: [("micro_batch", 4, 1), ("threads", UNCHOSEN_VALUES["threads"], 3)],
         1: [("micro_batch", 1, 2)],
         2: [("micro_batch", 1, 8)],
     }
@@ -217,7 +217,7 @@ def test_what_a_row_leaves_as_it_was_is_no_change(case: Case) -> None:
 def test_variables_join_those_before(case: Case) -> None:
     first = TuningRow(scale="smoke", set=TuningChoice(environment={"A": "1", "B": "1"}), why="one")
     second = TuningRow(scale="smoke", set=TuningChoice(environment={"B": "2"}), why="two")
-    assert tuned(case, (first, second), "smoke", RunPlace())["environment"] == {"A": "1", "B": "2"}
+    assert tuned_values(case, (first, second), "smoke", RunPlace())["environment"] == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_variables_join_those_before(case: Case) -> None:
 def test_all_rows_of_a_place_make_its_tuning(
     case: Case, rows: tuple[TuningRow, ...], place: RunPlace, micro_batch: int
 ) -> None:
-    fields = tuned(case, rows, "smoke", place)
+    fields = tuned_values(case, rows, "smoke", place)
     assert set(fields) == FREE and (fields["micro_batch"], fields["threads"]) == (micro_batch, 3)
 
 

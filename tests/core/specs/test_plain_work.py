@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from changed_documents import written
-from levelfield.catalog.lookup import find
+from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere
 from levelfield.specs.base import load
@@ -69,9 +69,9 @@ def test_no_framework_refuses_a_head_of_the_default_width(tmp_path: Path) -> Non
             selector = Selector(case="case", framework=framework, target="cpu")
             if is_refused:
                 with pytest.raises(NotHere, match=rf"^{framework} .*\bhead_dim\b"):
-                    find(registry, selector)
+                    find_selection(registry, selector)
             else:
-                find(registry, selector)
+                find_selection(registry, selector)
 
 
 def test_a_longer_sequence_brings_a_window_to_bear(tmp_path: Path) -> None:

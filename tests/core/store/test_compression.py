@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.store.compression import packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.compression import pack_json, pack_numbers, unpack_json, unpack_numbers
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False).map(lambda value: value + 0.0))
 DICTIONARY = b'{"tokens_per_second":1000.5,"reason":null,"steps":40}'
@@ -15,57 +15,57 @@ DICTIONARY = b'{"tokens_per_second":1000.5,"reason":null,"steps":40}'
 
 @given(st.lists(NUMBERS, max_size=60))
 def test_any_numbers_come_back(values: list[float | None]) -> None:
-    assert unpacked_numbers(packed_numbers(tuple(values))) == tuple(values)
+    assert unpack_numbers(pack_numbers(tuple(values))) == tuple(values)
 
 
 @given(st.lists(st.integers(0, 10**13), min_size=1, max_size=60))
 def test_step_times_are_kept_as_nanoseconds(steps: list[int]) -> None:
     values = tuple(step / 1e9 for step in steps)
-    packed = packed_numbers(values)
-    assert packed[:1] == b"n" and unpacked_numbers(packed) == values
+    packed = pack_numbers(values)
+    assert packed[:1] == b"n" and unpack_numbers(packed) == values
 
 
 def test_losses_are_kept_as_single_floats_where_they_are_such() -> None:
     (single,) = struct.unpack("<f", struct.pack("<f", 2.3456789))
-    assert packed_numbers((single, None, 1.5))[:1] == b"f"
-    assert packed_numbers((2.3456789, 1 / 3))[:1] == b"d"
+    assert pack_numbers((single, None, 1.5))[:1] == b"f"
+    assert pack_numbers((2.3456789, 1 / 3))[:1] == b"d"
 
 
 def test_forty_step_times_take_less_than_half_of_their_bytes() -> None:
     values = tuple((671_700_000 + 654_321 * (i * 7919 % 40)) / 1e9 for i in range(40))
-    assert len(packed_numbers(values)) < 40 * 4
+    assert len(pack_numbers(values)) < 40 * 4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
-        packed_numbers((1.0, value, None))
+        pack_numbers((1.0, value, None))
     with pytest.raises(ValueError, match="JSON compliant"):
-        packed_json({"value": value})
+        pack_json({"value": value})
 
 
 def test_a_dictionary_shortens_a_document_of_the_same_form() -> None:
     content = {"tokens_per_second": 1001.25, "reason": None, "steps": 40}
-    packed = packed_json(content, DICTIONARY)
-    assert unpacked_json(packed, DICTIONARY) == content
-    assert len(packed) < 0.6 * len(packed_json(content))
+    packed = pack_json(content, DICTIONARY)
+    assert unpack_json(packed, DICTIONARY) == content
+    assert len(packed) < 0.6 * len(pack_json(content))
 
 
 def test_another_dictionary_or_damaged_bytes_are_found_or_give_other_content() -> None:
     content = {"tokens_per_second": 1001.25, "reason": None, "steps": 40}
-    packed = packed_json(content, DICTIONARY)
+    packed = pack_json(content, DICTIONARY)
     for wrong in (packed[:-3], b"", b"\xff" * 9):
         with pytest.raises(ValueError, match="damaged bytes"):
-            unpacked_json(wrong, DICTIONARY)
+            unpack_json(wrong, DICTIONARY)
     with pytest.raises(ValueError):
-        unpacked_json(packed, DICTIONARY[::-1])
-    for wrong in (b"x123", packed_numbers((1.0, 2.0))[:-2]):
+        unpack_json(packed, DICTIONARY[::-1])
+    for wrong in (b"x123", pack_numbers((1.0, 2.0))[:-2]):
         with pytest.raises(ValueError, match="damaged bytes"):
-            unpacked_numbers(wrong)
+            unpack_numbers(wrong)
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = packed_json("0" * 100_000)
+    packed = pack_json("0" * 100_000)
     monkeypatch.setattr("levelfield.store.compression.MOST_BYTES", 10_000)
     with pytest.raises(ValueError, match="10,000 bytes"):
-        unpacked_json(packed)
+        unpack_json(packed)

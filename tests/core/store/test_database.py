@@ -14,7 +14,7 @@ from levelfield.series.findings import FIGURES, Finding, FindingWord
 from levelfield.specs.record import Point, RunRecord, StoreEvent
 from levelfield.store import database, statements
 from levelfield.store.database import Store
-from levelfield.store.rows import Added
+from levelfield.store.rows import AddedRuns
 from levelfield.store.statements import StatedFinding, add_statements
 from stored_records import changed
 
@@ -30,7 +30,7 @@ def runs_of(record: RunRecord, nights: int = 3) -> list[RunRecord]:
 def test_records_come_back_as_they_were_added(url: str, record: RunRecord) -> None:
     added = runs_of(record)
     with Store.open(url) as store:
-        assert store.add(added) == Added(new=6)
+        assert store.add(added) == AddedRuns(new=6)
     with Store.open(url, read_only=True) as store:
         assert list(store.records()) == sorted(added, key=lambda r: r.began)
         assert store.record(added[4].run_id) == added[4]
@@ -42,8 +42,8 @@ def test_a_second_import_changes_nothing(url: str, record: RunRecord) -> None:
         store.add(runs_of(record))
     with Store.open(url) as store:
         before = list(store.records())
-        assert store.add(runs_of(record)) == Added(existing=6)
-        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == Added(new=2, existing=14)
+        assert store.add(runs_of(record)) == AddedRuns(existing=6)
+        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == AddedRuns(new=2, existing=14)
         assert [r for r in store.records() if r.run_id in {b.run_id for b in before}] == before
 
 
@@ -52,7 +52,7 @@ def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url
     forged = first.model_copy(update={"content": "sha256:other", "tokens_per_second_per_device": 9e9})
     with Store.open(url) as store:
         store.add([first])
-        assert store.add([forged, second]) == Added(new=1, conflicts=(first.run_id,))
+        assert store.add([forged, second]) == AddedRuns(new=1, conflicts=(first.run_id,))
         assert [r.run_id for r in store.records()] == [second.run_id]
         points = store.points()[first.series.fingerprint()]
         assert [point.run_id for point in points] == [second.run_id]
@@ -65,7 +65,7 @@ def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url
 def test_a_conflict_within_one_batch_is_found_as_well(url: str, record: RunRecord) -> None:
     forged = record.model_copy(update={"content": "sha256:other"})
     with Store.open(url) as store:
-        assert store.add([record, forged, record]) == Added(new=1, existing=1, conflicts=(record.run_id,))
+        assert store.add([record, forged, record]) == AddedRuns(new=1, existing=1, conflicts=(record.run_id,))
         assert store.run_ids() == []
 
 
@@ -198,7 +198,7 @@ def test_a_failed_batch_leaves_nothing_and_the_store_goes_on(
         with pytest.raises(KeyError):
             store.add([record])
         monkeypatch.undo()
-        assert store.run_ids() == [] and store.add([record]) == Added(new=1)
+        assert store.run_ids() == [] and store.add([record]) == AddedRuns(new=1)
         assert list(store.records()) == [record]
 
 

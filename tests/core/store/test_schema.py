@@ -12,7 +12,7 @@ from levelfield.specs.result import DISTURBED
 from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store import schema
 from levelfield.store.database import Store
-from levelfield.store.rows import PLAIN, row_digest
+from levelfield.store.rows import COPIED_COLUMNS, row_digest
 from levelfield.store.schema import METADATA, RUN, VERSION
 from levelfield.store.upkeep import faults
 from plans import ROOT
@@ -28,7 +28,7 @@ def execute(store: Store, *lines: str) -> None:
         for line in lines:
             connection.exec_driver_sql(line)
 
-    store.written(run)
+    store.write(run)
 
 
 def test_a_new_store_has_the_tables_and_the_views_that_the_documentation_names(url: str) -> None:
@@ -65,7 +65,7 @@ def test_a_store_without_tables_is_not_made_by_reading(new_database: str) -> Non
 
 def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of another program has the name of one of ours."""
-    monkeypatch.setattr(schema, "_version", lambda connection: schema.VERSION)
+    monkeypatch.setattr(schema, "_table_version", lambda connection: schema.VERSION)
     with Store.open(new_database) as store:
         execute(store, "CREATE TABLE finding (lost TEXT)")
         monkeypatch.undo()
@@ -81,7 +81,7 @@ def made_by_1_0_0(store: Store, of_palm: float) -> None:
     def change(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE run ADD COLUMN mfu DOUBLE PRECISION")
         connection.exec_driver_sql(f"UPDATE run SET mfu = {of_palm}")
-        plain = ["mfu" if name == MFU_NAME else name for name in PLAIN]
+        plain = ["mfu" if name == MFU_NAME else name for name in COPIED_COLUMNS]
         rows = connection.exec_driver_sql("SELECT * FROM run JOIN raw ON raw.run_id = run.id").mappings().all()
         for row in rows:
             raw = {name: bytes(row[name]) for name in ("steps", "losses", "documents")}
@@ -89,7 +89,7 @@ def made_by_1_0_0(store: Store, of_palm: float) -> None:
             digest = row_digest({**row, "run_id": run_id, "disturbance": None}, raw, plain)
             connection.execute(update(RUN).where(RUN.c.id == row["id"]).values(row_digest=digest))
 
-    store.written(change)
+    store.write(change)
     execute(store, "DROP VIEW v_result", f"ALTER TABLE run DROP COLUMN {MFU_NAME}")
     execute(store, "ALTER TABLE run DROP COLUMN disturbance")
     execute(store, "UPDATE store_version SET version = '1.0.0'")

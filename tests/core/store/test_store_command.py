@@ -17,7 +17,7 @@ from levelfield.cli.store_command import _OF_AN_EXPORT
 from levelfield.cli.store_options import intake
 from levelfield.nights.nightly import NightEntry, NightState, state_path, write_state
 from levelfield.run.runner import finish
-from levelfield.rundir.directory import PAIRS, write_status
+from levelfield.rundir.directory import PAIRS_FOLDER, write_status
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store.database import Store
@@ -118,7 +118,7 @@ def test_a_damaged_night_is_named_and_its_runs_are_imported(command: Command, ru
 def test_a_run_of_a_pair_is_refused_and_a_folder_leaves_its_pairs_out(
     command: Command, run: RunPaths, store: Path
 ) -> None:
-    pair = run.root.parent / PAIRS / run.root.name
+    pair = run.root.parent / PAIRS_FOLDER / run.root.name
     shutil.copytree(run.root, pair)
     code, _, err = command("store", "import", pair)
     assert code == 2 and f"{pair}: " in err and "pair of" in err
@@ -325,7 +325,7 @@ def test_check_finds_a_row_that_was_changed(command: Command, record: RunRecord,
     with Store.open(str(store)) as opened:
         opened.add([record])
         assert command("store", "check")[0] == 0
-        opened.written(lambda connection: connection.exec_driver_sql(change))
+        opened.write(lambda connection: connection.exec_driver_sql(change))
     code, out, _ = command("store", "check")
     assert code == 4 and ("is damaged" in out or "digest says" in out or "are missing" in out)
 
@@ -405,6 +405,6 @@ def test_every_action_works_on_both_databases(command: Command, url: str, record
     assert code == 0 and "removed 1" in out
     assert imported(command("store", "import", file, *at)[1]) == (1, 2)
     with Store.open(url) as opened:
-        opened.written(lambda c: c.exec_driver_sql("UPDATE run SET memory_bytes = memory_bytes * 1.01"))
+        opened.write(lambda c: c.exec_driver_sql("UPDATE run SET memory_bytes = memory_bytes * 1.01"))
     code, out, _ = command("store", "check", *at)
     assert code == 4 and out.count("is damaged") == 3

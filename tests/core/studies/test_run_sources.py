@@ -17,7 +17,7 @@ from levelfield.evidence.bundle_reader import Bundle, RunInBundle
 from levelfield.evidence.verification import VerifiedRun, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
-from levelfield.rundir.directory import PAIRS, write_json
+from levelfield.rundir.directory import PAIRS_FOLDER, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of
@@ -115,8 +115,8 @@ def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: s
         assert [record.run_id for record in places.latest()] == IDS[::-1]
         assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
         assert [record.run_id for record in places.runs("pair").runs] == ["pair"]
-    (folder / PAIRS).mkdir()
-    (folder / IDS[1]).rename(folder / PAIRS / IDS[1])
+    (folder / PAIRS_FOLDER).mkdir()
+    (folder / IDS[1]).rename(folder / PAIRS_FOLDER / IDS[1])
     source = FolderRuns(folder)
     assert [record.run_id for record in source.newest(series)] == IDS[:1]
     assert source.record(source.find(IDS[1])).run_id == IDS[1]

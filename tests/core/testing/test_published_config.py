@@ -17,7 +17,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
 from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
-from levelfield.testing.case_draft import document
+from levelfield.testing.case_draft import case_document
 from levelfield.testing.published_config import read_config
 
 _TOKENS: dict[str, Any] = {
@@ -174,7 +174,7 @@ def test_what_is_exported_reads_back(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_drafted_case_is_whole_and_passes_with_every_framework(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, PUBLISHED[name][0])
-    text = document("drafted", path, read_config(path), (), is_known=False)
+    text = case_document("drafted", path, read_config(path), (), is_known=False)
     case = parse(Case, yaml.safe_load(text), "drafted")
     assert case.work("smoke").model.head_size * 2 > 0 and set(case.work("smoke").model.parts) <= set(case.parts)
     place = tmp_path / "configs/cases/drafted.yaml"
@@ -441,6 +441,6 @@ def test_a_model_with_a_small_vocabulary_has_a_case(tmp_path: Path, size: int, b
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5}
     path = written(tmp_path, {"model_type": "gpt2", **rates, **sizes, "vocab_size": size})
-    text = document("small", path, read_config(path), (), is_known=False)
+    text = case_document("small", path, read_config(path), (), is_known=False)
     data = parse(Case, yaml.safe_load(text), "small").work("smoke").data
     assert (data.alphabet, data.branching) == (size, branching)

@@ -37,7 +37,7 @@ class Liveness:
     def hang(self, alive: list[int]) -> str | None:
         """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
         watched = self._clock.watched_seconds()
-        if evidence := self._heartbeats.silent(alive, watched):
+        if evidence := self._heartbeats.silence_evidence(alive, watched):
             return evidence
         sizes = event_file_sizes(self._events)
         if sum(sizes.values()) != self._written:

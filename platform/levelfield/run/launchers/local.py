@@ -51,12 +51,12 @@ class LocalLauncher:
 def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
     while alive := ranks.alive():
         watch()
-        if ranks.failed() is not None:
+        if ranks.first_failed() is not None:
             break
         if evidence := liveness.hang(alive):
             return _stopped(ranks, "hang", evidence)
         time.sleep(POLL_SECONDS)
-    failed = ranks.failed()
+    failed = ranks.first_failed()
     if failed is not None:
         ranks.wait(rank_processes.SETTLE_SECONDS)  # the others may end by themselves and write their errors
     watch()

@@ -14,7 +14,7 @@ import levelfield
 from levelfield import installer
 from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
-from levelfield.node.code_digest import shared_folders, sources
+from levelfield.node.code_digest import shared_folders, source_files
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import launch_request, with_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
@@ -106,7 +106,7 @@ def code_archive(implementation: Path) -> bytes:
         folders |= {f"models/{path.name}": path for path in (implementation, *shared_folders(implementation))}
         members = {"platform/levelfield/__init__.py": package / "__init__.py"}
         for name, folder in folders.items():
-            members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in sources(folder)}
+            members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in source_files(folder)}
         for name, path in sorted(members.items()):
             _add(archive, name, path)
     return output.getvalue()

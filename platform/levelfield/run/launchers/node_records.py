@@ -12,7 +12,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, rank_ends
 from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import event_or_none
-from levelfield.rundir.raw_files import clipped
+from levelfield.rundir.raw_files import clipped_text
 
 _RECORD = "nodes/node{}.record.jsonl"  # by the node's rank
 FULL_DISK_BYTES = 2**20  # a disk with less free space is full
@@ -114,7 +114,9 @@ def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
     for name, fields in facts.items():
         binding, memory = fields.get("binding"), fields.get("locked_memory_bytes")
         if isinstance(binding, dict) and (reason := binding.get("reason")):
-            remarks.append(f"{name}: its ranks are not bound to the NUMA domains of their devices: {clipped(reason)}")
+            remarks.append(
+                f"{name}: its ranks are not bound to the NUMA domains of their devices: {clipped_text(reason)}"
+            )
         if has_accelerators and nodes > 1 and isinstance(memory, int):
             remarks.append(
                 f"{name}: a rank may lock {memory >> 10} KiB of memory, which RDMA's libraries need without a limit; "
@@ -124,7 +126,7 @@ def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
         network = (last_fields(root, node) or {}).get("network")
         grown = {k: v for k, v in network.items() if isinstance(v, int) and v > 0} if isinstance(network, dict) else {}
         links = sorted(key for key in grown if key.startswith("link "))
-        remarks += [f"{name}: its {clipped(link)} was lost {grown[link]} times during the run" for link in links]
+        remarks += [f"{name}: its {clipped_text(link)} was lost {grown[link]} times during the run" for link in links]
         resent, sent = grown.get("resent", 0), grown.get("sent", 0)
         if resent >= MIN_RESENT and not resent <= MAX_RESENT_SHARE * sent:
             remarks.append(

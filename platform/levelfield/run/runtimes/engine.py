@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import ContainerWork, Say
 from levelfield.errors import RunFailed, connection_error
-from levelfield.node.process_identity import identity_from, identity_of, is_alive
+from levelfield.node.process_identity import identity_of, is_alive, parse_identity
 from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
@@ -98,7 +98,7 @@ def owner() -> str:
 
 def is_owned(labels: Mapping[str, str]) -> bool:
     """Return whether the process of the label still runs. One of another machine, or of an unknown label, counts so."""
-    identity = identity_from(labels[OWNER_LABEL])
+    identity = parse_identity(labels[OWNER_LABEL])
     return identity is None or is_alive(identity) is not False
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from levelfield.specs.implementation import FIRST_LAYERS
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, torch_curve
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, torch_curve, torch_curve_of_job
 from levelfield.testing.framework_kit.layout_checks import is_within_sharp_limits, offered_runs
 from levelfield.testing.framework_kit.small_jobs import (
     LONG_STEPS,
@@ -180,7 +180,7 @@ def faults(subject: FrameworkSubject) -> str:
     # the other form of GELU, with large weights
     if {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) and "gpt" in subject.models:
         model = with_large_weights(subject.models["gpt"])
-        reference = curve_by_torch(subject, job_of(model, SINGLE, STEPS)).curve
+        reference = torch_curve_of_job(subject, job_of(model, SINGLE, STEPS)).curve
         curve = subject.train(job_of({**model, "activation": "gelu"}, SINGLE, STEPS))
         if is_within_sharp_limits(compare(curve, reference)):
             raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")

@@ -12,11 +12,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from levelfield.catalog.lookup import access_of
+from levelfield.catalog.lookup import framework_access
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, UnknownName
-from levelfield.plan.environment import environment_of
+from levelfield.plan.environment import plan_environment
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.requirements import Stages
@@ -27,12 +27,12 @@ from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_part
 from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED_FOLDER = Path(__file__).with_name("recorded")
 TORCH = "torch"
-DEFINED = ("model", "training", "corpus", "data")  # keys of a job that say what is trained; the others say how
+DEFINING_KEYS = ("model", "training", "corpus", "data")  # keys of a job that say what is trained; the others say how
 
 
-def silent(line: str) -> None:
+def ignore_progress(line: str) -> None:
     """Show nothing of the progress."""
 
 
@@ -50,14 +50,14 @@ class FrameworkSubject:
         plugins: Sequence[Path] = (),
         kind: str = HOST_KIND,
         python: str | None = None,
-        say: Say = silent,
-        tell: Say = silent,
+        say: Say = ignore_progress,
+        tell: Say = ignore_progress,
     ) -> None:
         self.kind, self.say, self._tell = kind, say, tell
         self.registry = Registry(tuple(folder.absolute() for folder in plugins))
         self.name, self.version = (name, None) if name in self.registry.frameworks else split_label(name)
         if self.name not in self.registry.frameworks:
-            hint = self.registry.absence("framework", self.name, "`framework new NAME` begins one.")
+            hint = self.registry.absence_hint("framework", self.name, "`framework new NAME` begins one.")
             raise UnknownName("framework", name, self.registry.frameworks, hint=hint)
         self.file = self.registry.frameworks[self.name]
         self.folder = self.file.parent.absolute()
@@ -81,7 +81,7 @@ class FrameworkSubject:
     @cached_property
     def access(self) -> FrameworkAccess:
         """How the framework reaches the device. Raises Fails where nothing says it."""
-        access = access_of(self.manifest, self.vendor)
+        access = framework_access(self.manifest, self.vendor)
         if access is None:
             add = f"add `reaches: {{{self.kind}: {{device: ..., backend: ...}}}}` to implementation.yaml"
             raise Fails(f"nothing says how {self.name} reaches devices of kind '{self.kind}'", add)
@@ -91,8 +91,10 @@ class FrameworkSubject:
     def program(self) -> RankProgram:
         """The framework's ranks in its environment, which is made where it is missing. Raises Fails without one."""
         try:
-            manifest, needs = self.manifest, self.manifest.requirements.get(self.kind)
-            plan = environment_of(manifest, self.kind, needs.stages() if needs else Stages(), self._python, "process")
+            manifest, requirements = self.manifest, self.manifest.requirements.get(self.kind)
+            plan = plan_environment(
+                manifest, self.kind, requirements.stages() if requirements else Stages(), self._python, "process"
+            )
             self.closing.enter_context(environment_in_use(plan, self._tell))
         except LevelfieldError as error:
             raise Fails(f"no Python for it: {error}", "correct `requirements`, or give --python") from None
@@ -127,8 +129,8 @@ class FrameworkSubject:
             if rank.code:
                 last_line = (rank.output.strip().splitlines() or ["no output"])[-1]
                 message = rank.error["message"] if rank.error else last_line
-                what = f"rank {number} ended with {rank.code}: {message}"
-                raise Fails(what, "run the job alone: its rank's log says more")
+                fault = f"rank {number} ended with {rank.code}: {message}"
+                raise Fails(fault, "run the job alone: its rank's log says more")
         return run
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
@@ -153,10 +155,10 @@ class TorchCurve:
 
 def torch_curve(subject: FrameworkSubject, family: str) -> TorchCurve:
     """Return torch's curve of a small model in float32. Raises Missing where it is neither trained nor recorded."""
-    return curve_by_torch(subject, job_of(subject.models[family], SINGLE))
+    return torch_curve_of_job(subject, job_of(subject.models[family], SINGLE))
 
 
-def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCurve:
+def torch_curve_of_job(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCurve:
     """Return torch's curve of a job in one process, computed once. Raises Missing as `torch_curve`."""
     key = f"curve {definition_digest(job)}"
     computed: TorchCurve | None = subject.shared.get(key)
@@ -165,10 +167,10 @@ def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCu
     if TORCH not in subject.shared:
         subject.shared[TORCH] = None  # where its environment is not made
         with suppress(LevelfieldError):
-            made = FrameworkSubject(TORCH, say=subject.say)
-            stages = made.manifest.requirements[HOST_KIND].stages()
-            if is_ready(environment_of(made.manifest, HOST_KIND, stages, None, "process")):
-                subject.shared[TORCH] = made
+            torch_subject = FrameworkSubject(TORCH, say=subject.say)
+            stages = torch_subject.manifest.requirements[HOST_KIND].stages()
+            if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, stages, None, "process")):
+                subject.shared[TORCH] = torch_subject
     torch: FrameworkSubject | None = subject.shared[TORCH]
     try:
         reference = torch and TorchCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
@@ -180,24 +182,24 @@ def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCu
 
 def definition_digest(job: Mapping[str, Any]) -> str:
     """Return the digest of what a job trains, whatever the layout."""
-    defined = json.dumps({key: job[key] for key in DEFINED}, sort_keys=True)
+    defined = json.dumps({key: job[key] for key in DEFINING_KEYS}, sort_keys=True)
     return hashlib.sha256(defined.encode()).hexdigest()
 
 
 def recorded_curve(job: Mapping[str, Any]) -> TorchCurve:
     """Return the recorded curve of a job. Raises Missing without one."""
     digest = definition_digest(job)
-    curve = _all_recorded().get(digest)
+    curve = _recorded_curves().get(digest)
     if curve is None:
         raise Missing(f"found no recorded curve of definition {digest[:12]}", "make torch's environment: run it once")
     return curve
 
 
 @cache
-def _all_recorded() -> dict[str, TorchCurve]:
+def _recorded_curves() -> dict[str, TorchCurve]:
     """Return the curves of `recorded`, whose keys and lists JSON has changed, by the digest of what they trained."""
     curves = {}
-    for content in (json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json"))):
+    for content in (json.loads(path.read_text()) for path in sorted(RECORDED_FOLDER.glob("*.json"))):
         series = ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")
         curve = Curve(
             **{name: tuple(content[name]) for name in series},

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from levelfield.catalog import lookup
-from levelfield.catalog.code_basis import runs_path
+from levelfield.catalog.code_basis import tested_path
 from levelfield.errors import UsageError
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump
@@ -69,7 +69,7 @@ def check_device_access(subject: FrameworkSubject) -> str:
         vendor = subject.registry.vendor_file(name)
         if vendor.device_kind not in manifest.precisions:
             continue
-        if lookup.access_of(manifest, vendor) is None:
+        if lookup.framework_access(manifest, vendor) is None:
             hint = f"add `reaches.{vendor.device_kind}` to implementation.yaml"
             raise Missing(f"nothing says how {subject.name} reaches the devices of vendor {name}", hint)
         reached += [f"{name}, by its own words" if lookup.access_notices(manifest, vendor) else name]
@@ -88,7 +88,7 @@ def check_launch_plan(subject: FrameworkSubject) -> str:
             case=case, framework=subject.name, version=subject.version, target=subject.vendor.name, devices=1
         )
         try:
-            plan = planned(lookup.find(subject.registry, selector), selector, "smoke")
+            plan = planned(lookup.find_selection(subject.registry, selector), selector, "smoke")
         except UsageError as error:
             reason = str(error)
             continue
@@ -149,6 +149,6 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         machine=f"{platform.system()} {platform.machine()}, {devices[0].description if devices else 'unknown'}",
         runs=runs,
     )
-    path = runs_path(subject.manifest, subject.folder)
+    path = tested_path(subject.manifest, subject.folder)
     write_atomically(path, dump(tested))
     return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from levelfield.catalog.code_basis import training_code
+from levelfield.catalog.code_basis import training_code_digest
 from levelfield.checkout import checkout
 from levelfield.run.provenance import commit_of
 from levelfield.specs.architecture import Model
@@ -19,7 +19,7 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, torch_curve
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, torch_curve, torch_curve_of_job
 from levelfield.testing.framework_kit.small_jobs import (
     LONG_STEPS,
     PART_MODELS,
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 FEW_STEPS = 10
 LARGE_STEPS = 2  # of the embedding of a million elements
 # Of the routers' losses, at any step. In 16 bits rounding gives tokens to other experts, and they were 1.4e-3 apart.
-ROUTING: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+ROUTING_LIMITS: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 # Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
 # other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
-SHARP = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
-COMPARED: tuple[Precision, ...] = ("fp32", "bf16", "fp16")  # fp8 has no limits of its own here
+SHARP_LIMITS = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
+COMPARED_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")  # fp8 has no limits of its own here
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class OfferedRun:
 
 def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
     """Return every training that the manifest offers on the devices here, one process first."""
-    precisions = [name for name in COMPARED if name in subject.manifest.precisions.get(subject.kind, ())]
+    precisions = [name for name in COMPARED_PRECISIONS if name in subject.manifest.precisions.get(subject.kind, ())]
     for precision in precisions:
         devices = subject.registry.machine.devices(subject.vendor.name)
         most = math.inf if subject.vendor.is_host else len(devices)  # a host is divided into any number of shares
@@ -81,14 +81,16 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
         if only_one_process and offer.variant.ranks > 1:
             continue
         runs.append(layout_run(subject, offer))
-        subject.say(f"{offer}: {_word(runs[-1])}")
+        subject.say(f"{offer}: {_run_words(runs[-1])}")
     subject.shared["runs"] = tuple(runs)
-    bad = [run for run in runs if not run.passed]
-    if bad:
-        first = f"{bad[0].family} {bad[0].precision} {bad[0].name}: {_word(bad[0])}"
-        section = 5 if all(run.layout.world_size > 1 for run in bad) else 4
+    failed_runs = [run for run in runs if not run.passed]
+    if failed_runs:
+        first = (
+            f"{failed_runs[0].family} {failed_runs[0].precision} {failed_runs[0].name}: {_run_words(failed_runs[0])}"
+        )
+        section = 5 if all(run.layout.world_size > 1 for run in failed_runs) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
-        raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", hint)
+        raise Fails(f"{len(failed_runs)} of {len(runs)} trainings differ from torch's; {first}", hint)
     source = torch_curve(subject, next(iter(subject.models))).source
     return f"{len(runs)} trainings as torch's; compared with {source}"
 
@@ -98,7 +100,7 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     difference, failure = None, None
     model = subject.models[offer.family]
     basis = (subject.manifest, subject.folder, subject.kind)
-    row = row_head(training_code(*basis))
+    row = row_head(training_code_digest(*basis))
     try:
         curve = subject.train(job_of(model, offer.variant, precision=offer.precision))
         reference = torch_curve(subject, offer.family)
@@ -108,7 +110,7 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
         failure = (
             precision_fault(subject, offer, curve)
             or routing_fault(model, offer.precision, curve, reference.curve)
-            or edited(row["code"], training_code(*basis))
+            or changed_code_fault(row["code"], training_code_digest(*basis))
         )
     except Fails as error:
         failure = error.says[-200:]
@@ -131,7 +133,7 @@ def row_head(code: str) -> dict[str, Any]:
     return {"date": date, "commit": commit_of(checkout()), "code": code}
 
 
-def edited(before: str, after: str) -> str | None:
+def changed_code_fault(before: str, after: str) -> str | None:
     """Return a sentence where the code's digest changed while it trained: nothing says which text the ranks ran."""
     return None if before == after else "its code was changed while it trained; train again"
 
@@ -141,15 +143,15 @@ def precision_fault(subject: FrameworkSubject, offer: OfferedRun, curve: Curve) 
 
     That of the same model and layout, which is trained before. Rounding to 16 bits moves the losses by 1e-5 at least.
     """
-    wide = subject.shared.setdefault("fp32 curves", {})
+    fp32_curves = subject.shared.setdefault("fp32 curves", {})
     if offer.precision == "fp32":
-        wide[offer.family, offer.variant.name] = curve
+        fp32_curves[offer.family, offer.variant.name] = curve
         return None
-    other = wide.get((offer.family, offer.variant.name)) or torch_curve(subject, offer.family).curve
-    same = [name for name in ("losses", "grad_norms") if getattr(curve, name) == getattr(other, name)]
-    if not same:
+    other = fp32_curves.get((offer.family, offer.variant.name)) or torch_curve(subject, offer.family).curve
+    equal_series = [name for name in ("losses", "grad_norms") if getattr(curve, name) == getattr(other, name)]
+    if not equal_series:
         return None
-    words = " and ".join({"losses": "losses", "grad_norms": "gradient norms"}[name] for name in same)
+    words = " and ".join({"losses": "losses", "grad_norms": "gradient norms"}[name] for name in equal_series)
     return f"its {words} have the bits of the fp32 run, so it was not computed in {offer.precision}"
 
 
@@ -157,25 +159,26 @@ def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, ref
     """Return what is wrong with the routing of a mixture: its routers' losses, which the loss leaves out."""
     if not model.get("experts"):
         return None
-    (apart, moved), limit = compare_routing(curve, reference), ROUTING[precision]
-    if apart <= limit:
+    (difference, moved_choices), limit = compare_routing(curve, reference), ROUTING_LIMITS[precision]
+    if difference <= limit:
         return None
-    return f"the routers' losses differ by {apart:.1e}, expected {limit:g} at most; {moved} choices of experts differ"
+    sentence = f"the routers' losses differ by {difference:.1e}, expected {limit:g} at most"
+    return f"{sentence}; {moved_choices} choices of experts differ"
 
 
-def _word(run: MatrixRun) -> str:
+def _run_words(run: MatrixRun) -> str:
     """Return `passed`, the failure, or the figures that are beyond their limits."""
     if run.passed:
         return "passed"
     if run.difference is None:
         return run.failure or "no difference"
-    beyond = run.difference.beyond(run.precision, run.noise)
-    parts = [f"{name} {_number(value)} (limit {limit:g})" for name, (value, limit) in beyond.items()]
+    exceeded = run.difference.beyond(run.precision, run.noise)
+    parts = [f"{name} {_figure_text(value)} (limit {limit:g})" for name, (value, limit) in exceeded.items()]
     parts += [] if run.difference.same_weights else ["other initial weights"]
     return ", ".join(parts + ([] if run.difference.same_tokens else ["other tokens"]))
 
 
-def _number(value: float | None) -> str:
+def _figure_text(value: float | None) -> str:
     return "none" if value is None else f"{value:.1e}"
 
 
@@ -184,44 +187,48 @@ def large_weights(subject: FrameworkSubject) -> str:
     differences = {}
     for family, model in subject.models.items():
         job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
-        reference = curve_by_torch(subject, job)
+        reference = torch_curve_of_job(subject, job)
         differences[family] = difference = compare(subject.train(job), reference.curve)
         if not is_within_sharp_limits(difference):
-            figures = f"loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}"
-            limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
+            figures = f"loss {_figure_text(difference.loss)}, gradient norm {_figure_text(difference.grad_norm)}"
+            limits = f"{SHARP_LIMITS.loss:g} and {SHARP_LIMITS.grad_norm:g}"
             message = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
             raise Fails(message, "compare the constants of activation, norms and positions with section 4")
-    losses = ", ".join(f"{family} {_number(difference.loss)}" for family, difference in differences.items())
-    return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
+    losses = ", ".join(f"{family} {_figure_text(difference.loss)}" for family, difference in differences.items())
+    return f"losses with larger weights within {SHARP_LIMITS.loss:g} of torch's: {losses}"
 
 
 def parts(subject: FrameworkSubject) -> str:
     """Check each declared part that the small models lack, in few steps with large weights, and list the others."""
     declared = set(subject.manifest.architecture)
     known_parts = {name for model in subject.models.values() for name in Model.model_validate(model).parts}
-    trained, bad = [], []
+    trained, faults = [], []
     for part in sorted(declared - known_parts - {"dropout"}):
         model = PART_MODELS.get(part)
         if model is None or not has_parts(subject.manifest, model):
             continue
         job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
         try:
-            difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
+            difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
         except Missing:
             continue  # it is listed
         except Fails as failed:
-            bad.append(f"{part}: {failed.says}")
+            faults.append(f"{part}: {failed.says}")
             continue
         trained.append(part)
         if not is_within_sharp_limits(difference):
-            bad.append(f"{part}: loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}")
-    if bad:
-        limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
+            faults.append(
+                f"{part}: loss {_figure_text(difference.loss)}, gradient norm {_figure_text(difference.grad_norm)}"
+            )
+    if faults:
+        limits = f"expected {SHARP_LIMITS.loss:g} and {SHARP_LIMITS.grad_norm:g} at most"
         hint = "compute the part, or remove it from `architecture`; levelfield/specs/architecture.py defines it"
-        raise Fails(f"{len(bad)} declared parts differ from torch's, {limits}: {'; '.join(bad)}", hint)
+        raise Fails(f"{len(faults)} declared parts differ from torch's, {limits}: {'; '.join(faults)}", hint)
     summary = f"trained as torch's: {', '.join(trained)}" if trained else "the small models have them all"
-    if left := sorted(declared - known_parts - {"dropout", *trained}):
-        raise Warns(f"declared, and trained by no check: {', '.join(left)}; {summary}", "compare these parts yourself")
+    if untrained := sorted(declared - known_parts - {"dropout", *trained}):
+        raise Warns(
+            f"declared, and trained by no check: {', '.join(untrained)}; {summary}", "compare these parts yourself"
+        )
     return summary
 
 
@@ -229,19 +236,20 @@ def large_tensors(subject: FrameworkSubject) -> str:
     """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
     family, model = next(iter(subject.models.items()))
     job = job_of(with_large_vocabulary(model), SINGLE, LARGE_STEPS)
-    difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
+    difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
     what = f"{family} with {job['model']['vocab_size']:,} words"
     norms = {"the gradient norm": difference.grad_norm, "a parameter's gradient norm": difference.parameter_norm}
     for name, value in norms.items():
-        if value is None or value > SHARP.grad_norm:
-            message = f"{what}: {name} differs from torch's by {_number(value)}, expected {SHARP.grad_norm:g} at most"
+        if value is None or value > SHARP_LIMITS.grad_norm:
+            expected = f"expected {SHARP_LIMITS.grad_norm:g} at most"
+            message = f"{what}: {name} differs from torch's by {_figure_text(value)}, {expected}"
             raise Fails(message, "add up the squares in float64")
-    return f"gradient norm of {what}: {_number(difference.grad_norm)} from torch's"
+    return f"gradient norm of {what}: {_figure_text(difference.grad_norm)} from torch's"
 
 
 def is_within_sharp_limits(difference: Difference) -> bool:
     """Return whether a run with large weights, in one process, is as near as rounding."""
-    pairs = ((getattr(difference, name), limit) for name, limit in SHARP)
+    pairs = ((getattr(difference, name), limit) for name, limit in SHARP_LIMITS)
     near = all(value is not None and value <= limit for value, limit in pairs)
     return near and difference.same_weights and difference.same_tokens
 
@@ -254,7 +262,7 @@ def repeats(subject: FrameworkSubject) -> str:
     if subject.vendor.is_host and first != second:
         raise Fails(f"{family} in one process gives another curve the second time", "seed and order what is random")
     if not compare(second, first).within():
-        raise Fails(f"{family} differs from itself by {_number(compare(second, first).loss)}", "see section 4")
+        raise Fails(f"{family} differs from itself by {_figure_text(compare(second, first).loss)}", "see section 4")
     return f"{family} twice: {'the same bits' if first == second else 'within the limits'}"
 
 

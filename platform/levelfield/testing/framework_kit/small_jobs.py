@@ -10,7 +10,7 @@ from typing import Any
 
 from levelfield.errors import NotHere
 from levelfield.plan.arrangement import refuse_unsupported
-from levelfield.predict.layout_rules import broken
+from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.implementation import ImplementationFile
@@ -219,8 +219,8 @@ def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) 
     work, tuning = Work.model_validate(content), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
     layout = tuning.layout
     uneven = "uneven" in implementation.offered_parallelism(kind)
-    if broken_rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
-        return broken_rules[0]
+    if reasons := broken_rules(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
+        return reasons[0]
     try:
         refuse_unsupported(implementation, work, tuning, kind, captures=job["capture"] is not None)
     except NotHere as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
-from levelfield.node.device_files import LOCKS
+from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, places_of, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Runs a container as the node's user, whose numbers only the node knows. The arguments that follow it are the options,
 # the image and the command. It makes the folder of locks, which the engine would make for root alone.
-_AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
+_AS_THE_USER = f'mkdir -p -m 1777 {DEFAULT_LOCK_FOLDER} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
 PROGRESS_BYTES = 256 * 2**20  # after each of which the progress is reported
 INSPECT_SECONDS = 60.0  # the longest wait for a node's container engine
 
@@ -107,7 +107,12 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
     yield from (f"--env={name}={value}" for name, value in {**HOME, **options.environment}.items())
     corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
-    mounts = {str(places.folder): "rw", LOCKS: "rw", **corpus, **dict.fromkeys(options.read_only_mounts, "ro")}
+    mounts = {
+        str(places.folder): "rw",
+        DEFAULT_LOCK_FOLDER: "rw",
+        **corpus,
+        **dict.fromkeys(options.read_only_mounts, "ro"),
+    }
     yield from (f"--volume={folder}:{folder}:{mode}" for folder, mode in mounts.items())  # at the node's own paths
     yield from (f"--cap-add={name}" for name in options.capabilities)
     yield from (f"--security-opt={name}" for name in options.security_options)
