@@ -32,7 +32,7 @@ from levelfield.series.segments import (
     segments_of,
 )
 from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
-from levelfield.specs.short_names import short_digest
+from levelfield.specs.short_names import short_digest, short_value
 
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
@@ -53,6 +53,7 @@ class GateInput:
     # a document by its digest, for the names of what changed
     conditions: Callable[[str], Conditions | None] = lambda digest: None
     reasons: Callable[[str], str | None] = lambda run_id: None  # why a run is not valid, by its id
+    workload: Callable[[str], Mapping[str, object]] = lambda run_id: {}  # the numbers of a run's work, by its id
     has_commit: Callable[[str], bool] = lambda subject: True  # whether a commit holds all of a build, by its digest
     trials: int = 0  # runs by hand on the day of the night, which are in no points
     nights: Sequence[str] = ()  # that the store has, of the suite where there is one
@@ -362,7 +363,7 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
         if series is None:
             yield Finding(series=planned or "", label=entry, figure=None, word="missing", detail="expected, not run")
         elif planned and series != planned and planned in inputs.series and series in inputs.series:
-            fields = differences(dict(inputs.series[planned]), dict(inputs.series[series]))
+            fields = _workload_changes(inputs, planned, series)
             detail = f"tonight's run is of another series: {', '.join(fields)}"
             yield Finding(series=planned, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not inputs.expected:
@@ -381,6 +382,25 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
                 reason = "not measured tonight, as it was in the last 7 runs"
                 finding = _about(inputs, series, "missing", reason, tonight[-1])
                 yield finding.model_copy(update={"figure": figure})
+
+
+def _workload_changes(inputs: GateInput, planned: str, series: str) -> tuple[str, ...]:
+    """Return the fields in which an entry's series differ, the numbers of the work first: `global_batch 8 -> 16`.
+
+    Digests of work and corpus say nothing to a reader: they stand only where no number differs.
+    """
+    last = max((p for p in inputs.points.get(planned, ()) if p.is_of_trend), key=lambda p: p.began, default=None)
+    old = inputs.workload(last.run_id) if last else {}
+    new = inputs.workload(inputs.tonights[series][-1].run_id)
+    numbers = differences(*({name: one[name] for name in one if name in old and name in new} for one in (old, new)))
+    before, after = (
+        {name: short_value(value) if isinstance(value, str) else value for name, value in inputs.series[digest]}
+        for digest in (planned, series)
+    )
+    follow = {"work", "corpus"} if numbers else set()
+    follow |= {"accumulation"} if old.get("global_batch") != new.get("global_batch") else set()
+    others = [{name: value for name, value in one.items() if name not in follow} for one in (before, after)]
+    return (*numbers, *differences(*others))
 
 
 def _series_of(inputs: GateInput, entry: str, planned: str | None) -> str | None:

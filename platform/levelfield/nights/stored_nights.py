@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from functools import cache, partial
 from typing import Any
 
-from levelfield.errors import UnknownName, UsageError
+from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.examination import holds, standing_baseline
@@ -24,6 +24,7 @@ from levelfield.store.database import Store, StoredSeries
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
 _LOOKBACK_DAYS = 14  # earlier nights whose entries are compared with tonight's
+_WHOLE = 1e-3  # how far a length computed from a speed may be off a whole number
 _REASON_LENGTH = 400  # characters of why a run is not valid
 
 
@@ -76,6 +77,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         past,
         conditions_of(store),
         partial(_reason, store),
+        partial(_workload, store),
         cache(partial(_has_commit, store)),
         sum(point.began[:10] == night[:10] for point in trials),
         () if branch_of(night) else store.nights(suite),
@@ -101,6 +103,21 @@ def _reason(store: Store, run_id: str) -> str | None:
         return record.evidence_reason
     texts = filter(None, (record.reason, record.result.status.evidence))
     return textwrap.shorten(": ".join(texts), _REASON_LENGTH, placeholder=" ...") or None
+
+
+def _workload(store: Store, run_id: str) -> dict[str, object]:
+    """Return the numbers of a run's work that its result has, also of a run that an earlier version stored."""
+    try:
+        result = store.record(run_id).result
+    except LevelfieldError:
+        return {}
+    batch = result.layout.data * result.micro_batch * result.accumulation
+    numbers: dict[str, object] = {"global_batch": batch, "steps": result.steps_planned}
+    speed, (first, last) = result.throughput, result.window
+    if speed:  # tokens of a step over its sequences
+        length = speed.tokens_per_second * speed.wall_seconds / (last - first + 1) / batch
+        numbers |= {"sequence_length": round(length)} if abs(length - round(length)) < _WHOLE else {}
+    return numbers | {"parameters": result.parameters, "window": f"{first}..{last}"}
 
 
 def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:

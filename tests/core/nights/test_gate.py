@@ -13,7 +13,7 @@ from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.examination import era_of, nights_before
-from levelfield.series.findings import FAILURES, WORDS, Finding, exit_code
+from levelfield.series.findings import FAILURES, WORDS, Finding, FindingPage, exit_code
 from levelfield.series.segments import condition_changes, differences, observations, segments_of
 from levelfield.specs.record import Conditions, Point
 
@@ -535,6 +535,36 @@ def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
     (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
     assert set(finding.fields) == set(differences(dict(documents["S"]), dict(documents["T"])))
     assert len(finding.fields) == 2 and exit_code(outcome.findings) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change", "fields"),
+    [
+        (
+            {"global_batch": 8, "steps": 40},
+            {"global_batch": 16, "steps": 40, "parameters": 3},
+            {"work": "w2", "corpus": "c2", "accumulation": 2},
+            ("global_batch 8 -> 16",),
+        ),
+        ({"steps": 40}, {"steps": 80}, {"work": "w2", "micro_batch": 4}, ("steps 40 -> 80", "micro_batch 8 -> 4")),
+        ({"steps": 40}, {"steps": 40}, {"work": "w2"}, ("work w -> w2",)),
+        ({}, {"steps": 40}, {"work": "w2"}, ("work w -> w2",)),
+    ],
+)
+def test_a_changed_workload_is_named_by_its_numbers(
+    old: dict[str, object], new: dict[str, object], change: dict[str, Any], fields: tuple[str, ...]
+) -> None:
+    points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
+    documents, numbers = {"S": series(), "T": series(**change)}, {f"run{NIGHT:03d}": new}
+    expected: dict[str, str | None] = {"suite/s": "S"}
+    inputs = GateInput(
+        day(NIGHT), points, documents, expected=expected, workload=lambda run_id: numbers.get(run_id, old)
+    )
+    outcome = compared(inputs)
+    (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
+    assert finding.fields == fields
+    page = FindingPage(outcome.first_line, day(NIGHT), outcome.findings)
+    assert page.verdict.endswith(f"is incomplete: 1 incomparable: {', '.join(fields)}")
 
 
 def test_a_new_entry_is_found_by_its_name() -> None:

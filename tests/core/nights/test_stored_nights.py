@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,12 @@ from gate_points import event
 from gate_points import point as gate_point
 from levelfield.nights.stored_nights import ENOUGH_NIGHTS, gate_input
 from levelfield.series.findings import Finding
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
 from levelfield.specs.record import Point
+from levelfield.store.database import Store
+from stored_records import real_record
 
 NIGHT = "2026-11-25"
 
@@ -48,6 +55,18 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
     changed = Finding(series="s", label="", figure="memory_bytes", word="regression", night="2026-01-02")
     store.events, store.changed_findings = (lambda: [accepted]), lambda since: [changed.model_dump(mode="json")]
     assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "older nights are its level"
+
+
+def test_the_numbers_of_a_run_s_work_come_from_its_stored_result(recorded: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(recorded, tmp_path / recorded.name))
+    record, training = real_record(run), load(Plan, RunPaths(run).plan).work.training
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        store.add([record])
+        workload = gate_input(store, record.began[:10], None).workload
+        numbers = workload(record.run_id)
+        assert workload("a run that the store does not have") == {}
+    assert (numbers["global_batch"], numbers["sequence_length"]) == (training.global_batch, training.sequence_length)
+    assert (numbers["steps"], numbers["window"]) == (training.steps, "3..12")
 
 
 def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() -> None:
