@@ -34,17 +34,22 @@ Event = dict[str, Any]
 
 def record_run(paths: RunPaths, plugins: Path = PLUGINS, case: str = "tiny") -> None:
     """Two data-parallel ranks on two fake dies, whose fp32 peak was measured. plugins: a further folder with `case`."""
-    paths.events.mkdir(parents=True)
-    paths.logs.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_DEVICES", "2")
         plan = make_plan(Registry(sorted({PLUGINS, plugins})), f"{case}:fake:F1:1:2", scale="smoke", measured=MEASURED)
-        plan = plan.model_copy(update={"run_id": paths.root.name})
-        paths.plan.write_text(dump(plan))
-        write_json(paths.job, job_of(plan, paths))
+        write_run(paths, plan.model_copy(update={"run_id": paths.root.name}))
+
+
+def write_run(paths: RunPaths, plan: Plan, step_ns: int = STEP_NS, loss_factor: float = 1.0) -> None:
+    """Write the raw files of a run of the plan, sealed, with steps that last as long by a made-up clock."""
+    paths.events.mkdir(parents=True)
+    paths.logs.mkdir()
+    paths.plan.write_text(dump(plan))
+    write_json(paths.job, job_of(plan, paths))
+    with pytest.MonkeyPatch.context() as patch:
         for rank in range(plan.world_size):
-            _record_rank(paths, plan, rank, patch)
-    _write_telemetry(paths, plan)
+            _record_rank(paths, plan, rank, patch, step_ns, loss_factor)
+    _write_telemetry(paths, plan, step_ns)
     ends = tuple(ProcessEnd(rank, 0, None, False) for rank in range(plan.world_size))
     write_json(paths.outcome, Outcome("exited", ends).to_dict())
     seal_again(paths)
@@ -63,7 +68,9 @@ def rename(paths: RunPaths, **changes: Any) -> None:
     seal_again(paths)
 
 
-def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPatch) -> None:
+def _record_rank(
+    paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPatch, step_ns: int, loss_factor: float
+) -> None:
     clock = SimpleNamespace(now=BEGIN_NS + rank)
     patch.setattr("levelfield.worker.events.time", SimpleNamespace(monotonic_ns=lambda: clock.now))
     patch.setattr("levelfield.worker.events.start_heartbeat", lambda path: Path(path).touch())
@@ -79,13 +86,13 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
     recorder.weights(weights)
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
-        clock.now += STEP_NS
+        clock.now += step_ns
         mixture = job.model.experts is not None
         if mixture:
             recorder.experts(batch.step, _chosen_by(job, batch.inputs))
         recorder.step(
             batch.step,
-            loss=4.0 * 0.9**batch.step,
+            loss=4.0 * 0.9**batch.step * loss_factor,
             grad_norm=1.0,
             tokens=batch.tokens,
             learning_rate=learning_rate(job.training.schedule, batch.step),
@@ -107,8 +114,8 @@ def _chosen_by(job: Job, inputs: Any) -> list[tuple[int, list[int]]]:
     return list(zip(layers, counts, strict=True))
 
 
-def _write_telemetry(paths: RunPaths, plan: Plan) -> None:
-    seconds = plan.work.training.steps * STEP_NS // SECOND_NS + 1
+def _write_telemetry(paths: RunPaths, plan: Plan, step_ns: int) -> None:
+    seconds = -(-plan.work.training.steps * step_ns // SECOND_NS) + 1
     sample: Event = {"power_watts": WATTS, "memory_used_bytes": USED_BYTES, "energy_joules": None, "reasons": {}}
     lines = [
         {"time_ns": BEGIN_NS + second * SECOND_NS, "samples": [{"index": i, **sample} for i in range(plan.world_size)]}

@@ -157,7 +157,11 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     nights = {night_of(point) for point in points}
     decided = [f for f in evidence.past if f.pairs and not f.named]
     by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
-    is_judged = bool(points) and points[-1].run_id in by_pairs
+    held = {
+        f.run_id for f in evidence.past if f.word == "regression" and f.named
+    }  # as pairs of an earlier night showed
+    is_held = bool(points) and points[-1].run_id in held and any(point.run_id in by_pairs for point in points)
+    is_judged = is_held or (bool(points) and points[-1].run_id in by_pairs)
     if len(nights) < FEWEST_NIGHTS and not is_judged:
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "

@@ -73,9 +73,10 @@ class NightTickets:
             unknown = "the night has no baseline build to compare with"
             return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
         last, night = self._last_without(finding, accepted)
+        first = self._first_run(finding)  # no later commit is the cause
         try:
             build = self.store.record(accepted).subject
-            ticket = self._between(last, finding.run_id, "the baseline build" if last == accepted else f"night {night}")
+            ticket = self._between(last, first, "the baseline build" if last == accepted else f"night {night}")
         except LevelfieldError as error:
             return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
         ticket = ticket.model_copy(
@@ -115,8 +116,7 @@ class NightTickets:
             return accepted, next((night_of(point) for point in points if point.run_id == accepted), None)
         if change is None or finding.level is None or not abs(change) >= (finding.detectable or inf):
             return accepted, None
-        regression = self.inputs.named_regressions.get((finding.series, figure))
-        first = regression.first.run_id if regression else finding.run_id
+        first = self._first_run(finding)
         began = next((point.began for point in points if point.run_id == first), "")
         level = cost_of(finding.level, figure) or 0.0
         half = excess_of(change, figure) / 2
@@ -131,6 +131,11 @@ class NightTickets:
         ]
         _, run, night = max(without, default=("", accepted, None))
         return run, night
+
+    def _first_run(self, finding: Finding) -> str:
+        """Return the run that was found changed first: tonight's, or of the night that named the regression."""
+        regression = self.inputs.named_regressions.get((finding.series, finding.figure)) if finding.figure else None
+        return (regression and regression.first.run_id) or finding.run_id or ""
 
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:

@@ -59,8 +59,7 @@ def as_text(page: FindingPage) -> str:
             lines += ["", f"{of_word[0][0].status}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
         ends = dict.fromkeys(f"{100 * change:.1f}" for change in (min(steady), max(steady)))
-        unchanged = f"no change: {len(groups.get('no change', ()))} series; "
-        lines += ["", wrapped(f"{unchanged}smallest change that one night can show: {' to '.join(ends)} %", 2)]
+        lines += ["", wrapped(f"smallest change that one night can show: {' to '.join(ends)} %", 2)]
     lines += ["", f"pages: {page.link or page.folder}"] if page.link or page.folder else []
     lines += ["", "notes", *(wrapped(f"  {note}", 4) for note in page.notes)] if page.notes else []
     if page.advisory and (code := exit_code(page.findings, page.strict)):

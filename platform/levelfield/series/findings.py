@@ -218,10 +218,13 @@ def change_text(finding: Finding) -> str:
 def counted(findings: Iterable[Finding], words: Collection[str] = WORDS) -> str:
     """Return how many series have each of the words, such as `1 regression, 2 missing`."""
     groups = by_series(findings)
-    return ", ".join(_count(word, len(groups[word])) for word in WORDS if word in words and word in groups)
+    return ", ".join(_count(word, groups[word]) for word in WORDS if word in words and word in groups)
 
 
-def _count(word: FindingWord, count: int) -> str:
+def _count(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> str:
+    count = len(groups)
+    if word == "bad night":  # of a machine, however many of its series show it
+        count = len({finding.node for finding, *_ in groups})
     return f"{count} {STATUS_TEXTS[word][count > 1]}"
 
 
@@ -245,7 +248,7 @@ def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str
         if figure is None:
             fields = {finding.fields for finding in leads if not finding.is_set_back}
             (only,) = fields if len(fields) == 1 else [()]
-            texts.append(_count(word, len(leads)) + (f": {', '.join(only)}" if only else ""))
+            texts.append(_count(word, [(lead,) for lead in leads]) + (f": {', '.join(only)}" if only else ""))
             continue
         is_more = (GATED[figure].worse == 1) == is_worse
         how = f"with {'more' if is_more else 'less'} {FIGURES[figure]}"

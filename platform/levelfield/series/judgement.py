@@ -238,7 +238,8 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
             text = f"too noisy: 1 % would need more than {MOST_PAIRS_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
         bias, reach = ruling.bias, ruling.bias.reach
-        change, low, high = map(percent_change, shown_change(bias.excess, reach, examination.figure))
+        change, *ends = map(percent_change, shown_change(bias.excess, reach, examination.figure))
+        low, high = (end.removesuffix(" %") for end in ends)
         how = "less" if ruling.is_bias_removed else "beside"
         text += f", {how} the A/A difference of {change} [{low}, {high}] by {bias.pairs} A/A pairs"
     off = _conditions_change(examination, ruling)

@@ -14,7 +14,7 @@ from levelfield.specs.short_names import short_digest
 
 PROGRAM = ("python", "run_benchmarks.py")
 _LINE_CONTINUATION = " \\\n        "
-_LONGEST_LINE = 66  # characters of a command, before the indent
+_LONGEST_LINE = 71  # characters of a command, before the indent
 
 
 class NextStep(NamedTuple):
@@ -31,18 +31,24 @@ def next_step(finding: Finding, ticket: Ticket | None) -> NextStep | None:
     accept = (*PROGRAM, "nightly", "accept", short_digest(finding.series), "--reason", "REASON")
     accept_step = (*PROGRAM, "nightly", "accept-step", short_digest(finding.series), "--reason", "REASON")
     blamed = ticket.blamed if ticket else None
+    is_shown = bool(finding.pairs or finding.named)  # else `nightly accept` needs three nights
+    later = "with `nightly accept` after three such nights"
+    or_accept = "or accept the change" if is_shown else f"or accept the change {later}"
+    accepts = (accept,) if is_shown else ()
     if finding.word == "training differs":
         return NextStep(f"revert {blamed.commit[:12]}") if blamed else None
     if finding.word == "regression":
         if blamed:
-            return NextStep(f"revert {blamed.commit[:12]}, or accept the change", (accept,))
+            return NextStep(f"revert {blamed.commit[:12]}, {or_accept}", accepts)
         if ticket and ticket.command:
-            return NextStep("find the commit and revert it, or accept the change", (ticket.command, accept))
-        return NextStep("undo the change, or accept it", (accept,))
+            return NextStep(f"find the commit and revert it, {or_accept}", (ticket.command, *accepts))
+        return NextStep(f"undo the change, {or_accept}", accepts)
     if finding.word == "environment step":
         return NextStep("undo the change of conditions, or accept it", (accept_step,))
     if finding.word == "improvement":
-        return NextStep("accept the gain, so that its loss is found", (accept_step if finding.fields else accept,))
+        if finding.fields:
+            return NextStep("accept the gain, so that its loss is found", (accept_step,))
+        return NextStep(f"accept the gain{'' if is_shown else f' {later}'}, so that its loss is found", accepts)
     return None
 
 

@@ -46,7 +46,8 @@ class Ticket(Value):
     """What a person needs to look into a finding that the build may have caused."""
 
     accepted: str | None = None  # commit of the accepted build; null where it had changed files
-    tonight: str | None = None  # commit of tonight's build; null where it had changed files
+    # commit of tonight's build, or of the night that named the regression; null where it had changed files
+    tonight: str | None = None
     since: str | None = None  # the commit that `commits` follow: of the last night without the change, else `accepted`
     since_night: str | None = None  # that night; null where it is not known, so that `since` is the accepted build
     commits: tuple[TicketCommit, ...] = ()  # the newest first

@@ -114,6 +114,16 @@ def test_one_night_suffices_where_pairs_decided(word: str) -> None:
         accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
 
 
+def test_a_regression_that_one_pair_holds_is_accepted_on_the_night_that_pairs_decided() -> None:
+    points = (*nights(10), point(10, 900.0), point(11, 902.0))
+    decided = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
+    held = decided.model_copy(update={"run_id": "run011", "pairs": 1, "named": day(10)})
+    accepted = accepted_baseline(LevelEvidence("S", points, (decided, held)), "ann", "why", NOW)
+    assert accepted.runs == ("run010", "run011") and accepted.level[TOKENS] == pytest.approx(901.0)
+    with pytest.raises(UsageError, match="found 2"):
+        accepted_baseline(LevelEvidence("S", points, (decided.model_copy(update={"pairs": 0}), held)), "a", "b", NOW)
+
+
 def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> None:
     points = (*nights(10), point(10, 900.0))
     decided = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
