@@ -24,7 +24,7 @@ from typing import Any
 
 from layouts import ROOT
 from levelfield.judge.noise import limits_from
-from levelfield.judge.verdict import training_of, training_of_reference
+from levelfield.judge.verdict import reference_curve, run_curve
 from levelfield.measure.alignment import limit_at, window_differences
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
@@ -140,8 +140,8 @@ def judge_run(case: str, name: str, kind: str, run: RunPaths) -> dict[str, Any]:
     plan, result = read_plan(run), load(Result, run.result)
     name_of = reference_name(case, "smoke", plan.work.training.precision)
     reference = load(Reference, ROOT / "configs" / "references" / f"{name_of}.json")
-    limits, training = limits_from(reference), training_of(plan.work, read_raw(run), result.identity)
-    differences = window_differences(training, training_of_reference(reference))
+    limits, training = limits_from(reference), run_curve(plan.work, read_raw(run), result.identity)
+    differences = window_differences(training, reference_curve(reference))
     parts = [(d.value / limit_at(limits.window, d.place), d.detail) for d in differences if limits.window]
     times, place = max(parts, default=(None, None))
     return {

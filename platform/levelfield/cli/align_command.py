@@ -89,12 +89,12 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from
     from levelfield.judge.verdict import (
-        against,
-        training_of,
-        training_of_reference,
+        compare_with_reference,
+        reference_curve,
+        run_curve,
         training_verdict,
-        under_status,
         unless_tampered,
+        verdict_under_status,
     )
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
@@ -107,9 +107,9 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
         # the noise of the case's reference also limits the difference of two runs
         noise = default.noise if default and default.identity.work == identity.work else ()
         other = reference_from(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
-        verdict = against(training_of(plan.work, raw, identity), training_of_reference(other), other)
+        verdict = compare_with_reference(run_curve(plan.work, raw, identity), reference_curve(other), other)
     verdict = with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate)
-    return under_status(verdict, result.status)
+    return verdict_under_status(verdict, result.status)
 
 
 def lines(verdict: Alignment) -> list[str]:

@@ -104,13 +104,13 @@ def _question(
 
 def _suspect(step: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
     """Return the last step to search: `step`, else the first whose loss is beyond the noise."""
-    from levelfield.judge.verdict import first_step_beyond
+    from levelfield.judge.verdict import first_step_beyond_noise
     from levelfield.rundir.raw_files import read_raw
 
     last = plan.work.training.steps - 1
     if step is not None and not 1 <= step <= last:
         raise UsageError(f"--step: found {step}, expected 1 to {last}")
-    beyond = None if step or reference is None else first_step_beyond(read_raw(paths), reference)
+    beyond = None if step or reference is None else first_step_beyond_noise(read_raw(paths), reference)
     return min(step or beyond or USUAL_SUSPECT, last)
 
 

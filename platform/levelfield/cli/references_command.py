@@ -74,7 +74,7 @@ STEEP = 0.1
 
 
 def _list(options: argparse.Namespace) -> int:
-    from levelfield.judge.noise import rows_that_count
+    from levelfield.judge.noise import independent_noise
     from levelfield.measure.calibration import basis
 
     registry = registry_of(options)
@@ -82,7 +82,7 @@ def _list(options: argparse.Namespace) -> int:
         reference = registry.reference(name)
         origin = f"{reference.framework} {reference.framework_version}, {reference.layout}"
         print(f"{name}\n  {origin}, {reference.promoted[:10]} by {reference.by}")
-        print(f"  {reference.why}\n  noise of {basis(rows_that_count(reference))}")
+        print(f"  {reference.why}\n  noise of {basis(independent_noise(reference))}")
         for row in reference.noise:
             if row.why is not None:
                 print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))

@@ -13,7 +13,7 @@ from levelfield.errors import UsageError
 from levelfield.evidence.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
 from levelfield.evidence.bundle_reader import RESULT, RunInBundle, unpacked
 from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
-from levelfield.judge.certification import software_of
+from levelfield.judge.certification import software_digest
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
 from levelfield.specs.base import dump, repeated_names, sha256_of
@@ -66,7 +66,7 @@ def pack_runs(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) ->
 
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
     """Return the run with the result of its redacted files, which a reader computes again."""
-    seal, software = run.entry.seal, software_of(paths)
+    seal, software = run.entry.seal, software_digest(paths)
     with unpacked(run) as folder:
         result = collect(folder, redaction=Redaction(seal, software))
     if changed := next(_changed_values(original, result), None):

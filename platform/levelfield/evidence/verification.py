@@ -16,7 +16,7 @@ from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, unpac
 from levelfield.evidence.packing import json_leaves
 from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
-from levelfield.judge.cross_checks import Contradiction, cross_checked
+from levelfield.judge.cross_checks import Contradiction, cross_check
 from levelfield.judge.noise import noise_of
 from levelfield.judge.verdict import Redaction, training_verdict
 from levelfield.node.code_digest import code_digest
@@ -110,7 +110,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
             findings = [
                 *_differences(run, result),
                 *(f"no seal holds the text of this warning: {warning}" for warning in unsealed),
-                *cross_checked(plan, raw, job, provenance, registry),
+                *cross_check(plan, raw, job, provenance, registry),
                 *_check_reference(paths, registry, plan, raw, result),
                 *_check_certificate(run, paths, result, bundle.runs),
             ]
@@ -138,7 +138,7 @@ def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | Non
     record = record_of(paths, result=result, raw=raw, step=step)
     job = event_or_none(read_regular(paths.job)) if paths.job.exists() else None
     for finding in (
-        *cross_checked(plan, raw, job, raw.provenance, registry),
+        *cross_check(plan, raw, job, raw.provenance, registry),
         *_check_reference(paths, registry, plan, raw, result),
     ):
         if isinstance(finding, Contradiction):

@@ -28,10 +28,10 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
     """Return the certificate that rests on a run. Raises GateFailed for a run that is not aligned or of other code."""
     if result.status.word != "valid":
         raise GateFailed(f"its run {result.run_id} is {result.status.word}")
-    verdict, software = result.alignment, software_of(paths)
+    verdict, software = result.alignment, software_digest(paths)
     if verdict.verdict != "aligned":
         raise GateFailed(f"its run {result.run_id} is {verdict.verdict}: {verdict.reason}")
-    difference = other_training(subject, plan)
+    difference = subject_mismatch(subject, plan)
     if difference is None:
         reference = load(Reference, paths.reference)
         if (reference.identity.work, reference.fingerprint()) != (subject.work, subject.reference):
@@ -69,18 +69,18 @@ def certificate_finding(
     """
     if not plan.needs_certificate:
         return None
-    used = plan.certificate
-    if used is None:
+    planned = plan.certificate
+    if planned is None:
         return CertificateFinding(holds=False, reason="none was looked for")
-    if used.digest is None:
-        reason = used.reason or "there is none of this code, and this command makes none"
-        return CertificateFinding(holds=False, reason=reason, run_id=used.failed_run)
+    if planned.digest is None:
+        reason = planned.reason or "there is none of this code, and this command makes none"
+        return CertificateFinding(holds=False, reason=reason, run_id=planned.failed_run)
     try:
         certificate = load(Certificate, paths.certificate)
     except DocumentError as error:
         message = " ".join(str(error).replace(f"{paths.root}/", "").split())  # the same bytes wherever the folder lies
-        return CertificateFinding(holds=False, reason=message, run_id=used.run_id)
-    mismatch = _mismatch(certificate, software or software_of(paths), plan, framework_version)
+        return CertificateFinding(holds=False, reason=message, run_id=planned.run_id)
+    mismatch = _certificate_mismatch(certificate, software or software_digest(paths), plan, framework_version)
     return CertificateFinding(
         holds=not mismatch, reason=mismatch, run_id=certificate.run_id, made=certificate.made, digest=certificate.digest
     )
@@ -103,8 +103,8 @@ def with_certificate(alignment: Alignment, plan: Plan, certificate: CertificateF
     return alignment.model_copy(update={"verdict": "consistent", "reason": reason})
 
 
-def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
-    """Return in what the subject differs from the run of this plan; None where they agree."""
+def subject_mismatch(subject: CertificateSubject, plan: Plan) -> str | None:
+    """Return where the subject differs from the run of this plan; None where they agree."""
     facts = {
         "the framework": (subject.framework, plan.implementation.framework),
         "the implementation": (subject.implementation, plan.implementation.digest),
@@ -115,11 +115,11 @@ def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
         "the environment variables": (subject.variables, plan.variables_digest),
         "the kind of layout": (subject.path, code_branches(plan.tuning)),
     }
-    other = [name for name, (certified, ours) in facts.items() if certified != ours]
-    return f"{', '.join(other)} of the certificate and of the run differ" if other else None
+    differing = [name for name, (certified, ours) in facts.items() if certified != ours]
+    return f"{', '.join(differing)} of the certificate and of the run differ" if differing else None
 
 
-def software_of(paths: RunPaths) -> str | None:
+def software_digest(paths: RunPaths) -> str | None:
     """Return the digest of a run's packages, the vendor's software, inherited variables that may change arithmetic, and
     what was imported from elsewhere.
 
@@ -127,23 +127,25 @@ def software_of(paths: RunPaths) -> str | None:
     """
     try:
         provenance: dict[str, Any] = json.loads(read_regular(paths.provenance))
-        used = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := _digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
-            used["elsewhere"] = elsewhere
-        used["inherited"] = counting(provenance.get("inherited", {}), provenance.get("inherited_are"))
+        counted = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
+        if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome)) or {}):
+            counted["elsewhere"] = elsewhere
+        counted["inherited"] = counting(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not used["environment_packages"]:
+    if not counted["environment_packages"]:
         return None
-    return sha256_of(json.dumps(used, sort_keys=True).encode())
+    return sha256_of(json.dumps(counted, sort_keys=True).encode())
 
 
-def _mismatch(certificate: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
+def _certificate_mismatch(
+    certificate: Certificate, software: str | None, plan: Plan, framework_version: str
+) -> str | None:
     """Return why a certificate does not hold for this run; None where it holds."""
-    used = plan.certificate
-    if used is None or certificate.digest != used.digest or certificate.subject != used.subject:
+    planned = plan.certificate
+    if planned is None or certificate.digest != planned.digest or certificate.subject != planned.subject:
         return "the certificate in the run directory is not the one that the plan names"
-    if difference := other_training(certificate.subject, plan):
+    if difference := subject_mismatch(certificate.subject, plan):
         return difference
     if certificate.framework_version != framework_version:
         return (
@@ -155,18 +157,20 @@ def _mismatch(certificate: Certificate, software: str | None, plan: Plan, framew
     return None
 
 
-def _digests_elsewhere(outcome: Event) -> list[str]:
-    """Return the digests of the files, in order. A rank that did not say what it imported counts as such a file."""
+def _elsewhere_digests(outcome: Event) -> list[str]:
+    """Return the digests of files that ranks imported from outside their folders, in order. A rank that did not report
+    its imports counts as such a file."""
     files = (file for file in sequence(outcome.get("elsewhere")) if isinstance(file, dict))
     return sorted({str(file.get("sha256")) for file in files})
 
 
-def warning_elsewhere(outcome: Event) -> tuple[str, ...]:
-    """Return a warning for a run that imported such files. It names no path: a bundle has others.
+def elsewhere_warning(outcome: Event) -> tuple[str, ...]:
+    """Return a warning for a run that imported files from elsewhere (`_elsewhere_digests`). It names no path, as a
+    bundle has others.
 
     So it cannot say either whether they are installed packages, as where an environment is on top of another one.
     """
-    if number := len(_digests_elsewhere(outcome)):
+    if number := len(_elsewhere_digests(outcome)):
         files = "1 imported file is" if number == 1 else f"{number:,} imported files are"
         return (
             f"{files} neither in the framework's folder nor in those of its Python (`elsewhere` in outcome.json). "

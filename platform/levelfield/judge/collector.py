@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
-from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
+from levelfield.judge.certification import certificate_finding, elsewhere_warning, with_certificate
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
-from levelfield.judge.outlying_steps import disturbance, disturbed
-from levelfield.judge.status import judge, missing_warnings, node_results
-from levelfield.judge.verdict import Redaction, training_verdict, under_seal, under_status, unless_tampered
+from levelfield.judge.outlying_steps import find_disturbance, unless_disturbed
+from levelfield.judge.status import judge_run, missing_evidence_warnings, node_results
+from levelfield.judge.verdict import Redaction, sealed_status, training_verdict, unless_tampered, verdict_under_status
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.raw_facts import StepRecord, curve_of
@@ -71,8 +71,8 @@ from levelfield.specs.vendor import Peak, PeakDtype
 
 Name = TypeVar("Name", bound=str)
 
-# What each choice may mean in a framework; the first is meant where the training reports nothing.
-MEANINGS: dict[Recompute, tuple[Recomputation, ...]] = {
+# What each choice of recomputation may repeat in a framework; the first is taken where the training reports nothing.
+RECOMPUTATION_KINDS: dict[Recompute, tuple[Recomputation, ...]] = {
     "none": ("none",),
     "selective": ("selective", "selective-attention"),
     "full": ("full", "full-except-down"),
@@ -88,20 +88,20 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     plan, raw = read_plan(paths), raw or read_raw(paths)
     seal = redaction.seal if redaction else seal_finding(paths)
     parts = node_parts(plan, raw)
-    around, why_disturbed = disturbance(plan, raw, parts)
-    ended = disturbed(judge(plan, raw, paths), why_disturbed)
-    measured = _measured(plan, raw, parts, ended)
-    status = under_seal(unless_implausible(ended, plan, parts, *measured), seal)
-    if status.word != ended.word:
-        measured = _measured(plan, raw, parts, status)
+    disturbance, disturbance_reason = find_disturbance(plan, raw, parts)
+    status_before_checks = unless_disturbed(judge_run(plan, raw, paths), disturbance_reason)
+    measured = _measure_window(plan, raw, parts, status_before_checks)
+    status = sealed_status(unless_implausible(status_before_checks, plan, parts, *measured), seal)
+    if status.word != status_before_checks.word:
+        measured = _measure_window(plan, raw, parts, status)
     throughput, peaks, used_energy = measured
     versions = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
     identity, version = _identity(plan, raw), next(versions, plan.implementation.version)
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(training_verdict(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
-    verdict = under_status(with_certificate(alignment, plan, certificate), status)
-    recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
+    verdict = verdict_under_status(with_certificate(alignment, plan, certificate), status)
+    recompute = recomputation_kind(plan.tuning.recompute, raw.frameworks.get(0))
     (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
     return Result(
         **_planned_fields(plan),
@@ -115,7 +115,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         steps_done=raw.steps_done,
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
-        to_loss=_to_loss(plan, raw, reference, verdict.verdict),
+        to_loss=_time_to_loss(plan, raw, reference, verdict.verdict),
         throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=peaks,
@@ -123,7 +123,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         system=raw.system,
         load=device_load(plan, parts),
         other_use=others,
-        disturbance=around,
+        disturbance=disturbance,
         identity=identity,
         alignment=verdict,
         certificate=certificate,
@@ -137,7 +137,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     )
 
 
-def _measured(
+def _measure_window(
     plan: Plan, raw: RawRecords, parts: Sequence[NodePart], status: Status
 ) -> tuple[Throughput | None, Memory, Energy]:
     """Return the window's throughput, memory and energy. Only a run whose rules hold has a throughput."""
@@ -209,9 +209,9 @@ def _warnings(
     for name in ("LD_PRELOAD", "LD_AUDIT"):
         if raw.inherited.get(name):
             yield f"the training inherited {name}={raw.inherited[name]}: code that the plan does not name"
-    yield from warning_elsewhere(raw.outcome)
+    yield from elsewhere_warning(raw.outcome)
     if status.word != "not-run":  # else no evidence was to arrive
-        yield from missing_warnings(nodes)
+        yield from missing_evidence_warnings(nodes)
     if seal.word == "tampered" and status.word != "tampered":
         yield f"the run is tampered: {seal.reason}"
 
@@ -234,12 +234,12 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
     if precision not in published and used.tflops is not None:
         published[precision] = Peak(tflops=used.tflops, source=used.source)  # measured
     peaks = peak_range(precision, published)
-    counting = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
+    hfu_formulas = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
     layout, chunks, first = plan.tuning.layout, plan.tuning.virtual_pipeline, plan.tuning.recompute_layers
     layers = None if first is None else repeated_layers(model.layers, layout.pipeline, chunks, first)
     return (
         *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
-        *(hfu(f, model, length, rate, peaks, recompute, layers) for f in counting),
+        *(hfu(f, model, length, rate, peaks, recompute, layers) for f in hfu_formulas),
     )
 
 
@@ -254,7 +254,7 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
     )
 
 
-def _to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verdict: str) -> TimeToLoss:
+def _time_to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verdict: str) -> TimeToLoss:
     """Return the time to the reference's level. Only an aligned run has one: another curve may fall by an error."""
     training, first, tail = plan.work.training, plan.work.window.first_step, plan.work.acceptance.tail_steps
     level = level_of(reference.losses, tail) if reference else None
@@ -321,7 +321,7 @@ def fp8_library(frameworks: Mapping[int, Event]) -> Fp8LibraryFound | None:
 
 
 def _common_name(
-    frameworks: Mapping[int, Event], key: str, allowed: tuple[Name, ...], what: str
+    frameworks: Mapping[int, Event], key: str, allowed: tuple[Name, ...], plural: str
 ) -> tuple[Name | None, str | None] | None:
     """Return the allowed name that all ranks have under this key of their details, or the reason why there is none.
 
@@ -334,7 +334,7 @@ def _common_name(
     first = {text: rank for rank, text in reversed(texts.items())}
     if len(first) > 1:
         reports = ", ".join(f"{text} by rank {first[text]}" for text in dict.fromkeys(texts.values()))
-        return None, f"the ranks reported different {what}: {reports}"
+        return None, f"the ranks reported different {plural}: {reports}"
     rank = min(names)
     name = next((name for name in allowed if name == names[rank]), None)
     return (
@@ -360,13 +360,13 @@ def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | 
     return kernels if len(kernels) == len(lists[0]) else None
 
 
-def repeated(chosen: Recompute, framework: Event | None) -> Recomputation:
-    """Return what is repeated. framework: the training's event of that name; `details.repeats` has the kind.
+def recomputation_kind(chosen: Recompute, framework: Event | None) -> Recomputation:
+    """Return what the training recomputed. framework: its event of that name; `details.repeats` has the kind.
 
-    A report that contradicts the choice counts as none.
+    A report that contradicts the chosen recomputation counts as none.
     """
     reported = mapping(mapping(framework).get("details")).get("repeats")
-    return next((kind for kind in MEANINGS[chosen] if kind == reported), MEANINGS[chosen][0])
+    return next((kind for kind in RECOMPUTATION_KINDS[chosen] if kind == reported), RECOMPUTATION_KINDS[chosen][0])
 
 
 def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
@@ -377,9 +377,9 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
             times.setdefault(record.rank, {})[record.step] = record.before_exchange_seconds
     if not times:
         return None
-    inside = {
+    window_times = {
         rank: {s: t for s, t in times.get(rank, {}).items() if window.first_step <= s <= window.last_step}
         for rank in range(plan.world_size)
     }
     nodes = range(plan.hardware.nodes)
-    return stragglers(inside, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})
+    return stragglers(window_times, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})

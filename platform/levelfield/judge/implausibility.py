@@ -1,7 +1,8 @@
 """Whether a valid run did the work that its figures state: `invalid (implausible)` where it cannot have.
 
-Each rule returns a sentence with what was found, what is expected at least, and why; None where the run has enough, or
-where a fact is not known. Limits lie far below what any real training showed (docs/decisions/least-work.md).
+Each rule returns a sentence with what was found and the least that is expected, with its reason. It returns None where
+the run has enough, or where a fact is not known. Limits lie far below what any real training showed
+(docs/decisions/least-work.md).
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Through
 
 _STATES = ("weights", "gradients", "optimizer_states")
 _REPORTED = {"allocated peak": ALLOCATED, "reserved peak": RESERVED, "process peak": PROCESS}
-# Of weights, gradients and optimizer states: all exist at once at the update. The least of 30 rehearsals is 1.07.
-STATES_PART = 0.5
-# Of the processor time that the products take at the peak: a probe may have been disturbed, and two threads of one core
-# share its rate.
-PROCESSOR_PART = 1 / 8
-# Of the power before the training, and from which part of the peak on a device has to be above it.
-IDLE_FACTOR, BUSY_PART = 1.1, 0.1
+# Least share of weights, gradients and optimizer states: all exist at once at the update. The least of 30
+# rehearsals is 1.07.
+STATES_SHARE = 0.5
+# Least share of the processor time that the products take at the peak: a probe may have been disturbed, and two threads
+# of one core share its rate.
+PROCESSOR_SHARE = 1 / 8
+# Least power over the power before the training, and the share of the peak from which on it is expected.
+IDLE_FACTOR, BUSY_SHARE = 1.1, 0.1
 
 
 def unless_implausible(
@@ -41,14 +43,17 @@ def unless_implausible(
     """Return the status; `invalid` in place of `valid` for a run that has less than its training needs at least."""
     if status.word != "valid":
         return status
-    reasons = [*_memory(plan, parts, memory), *(_work(plan, parts, throughput, energy) if throughput else ())]
+    reasons = [
+        *_memory_reasons(plan, parts, memory),
+        *(_work_reasons(plan, parts, throughput, energy) if throughput else ()),
+    ]
     if not reasons:
         return status
     return Status(word="invalid", failure=IMPLAUSIBLE, reasons=tuple(f"{IMPLAUSIBLE}: {reason}" for reason in reasons))
 
 
-def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
-    """Hold each known figure against the states of the rank that needs most, as the planner counts them."""
+def _memory_reasons(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
+    """Compare each known figure with the states of the rank that needs most, as the planner counts them."""
     states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
     ranks, on_host = by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
     peaks, figures = dict[str, dict[str, float | None]](), dict[str, float | None]()
@@ -62,12 +67,12 @@ def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[s
             figures[name] = max(reported) if reported and len(reported) == len(largest) else None
     if not on_host:
         figures["device-used peak"] = memory.device_used_peak.value
-        peaks["device-used peak"] = {place: used for part in parts for place, used in _used(plan, part)}
-    if reason := nothing_reason(peaks) or memory_reason(figures, states):
+        peaks["device-used peak"] = {place: used for part in parts for place, used in _device_peaks(plan, part)}
+    if reason := zero_memory_reason(peaks) or memory_reason(figures, states):
         yield f"memory: {reason}"
 
 
-def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
+def _device_peaks(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
     window_ns = part.window_ns(plan.work.window)
     for index, used in zip(part.indices, used_peaks(part.telemetry.readings, part.indices), strict=True):
@@ -76,7 +81,7 @@ def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
             yield f"device {part.device(index)}", used
 
 
-def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
+def _work_reasons(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
     training = plan.work.training
     try:
         flops = flops_per_token("megatron", plan.work.model, training.sequence_length) * training.tokens_per_step
@@ -84,26 +89,32 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
         return
     window = plan.work.window
     steps = window.last_step - window.first_step + 1
-    seconds, share = throughput.wall_seconds / steps, flops / plan.world_size
-    maker = plan.hardware.chip.peaks.get(training.precision)  # what it publishes for these products; fp8: that of fp8
-    limit = maker.tflops if maker else chip_limit(training.precision, plan.hardware.chip.peaks)
-    source = maker.source if maker else "no more than its maker publishes for narrower numbers"
-    if limit is not None and (reason := time_reason(seconds, share, limit, source)):
+    seconds, rank_flops = throughput.wall_seconds / steps, flops / plan.world_size
+    published_peak = plan.hardware.chip.peaks.get(training.precision)  # the maker's, for this precision
+    limit = published_peak.tflops if published_peak else chip_limit(training.precision, plan.hardware.chip.peaks)
+    source = published_peak.source if published_peak else "no more than its maker publishes for narrower numbers"
+    if limit is not None and (reason := time_reason(seconds, rank_flops, limit, source)):
         yield f"time: {reason}"
     if plan.hardware.is_host:
-        yield from _processors(plan, parts, flops, steps, seconds)
+        yield from _processor_reasons(plan, parts, flops, steps, seconds)
         return
     # a measured peak is a plugin's word: one that is too high would call every device idle
-    peak = maker.tflops if maker else min((p for p in (plan.peak.tflops, limit) if p is not None), default=None)
+    peak = (
+        published_peak.tflops
+        if published_peak
+        else min((p for p in (plan.peak.tflops, limit) if p is not None), default=None)
+    )
     idle = _idle_watts(parts)
     if peak is not None and idle is not None and energy.mean_watts.value is not None:
-        part = share / seconds / (peak * 1e12)
-        if reason := energy_reason(energy.mean_watts.value, idle, part, 1 / seconds):
+        peak_share = rank_flops / seconds / (peak * 1e12)
+        if reason := energy_reason(energy.mean_watts.value, idle, peak_share, 1 / seconds):
             yield f"energy: {reason}"
 
 
-def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int, seconds: float) -> Iterator[str]:
-    """Hold each machine's step time and processor time against its ranks' products. flops, seconds: of a step."""
+def _processor_reasons(
+    plan: Plan, parts: Sequence[NodePart], flops: float, steps: int, seconds: float
+) -> Iterator[str]:
+    """Compare each machine's step time and processor time with its ranks' products. flops, seconds: of a step."""
     if plan.runtime == "docker":  # the cores of the training are not those of the readings
         return
     for part in parts:
@@ -113,15 +124,15 @@ def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int,
         if too_little(sorted(reading.time_ns for reading in host), *window_ns):
             continue
         ranks, cores = len(part.ranks), max(1, host[-1].cores)
-        share, limit = flops * ranks / plan.world_size, cores * core_limit(plan.work.training.precision, None)
+        rank_flops, limit = flops * ranks / plan.world_size, cores * core_limit(plan.work.training.precision, None)
         if plan.peak.limit_tflops is not None:
             limit = min(limit, plan.peak.limit_tflops * ranks)
-        if reason := time_reason(seconds, share, limit, f"no more than {cores} core(s) can"):
+        if reason := time_reason(seconds, rank_flops, limit, f"no more than {cores} core(s) can"):
             yield f"time: {part.labelled(reason)}"
         # a probe has no more threads than cores are paid for, which may be fewer than there are
         threads = min(cores, (plan.tuning.threads or cores) * ranks)
         peak = min(limit, plan.peak.tflops * ranks) if plan.peak.tflops is not None else limit
-        if reason := processor_reason(*used_seconds(host, *window_ns), share * steps, peak / threads):
+        if reason := processor_reason(*used_seconds(host, *window_ns), rank_flops * steps, peak / threads):
             yield f"processors: {part.labelled(reason)}"
 
 
@@ -140,19 +151,19 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
 
 def memory_reason(figures: Mapping[str, float | None], states: int) -> str | None:
     """Return why the memory does not hold the states. figures: bytes of the fullest rank or device, by name."""
-    least = STATES_PART * states
+    least = STATES_SHARE * states
     low = {name: size for name, size in figures.items() if size is not None and not size >= least}
     if not low:
         return None
     name, size = min(low.items(), key=lambda item: item[1])
     return (
-        f"the {name} is {size:,.0f} bytes, expected at least {least:,.0f}: {STATES_PART:.0%} of the {states:,} "
+        f"the {name} is {size:,.0f} bytes, expected at least {least:,.0f}: {STATES_SHARE:.0%} of the {states:,} "
         "bytes of weights, gradients and optimizer states on a rank"
     )
 
 
-def nothing_reason(peaks: Mapping[str, Mapping[str, float | None]]) -> str | None:
-    """Return which rank or device used no memory, as it says: 0 is no measurement. peaks: bytes by name and place."""
+def zero_memory_reason(peaks: Mapping[str, Mapping[str, float | None]]) -> str | None:
+    """Return which rank or device reports 0 bytes, which is no measurement. peaks: bytes by name and place."""
     for name, places in peaks.items():
         for place, peak in places.items():
             if peak is not None and not peak > 0:
@@ -171,27 +182,27 @@ def time_reason(step_seconds: float, flops: float, peak_tflops: float, source: s
     )
 
 
-def processor_reason(seconds: float, whose: str, flops: float, core_tflops: float) -> str | None:
-    """Return why the host's processors did too little in the window. seconds: of processor time. whose: who used it.
+def processor_reason(seconds: float, user: str, flops: float, core_tflops: float) -> str | None:
+    """Return why the host's processors did too little in the window. seconds: of processor time. user: who used it.
 
     flops: of the products of this machine's ranks in the window. core_tflops: the peak of a core.
     """
-    least = PROCESSOR_PART * flops / (core_tflops * 1e12)
+    least = PROCESSOR_SHARE * flops / (core_tflops * 1e12)
     if seconds >= least:
         return None
     return (
-        f"{whose} used {seconds:.3g} s of the processors in the window, expected at least {least:.3g} s: an "
+        f"{user} used {seconds:.3g} s of the processors in the window, expected at least {least:.3g} s: an "
         f"eighth of what {flops:.4g} FLOPs of matrix products take at a peak of {core_tflops:.3g} TFLOP/s a core"
     )
 
 
-def energy_reason(watts: float, idle_watts: float, peak_part: float, steps_per_second: float) -> str | None:
+def energy_reason(watts: float, idle_watts: float, peak_share: float, steps_per_second: float) -> str | None:
     """Return why the devices were idle. watts, idle_watts: of all, in the window and before the training."""
     least = IDLE_FACTOR * idle_watts
-    if not peak_part >= BUSY_PART or watts >= least:
+    if not peak_share >= BUSY_SHARE or watts >= least:
         return None
     joules, expected = watts / steps_per_second, least / steps_per_second
     return (
         f"a step took {joules:.4g} J ({watts:.4g} W), expected at least {expected:.4g} J: {IDLE_FACTOR:g} times the "
-        f"{idle_watts:.4g} W before the training, as its products need {peak_part:.1%} of the peak"
+        f"{idle_watts:.4g} W before the training, as its products need {peak_share:.1%} of the peak"
     )

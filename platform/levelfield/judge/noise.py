@@ -15,7 +15,7 @@ from levelfield.user_folders import user_name
 
 _DIGITS = 3  # of a stored difference
 NO_LIMIT = 1e300
-_AS_LARGE = 1.0  # relative to the value itself
+_MEANINGLESS_LIMIT = 1.0  # a relative difference as large as the value itself
 
 
 def limits_from(reference: Reference) -> AlignmentLimits:
@@ -23,35 +23,36 @@ def limits_from(reference: Reference) -> AlignmentLimits:
 
     A key's bias has no limit for its final weights where rows differ by as much as its value.
     """
-    forced = sum(row.why is not None for row in reference.noise)
-    note = f", {forced} of them recorded with --replace" if forced else ""
-    rows = [noise_of(row, reference) for row in counted_rows(reference)]
+    overridden = sum(row.why is not None for row in reference.noise)
+    note = f", {overridden} of them recorded with --replace" if overridden else ""
+    rows = [noise_of(row, reference) for row in usable_rows(reference)]
     limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
     weights = limits.weights
     if weights is not None and not isinstance(weights, (int, float)):
         biases = {p: limit for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS}
-        weights = {**weights, **{p: NO_LIMIT for p, limit in biases.items() if limit >= _AS_LARGE}}
+        weights = {**weights, **{p: NO_LIMIT for p, limit in biases.items() if limit >= _MEANINGLESS_LIMIT}}
     return replace(limits, weights=weights, routing=choice_limits(reference))
 
 
 def choice_limits(reference: Reference) -> ChoiceLimits | None:
-    """Return what a run of a mixture may choose otherwise by itself; None where that is not judged."""
+    """Return how many choices of experts may differ from the reference's; None where that is not judged."""
     return IN_FLOAT32 if reference.routing and reference.precision == "fp32" else None
 
 
-def counted_rows(reference: Reference) -> list[NoiseRow]:
-    """Return the rows that are noise. In fp32 a row of a mixture with other choices of experts is none: it was recorded
-    by an older version, which followed no choices."""
+def usable_rows(reference: Reference) -> list[NoiseRow]:
+    """Return the rows whose differences are noise. In fp32 a row of a mixture with other choices of experts is not: an
+    older version recorded it, which did not follow the reference's choices."""
     return [row for row in reference.noise if not (row.routing and choice_limits(reference))]
 
 
-def rows_that_count(reference: Reference) -> list[Noise]:
-    """Return the rows that say something of their own: one for each setting, and one for equal differences."""
-    return merged(noise_of(row, reference) for row in counted_rows(reference))
+def independent_noise(reference: Reference) -> list[Noise]:
+    """Return the noise of independent rows: one row for each setting, and one of those with equal differences."""
+    return merged(noise_of(row, reference) for row in usable_rows(reference))
 
 
 def noise_of(row: NoiseRow, reference: Reference) -> Noise:
-    """Return the differences of a row. A row of maxima alone has its maximum at every place, the weakest reading."""
+    """Return the differences of a row. A row that stores only maxima gets its maximum at every place, the weakest
+    reading."""
     gradient: Places | None = {
         (step, group): value for step, groups in row.gradients.items() for group, value in groups.items()
     } or (None if row.gradient is None else {None: row.gradient})
@@ -64,10 +65,10 @@ def noise_of(row: NoiseRow, reference: Reference) -> Noise:
     window: Places | None = {
         (third, group): value for third, groups in row.window.items() for group, value in groups.items()
     } or None
-    return Noise(row.first_step, gradient, curve, weights, norms, window, kind(row, reference), setting)
+    return Noise(row.first_step, gradient, curve, weights, norms, window, varied_setting(row, reference), setting)
 
 
-def kind(row: NoiseRow, reference: Reference) -> str:
+def varied_setting(row: NoiseRow, reference: Reference) -> str:
     """Return the most important thing that the row's run varied: framework, version, layout, processor, or a setting.
 
     Older references do not have their own settings: then threads and micro-batch cannot be told apart.
@@ -78,7 +79,7 @@ def kind(row: NoiseRow, reference: Reference) -> str:
         return "framework"
     if layout != reference.layout:
         return "layout"
-    if row.hardware is not None and row.hardware != processor(reference):
+    if row.hardware is not None and row.hardware != reference_device(reference):
         return "processor"
     if version != reference.framework_version:
         return "version"
@@ -88,15 +89,15 @@ def kind(row: NoiseRow, reference: Reference) -> str:
     return varied[0].strip("0123456789 ").strip() if varied else "repeat"
 
 
-def processor(reference: Reference) -> str:
-    """Return the description of one device of the reference's hardware, without their number."""
+def reference_device(reference: Reference) -> str:
+    """Return the description of one device of the reference's hardware, without the count before it."""
     return reference.hardware.partition(" x ")[2] or reference.hardware
 
 
 def noise_row(
-    noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, rerouted: Mapping[int, int]
+    noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, changed_choices: Mapping[int, int]
 ) -> NoiseRow:
-    """Return the row that stores `noise`, by this user and at this time. rerouted: changed choices of experts by step.
+    """Return the row that stores `noise`, by this user and at this time. changed_choices: of experts, by step.
 
     reason: for a run beyond the limits.
     """
@@ -108,20 +109,20 @@ def noise_row(
             "gradient": max(noise.gradient.values()) if noise.gradient else None,
             "curve": max(noise.curve.values()),
             "losses": [_rounded(value) for value in noise.curve.values()],
-            "gradients": _nested(noise.gradient),
-            "weights": _nested(noise.weights),
+            "gradients": _nested_places(noise.gradient),
+            "weights": _nested_places(noise.weights),
             "norms": [_rounded(value) for value in (noise.norms or {}).values()],
-            "window": _nested(noise.window),
+            "window": _nested_places(noise.window),
             "hardware": hardware,
             "by": user_name(),
             "recorded": utc_now(),
             "why": reason,
-            "routing": {step: number for step, number in rerouted.items() if number},
+            "routing": {step: number for step, number in changed_choices.items() if number},
         }
     )
 
 
-def _nested(places: Places | None) -> dict[int | str, dict[str, float]]:
+def _nested_places(places: Places | None) -> dict[int | str, dict[str, float]]:
     nested: dict[int | str, dict[str, float]] = {}
     for place, value in (places or {}).items():
         if isinstance(place, tuple):

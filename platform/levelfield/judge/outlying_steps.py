@@ -28,14 +28,14 @@ from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Disturbance, ReadingAround, SlowestStep, Status
 
-NOTABLE_MEAN = 1.1  # the mean step over the median one
+NOTABLE_MEAN_RATIO = 1.1  # the mean step over the median one
 Summary = Callable[[Sequence[float]], float]
 
 
-def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple[Disturbance | None, str | None]:
+def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple[Disturbance | None, str | None]:
     """Return what outlying steps cost the window, and the reason why the run is not valid, if there is one.
 
-    None when the window is not complete.
+    Both are None when the window is not complete.
     """
     first, last = plan.work.window.first_step, plan.work.window.last_step
     rank = clock_rank(raw.steps, first, last)
@@ -43,13 +43,14 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
         steps = spans(step_times(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
     except WindowError:
         return None, None
-    outliers, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
+    outliers, window = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
     unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
     lost, limit = outliers.lost_part(unexplained), plan.work.window.disturbance_limit
     least, most = raw.seen[0].seconds if 0 in raw.seen else (0.0, 0.0)
-    part = next((part for part in parts if rank in part.ranks), parts[0])  # parts[0]: a rank that the plan lacks
+    # The node of the rank with the clock; parts[0] where the plan lacks that rank.
+    clock_part = next((part for part in parts if rank in part.ranks), parts[0])
     figures = Disturbance(
-        slowest=_slowest(part, outliers, whole),
+        slowest=_slowest_step(clock_part, outliers, window),
         outliers=len(outliers.outliers),
         lost=outliers.lost_part(outliers.outliers),
         unexplained=lost,
@@ -59,18 +60,18 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
-    if not is_disturbed(lost, whole.seconds, limit):
+    if not is_disturbed(lost, window.seconds, limit):
         return figures, None
     return figures, (
         f"disturbed: outlying steps cost {lost:.1%} of the window without a known cause, and the case allows "
-        f"{limit:.1%}; {_described(figures.slowest)}. Run again on an idle machine"
+        f"{limit:.1%}; {_slowest_text(figures.slowest)}. Run again on an idle machine"
     )
 
 
 def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePart]) -> bool:
     """Return whether other programs on one of the machines explain a step: all ranks wait for the slowest machine."""
     if len(parts) == 1:
-        return outliers.is_explained(span, _host(parts[0], span))
+        return outliers.is_explained(span, _host_use(parts[0], span))
     ends = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
     return any(
         outliers.is_explained(span, host_use(part.telemetry.host, begin, end))
@@ -79,7 +80,7 @@ def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePa
     )
 
 
-def disturbed(status: Status, reason: str | None) -> Status:
+def unless_disturbed(status: Status, reason: str | None) -> Status:
     """Return the status; `invalid` in place of `valid` when there is a reason: the window was disturbed."""
     if status.word != "valid" or reason is None:
         return status
@@ -88,24 +89,24 @@ def disturbed(status: Status, reason: str | None) -> Status:
 
 def _flags(figures: Disturbance) -> Iterator[str]:
     if figures.outliers:
-        yield _described(figures.slowest)
+        yield _slowest_text(figures.slowest)
         explained = figures.lost - figures.unexplained
         yield (
             f"{figures.outliers} step(s) above {OUTLIER:g} times the median cost {figures.lost:.1%} of the window; "
             f"other programs explain {explained:.1%}"
         )
-    if not figures.mean_over_median <= NOTABLE_MEAN:
+    if not figures.mean_over_median <= NOTABLE_MEAN_RATIO:
         yield f"the mean step is {figures.mean_over_median:.2f} times the median, and tokens/s counts the mean"
 
 
-def _described(slowest: SlowestStep) -> str:
+def _slowest_text(slowest: SlowestStep) -> str:
     at = f", begun at {slowest.began}" if slowest.began else ""
     return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{at}"
 
 
-def _slowest(part: NodePart, outliers: StepOutliers, window: StepSpan) -> SlowestStep:
+def _slowest_step(part: NodePart, outliers: StepOutliers, window: StepSpan) -> SlowestStep:
     span = outliers.slowest
-    step, whole = _host(part, span), _host(part, window)
+    in_step, in_window = _host_use(part, span), _host_use(part, window)
     return SlowestStep(
         step=span.step,
         seconds=span.seconds,
@@ -113,8 +114,8 @@ def _slowest(part: NodePart, outliers: StepOutliers, window: StepSpan) -> Slowes
         after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
         began=_time_of_day(part, span.begin_ns),
         telemetry=(
-            _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason),
-            _around("this run", "cores", step.own_cores, whole.own_cores, step.reason),
+            _reading_around("other programs", "cores", in_step.other_cores, in_window.other_cores, in_step.reason),
+            _reading_around("this run", "cores", in_step.own_cores, in_window.own_cores, in_step.reason),
             *_device_readings(part, span, window),
         ),
     )
@@ -131,7 +132,7 @@ def _time_of_day(part: NodePart, time_ns: int) -> str | None:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _host(part: NodePart, span: StepSpan) -> HostUse:
+def _host_use(part: NodePart, span: StepSpan) -> HostUse:
     if part.silence_reason:
         return HostUse(None, None, part.labelled(part.silence_reason))
     return host_use(part.telemetry.host, span.begin_ns, span.end_ns)
@@ -139,25 +140,27 @@ def _host(part: NodePart, span: StepSpan) -> HostUse:
 
 def _device_readings(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
     """Yield what the devices' readings in a step and in the window are, over all devices."""
-    rows: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
+    quantities: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
         ("power", "W", lambda r: r.power_watts, fmean),
         ("load", "1", lambda r: r.utilisation, fmean),
         ("temperature", "degrees Celsius", lambda r: r.temperature_celsius, max),
     )
-    for what, unit, read, summary in rows:
-        step, whole = (_over(part.telemetry.readings, read, summary, s) for s in (span, window))
+    for what, unit, read, summary in quantities:
+        step, whole = (_summarized(part.telemetry.readings, read, summary, s) for s in (span, window))
         if whole is not None or step is not None:  # a tool that has no such value says so elsewhere
-            yield _around(what, unit, step, whole, "no reading fell into the step")
+            yield _reading_around(what, unit, step, whole, "no reading fell into the step")
 
 
-def _over(
+def _summarized(
     readings: Sequence[Reading], read: Callable[[Reading], float | None], summary: Summary, span: StepSpan
 ) -> float | None:
     values = [value for r in readings if span.begin_ns <= r.time_ns <= span.end_ns and (value := read(r)) is not None]
     return summary(values) if values else None
 
 
-def _around(what: str, unit: str, step: float | None, window: float | None, reason: str | None) -> ReadingAround:
+def _reading_around(
+    what: str, unit: str, step: float | None, window: float | None, reason: str | None
+) -> ReadingAround:
     in_step, in_window = (None if value is None or not math.isfinite(value) else value for value in (step, window))
     if step is not None:
         reason = None if in_step is not None else "a reading is not finite"

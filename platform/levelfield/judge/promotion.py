@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.admission import OVERRIDE_HINT, check_admissible, check_ceiling, check_same_row
+from levelfield.judge.admission import OVERRIDE_HINT, check_admissible, check_ceiling, check_recorded_row
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import choice_limits, noise_row
-from levelfield.judge.verdict import training_of, training_of_reference
+from levelfield.judge.verdict import reference_curve, run_curve
 from levelfield.measure.calibration import noise_between
 from levelfield.measure.routing import mixture_layers, rerouting
 from levelfield.rundir.directory import read_plan, utc_now
@@ -28,7 +28,7 @@ def reference_from(paths: RunPaths, reason: str) -> Reference:
     plan, result = read_plan(paths), collect(paths)
     _require_valid(result)
     raw = read_raw(paths)
-    training = training_of(plan.work, raw, result.identity)
+    training = run_curve(plan.work, raw, result.identity)
     steps = range(1, training.steps + 1)
     return Reference(
         case=plan.case,
@@ -110,10 +110,10 @@ def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None)
             f"{result.run_id} did other work than {reference.name}: {', '.join(differing)} differ; "
             "give a run of the same work"
         )
-    training = training_of(plan.work, read_raw(paths), result.identity)
+    training = run_curve(plan.work, read_raw(paths), result.identity)
     if reason is None:
         check_admissible(reference, training, result)
-    expected = training_of_reference(reference)
+    expected = reference_curve(reference)
     noise, rerouted = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
     if any(rerouted.values()) and choice_limits(reference) and reason is None:
         raise GateFailed(
@@ -127,7 +127,7 @@ def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None)
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
     updated = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
     if reason is None:
-        check_same_row(current, row, reference)
+        check_recorded_row(current, row, reference)
         check_ceiling(reference, updated, row.run_id)
     return updated
 

@@ -30,12 +30,12 @@ _LOST_PEER = re.compile(
     r"|communicator was aborted|socket (is )?closed|connection refused|timed out waiting",
     re.I,
 )
-_OWN_PIPES = ("BrokenPipeError", "ConnectionResetError")  # Python's, as of a process that feeds the data
-_FOLLOWS = 2  # how likely that an error follows from another rank's
-_END_OF_LOG = 2**20  # bytes in which the last line is looked for
-_WORDS_OF_CLASSES: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
+_PIPE_ERRORS = ("BrokenPipeError", "ConnectionResetError")  # Python's, as of a process that feeds the data
+_LOST_PEER_LIKELIHOOD = 2  # of an error that follows from another rank's; see `_consequence_likelihood`
+_LOG_TAIL_BYTES = 2**20  # bytes in which the last line is looked for
+_WORD_BY_ERROR_CLASS: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
-_WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
+_STATUS_BY_CAUSE: dict[str, tuple[Word, str | None, str]] = {
     "interrupted": ("failed", "interrupted", INTERRUPTED),
     "environment": ("failed", "environment", "the environment is not usable"),
     "launch-error": ("failed", "launch", "no process could be started"),
@@ -56,11 +56,11 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "time-limit": ("timeout", "time limit", "the engine's time limit ended the job"),
 }
 
-GOOD = ("ended", "stopped")  # what shows nothing about a cause
-_MOST_NODES = 3  # in a line of evidence
+GOOD_ENDS = ("ended", "stopped")  # ends of a node that show no cause
+_MAX_NODES_SHOWN = 3  # in a line of evidence
 
 
-def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
+def judge_run(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status with reasons and evidence. It is `valid` only when every rule holds."""
     cause = raw.outcome.get("cause")
     if cause is None and not raw.steps:
@@ -69,21 +69,21 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         reason = "the platform ended before it could say how the run did"
         return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
     if unkillable := [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]:
-        cause_reason = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
+        cause_reason = _STATUS_BY_CAUSE.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
         sentences = [
             f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
             for end in unkillable
         ]
         reasons, evidence = ("a rank cannot be ended", cause_reason), "; ".join([*sentences, _evidence(raw)])
         return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
-    if cause in _WORDS_OF_CAUSES:
-        word, failure, reason = _WORDS_OF_CAUSES[cause]
+    if cause in _STATUS_BY_CAUSE:
+        word, failure, reason = _STATUS_BY_CAUSE[cause]
         if cause == "interrupted" and not (raw.outcome.get("ends") or raw.begins or raw.node_ends):
             word = "not-run"  # while its environment was made, or while it was queued: no rank has started
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
-        return _failed(plan, raw, paths)
-    return _validity(plan, raw)
+        return _failure_status(plan, raw, paths)
+    return _validity_status(plan, raw)
 
 
 def _evidence(raw: RawRecords) -> str:
@@ -94,7 +94,7 @@ def _evidence(raw: RawRecords) -> str:
     return "; ".join(filter(None, (launcher, nodes, done)))
 
 
-def _validity(plan: Plan, raw: RawRecords) -> Status:
+def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     chips = ", ".join(sorted(set(raw.pretended.values())))
     reasons = [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
     versions = {rank: event.get("version") for rank, event in sorted(raw.frameworks.items())}
@@ -138,7 +138,7 @@ def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
 
 
 def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
-    """Return where the code that trained was another one than the planned one. Earlier versions did not look."""
+    """Return where the code that trained differs from the planned code. Earlier versions did not record it."""
     planned, digests = plan.implementation.rests_on, raw.outcome.get("code")
     if planned is None or not isinstance(digests, dict):
         return []
@@ -149,27 +149,31 @@ def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     ]
 
 
-def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
+def _failure_status(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log.
 
-    Of what follows from it nothing counts while there is more: gloo, NCCL, paddle and OneFlow end a rank that has lost
-    its peer by an error or by SIGABRT.
+    Errors that follow from another rank's count only where there is nothing else: gloo, NCCL, paddle and OneFlow end a
+    rank that has lost its peer by an error or by SIGABRT.
     """
-    killed = [end for end in raw.outcome.get("ends", ()) if end.get("signal") and not end.get("stopped_by_us")]
-    end = min(killed, key=lambda end: end["signal"] == signal.SIGABRT, default=None)
-    if end and end["signal"] != signal.SIGABRT:
-        return _killed(end, plan, raw)
-    likely, rank = min(((_follows(error), rank) for rank, error in raw.errors.items()), default=(_FOLLOWS, None))
-    failed = [end for end in raw.outcome.get("ends", ()) if end.get("exit_code") and not end.get("stopped_by_us")]
-    silent = next((end for end in failed if end["rank"] not in raw.errors), None)  # it recorded no error
-    if end and likely == _FOLLOWS and not silent:
-        return _killed(end, plan, raw)
-    if rank is None or (likely == _FOLLOWS and silent):
-        status = _status_from_log(plan, raw, paths, silent)
+    ends = [end for end in raw.outcome.get("ends", ()) if not end.get("stopped_by_us")]
+    killed_ends = [end for end in ends if end.get("signal")]
+    killed_end = min(killed_ends, key=lambda end: end["signal"] == signal.SIGABRT, default=None)
+    if killed_end and killed_end["signal"] != signal.SIGABRT:
+        return _killed_status(killed_end, plan, raw)
+    likelihood, rank = min(
+        ((_consequence_likelihood(error), rank) for rank, error in raw.errors.items()),
+        default=(_LOST_PEER_LIKELIHOOD, None),
+    )
+    failed_ends = [end for end in ends if end.get("exit_code")]
+    silent_end = next((end for end in failed_ends if end["rank"] not in raw.errors), None)  # it recorded no error
+    if killed_end and likelihood == _LOST_PEER_LIKELIHOOD and not silent_end:
+        return _killed_status(killed_end, plan, raw)
+    if rank is None or (likelihood == _LOST_PEER_LIKELIHOOD and silent_end):
+        status = _status_from_log(plan, raw, paths, silent_end)
     else:
         status = _status_from_error(plan, raw, rank)
-    if end:
-        evidence = f"{status.evidence}; {rank_named(plan, raw, end['rank'])} was ended by SIGABRT"
+    if killed_end:
+        evidence = f"{status.evidence}; {rank_text(plan, raw, killed_end['rank'])} was ended by SIGABRT"
         return status.model_copy(update={"evidence": evidence})
     return status
 
@@ -180,18 +184,19 @@ def _status_from_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
     failure, message = str(error.get("class")), str(error.get("message"))
     if error.get("type") == "SystemExit":  # its message: a number, a text, or the type's name for none
         message = f"the training code ended itself by sys.exit({'' if message == 'SystemExit' else message})"
-    evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
+    evidence = f"{rank_text(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
     reasons = (message, *_advice(failure, message, plan))
-    return Status(word=_WORDS_OF_CLASSES.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
+    return Status(word=_WORD_BY_ERROR_CLASS.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
 
 
-def _follows(error: Mapping[str, Any]) -> int:
-    """Return how likely an error follows from another rank's: 0 where its class names a cause, 2 for a lost peer."""
+def _consequence_likelihood(error: Mapping[str, Any]) -> int:
+    """Return how likely an error follows from another rank's, from 0 to 2: 0 where its class names a cause, 2 for a
+    lost peer."""
     if error.get("class") not in ("error", None):
         return 0
-    if error.get("type") in _OWN_PIPES:
+    if error.get("type") in _PIPE_ERRORS:
         return 1
-    return _FOLLOWS if _LOST_PEER.search(str(error.get("message"))) else 1
+    return _LOST_PEER_LIKELIHOOD if _LOST_PEER.search(str(error.get("message"))) else 1
 
 
 def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
@@ -219,9 +224,9 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
     return tuple(advice)
 
 
-def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
+def _killed_status(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
-    evidence = f"{rank_named(plan, raw, end['rank'])} was ended by {name}; {_steps_done(raw)}"
+    evidence = f"{rank_text(plan, raw, end['rank'])} was ended by {name}; {_steps_done(raw)}"
     oom_kills, oom_evidence = raw.oom_kills
     if end["signal"] == signal.SIGKILL and oom_kills:
         evidence = f"{evidence}; {oom_evidence}" if oom_evidence else evidence
@@ -238,7 +243,7 @@ def _status_from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[
     if DISK_IS_FULL in launcher:  # the rank could not write why it ended
         failure, line = "storage", "; ".join(filter(None, (line, launcher)))
     ended = f" ended with exit code {end['exit_code']}; its log ends with" if end and line else ""
-    evidence = f"{rank_named(plan, raw, rank)}{ended}: {line or launcher}"
+    evidence = f"{rank_text(plan, raw, rank)}{ended}: {line or launcher}"
     reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 
@@ -246,7 +251,7 @@ def _status_from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[
 def last_line(log: Path) -> str | None:
     """Return the last line of a log that is not empty; None without one."""
     try:
-        lines = read_last(log, _END_OF_LOG).decode(errors="replace").splitlines()
+        lines = read_last(log, _LOG_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return None
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
@@ -273,7 +278,7 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
         results.append(
             NodeResult(
                 node=node,
-                name=_stated_name(raw, node),
+                name=_reported_name(raw, node),
                 word=clipped_text(end.get("word")),
                 detail=clipped_text(end.get("detail")),
                 missing=tuple(dict.fromkeys(missing)),
@@ -286,40 +291,40 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
     return tuple(results)
 
 
-def _stated_name(raw: RawRecords, node: int) -> str | None:
+def _reported_name(raw: RawRecords, node: int) -> str | None:
     return clipped_text(raw.node_ends.get(node, {}).get("name")) or clipped_text(
         raw.node_facts.get(node, {}).get("hostname")
     )
 
 
-def missing_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:
+def missing_evidence_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:
     """Yield a sentence for each node of which evidence is missing."""
     for node in nodes:
         if node.missing:
             yield f"{_node_name(node.node, node.name)}: its {', '.join(node.missing)} did not arrive"
 
 
-def rank_named(plan: Plan, raw: RawRecords, rank: int) -> str:
+def rank_text(plan: Plan, raw: RawRecords, rank: int) -> str:
     """Return a rank for a sentence, with its node in a run over several machines."""
     if not raw.node_ends:
         return f"rank {rank}"
     node = rank // plan.hardware.devices_per_node
-    return f"rank {rank} on {_node_name(node, _stated_name(raw, node))}"
+    return f"rank {rank} on {_node_name(node, _reported_name(raw, node))}"
 
 
 def node_evidence(raw: RawRecords, launcher: str) -> str | None:
-    """Return which nodes ended badly, and what the launcher's evidence does not have of it; None for nothing."""
-    bad = {node: end for node, end in sorted(raw.node_ends.items()) if end.get("word") not in GOOD}
+    """Return which nodes ended badly, without what the launcher's evidence has already; None for nothing."""
+    bad = {node: end for node, end in sorted(raw.node_ends.items()) if end.get("word") not in GOOD_ENDS}
     bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in launcher)}
     sentences = []
-    for node, end in islice(bad.items(), _MOST_NODES):
+    for node, end in islice(bad.items(), _MAX_NODES_SHOWN):
         parts = (
-            _node_name(node, _stated_name(raw, node)),
+            _node_name(node, _reported_name(raw, node)),
             clipped_text(end.get("word")),
             clipped_text(end.get("detail")),
         )
         sentences.append(": ".join(filter(None, parts)))
-    more = [f"and {len(bad) - _MOST_NODES} more nodes"] if len(bad) > _MOST_NODES else []
+    more = [f"and {len(bad) - _MAX_NODES_SHOWN} more nodes"] if len(bad) > _MAX_NODES_SHOWN else []
     return "; ".join([*sentences, *more]) or None
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a run's training against a reference, and what the seal and the status leave of it.
+"""The verdict on a run's training against a reference, and how the seal and the status change it.
 
 The rules are in measure/alignment.py.
 """
@@ -21,9 +21,11 @@ from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Status
 from levelfield.worker.choices import digest_of
 
-# The verdicts of layers that stay beside the status. `not comparable` and `unchecked` compare nothing by themselves.
-_COMPARED = ("diverged", "different", "inconclusive")
-HALF_WAY = 0.5  # honest runs in bf16 lie at -0.01 to 0.01, those in fp8 at 0.73 to 1
+# The verdicts that get the status into their reason. `not comparable` and `unchecked` compare nothing by themselves.
+_COMPARISON_VERDICTS = ("diverged", "different", "inconclusive")
+# Of the way from bf16's gradients to the fp8 reference's: honest runs in bf16 lie at -0.01 to 0.01, in fp8 at 0.73
+# to 1.
+MIN_FP8_SHARE = 0.5
 
 
 def training_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
@@ -35,17 +37,17 @@ def training_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference:
     if reference.identity.work != identity.work:
         reason = f"the reference of {reference.promoted[:10]} is stale: its case has changed since"
         return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
-    training = training_of(plan.work, raw, identity)
-    verdict = against(training, training_of_reference(reference), reference)
-    unshown = unshown_precision(plan, training, reference) if verdict.verdict == "aligned" else None
+    training = run_curve(plan.work, raw, identity)
+    verdict = compare_with_reference(training, reference_curve(reference), reference)
+    unshown = unproven_precision(plan, training, reference) if verdict.verdict == "aligned" else None
     return verdict.model_copy(update={"verdict": "consistent", "reason": unshown}) if unshown else verdict
 
 
-def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
+def unproven_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
     """Return why no layer shows that the run computed in its precision; None where one does.
 
-    A run in fp32 shows it by its losses, one in fp8 by its first gradients. A run of an older version did not record
-    what is looked at.
+    A run in fp32 shows it by its losses, one in fp8 by its first gradients. Runs of older versions did not record
+    these.
     """
     if not plan.window_gradients:
         return None
@@ -58,19 +60,19 @@ def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Refe
     if not reference.in_bf16:
         return f"{start}: its reference has no gradients of the same training in bf16 to differ from"
     part = rules.part_of_the_way(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
-    if part >= HALF_WAY:
+    if part >= MIN_FP8_SHARE:
         return None
     way = f"lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
     return f"{start}: its gradients of step {step} {way}"
 
 
-def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
-    """Return the first step of both whose loss difference is beyond the reference's noise; None without one."""
+def first_step_beyond_noise(raw: RawRecords, reference: Reference) -> int | None:
+    """Return the first step whose loss differs from the reference's by more than its noise; None without one."""
     expected = dict(enumerate(reference.losses, start=1))
     return rules.first_beyond(loss_curve(raw.steps), expected, limits_from(reference).curve)
 
 
-def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:
+def compare_with_reference(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:
     limits = limits_from(reference)
     finding = rules.align(run, other, limits)
     figure = rules.flagperf_rule(run, other)
@@ -84,7 +86,7 @@ def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Ref
     )
 
 
-def training_of(work: Work, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
+def run_curve(work: Work, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
     by_parameter, first = gradient_norms(raw.gradients), work.window.first_step
     in_16_bits = work.training.precision in ("bf16", "fp16")  # in 8 bits honest trainings part too far
@@ -103,7 +105,7 @@ def training_of(work: Work, raw: RawRecords, identity: Identity) -> rules.Traini
     )
 
 
-def training_of_reference(reference: Reference) -> rules.TrainingCurve:
+def reference_curve(reference: Reference) -> rules.TrainingCurve:
     norms = {step: norm for step, norm in enumerate(reference.grad_norms, start=1) if norm is not None}
     losses = dict(enumerate(reference.losses, start=1))
     return rules.TrainingCurve(
@@ -129,13 +131,13 @@ def _layer(layer: rules.Layer) -> AlignmentLayer:
 
 @dataclass(frozen=True)
 class Redaction:
-    """What a bundle keeps of files that it holds in redacted form."""
+    """What a bundle stores of the original files where it holds redacted ones."""
 
-    seal: SealFinding  # the finding on the files before
+    seal: SealFinding  # of the files before redaction
     software: str | None  # the digest of the packages and of the vendor's software
 
 
-def under_seal(status: Status, seal: SealFinding) -> Status:
+def sealed_status(status: Status, seal: SealFinding) -> Status:
     """Return the status with the seal's word in place of `valid`. Every other word stays: it has its own reasons."""
     if status.word != "valid" or seal.word == "sealed":
         return status
@@ -149,7 +151,7 @@ def unless_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
     return Alignment(verdict="unchecked", reason=f"the run is tampered: {seal.reason}", reference=verdict.reference)
 
 
-def under_status(verdict: Alignment, status: Status) -> Alignment:
+def verdict_under_status(verdict: Alignment, status: Status) -> Alignment:
     """Return the verdict on the training; `unchecked` in place of `aligned` and `consistent` for a run without figures.
 
     The layers stay: they say what was compared. A verdict that finds a difference stays too, and its reason names the
@@ -160,6 +162,6 @@ def under_status(verdict: Alignment, status: Status) -> Alignment:
     if verdict.verdict in ("aligned", "consistent"):
         reason = f"the run is {status.word}, so no verdict on it counts (by its layers alone: {verdict.verdict})"
         return verdict.model_copy(update={"verdict": "unchecked", "reason": reason})
-    if verdict.verdict in _COMPARED:
+    if verdict.verdict in _COMPARISON_VERDICTS:
         return verdict.model_copy(update={"reason": f"{verdict.reason}; the run is {status.word}"})
     return verdict

@@ -14,7 +14,7 @@ from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime, Say
 from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
-from levelfield.judge.status import GOOD, last_line
+from levelfield.judge.status import GOOD_ENDS, last_line
 from levelfield.preflight.node_findings import DeviceState, node_findings, preflight_word
 from levelfield.preflight.preflight_events import read_preflight
 from levelfield.rundir import directory
@@ -159,7 +159,7 @@ def _failure_evidence(outcome: Outcome, paths: RunPaths) -> str | None:
         last_words = [line for line in [last_line(paths.logs / f"rank{failed}.log")] if line]
     evidence = outcome.evidence or ""
     failed_nodes = [
-        node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in evidence)
+        node for node in outcome.nodes if node.word not in GOOD_ENDS and not (node.detail and node.detail in evidence)
     ]
     node_words = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in failed_nodes]
     return "; ".join([outcome.cause, *filter(None, [evidence]), *last_words, *node_words[:4]])

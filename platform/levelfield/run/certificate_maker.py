@@ -10,7 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
-from levelfield.judge.certification import certificate_from, other_training
+from levelfield.judge.certification import certificate_from, subject_mismatch
 from levelfield.plan.certificate_need import certifying_entry, fp32_smoke_reference, shared_code_digest
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
@@ -37,7 +37,7 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
     if made.plan.work_digest != reference.identity.work:
         raise NotHere(f"the reference {reference.name} is stale: its case has changed since")
     used = job.plan.certificate
-    if used and used.subject and (difference := other_training(used.subject, made.plan)):
+    if used and used.subject and (difference := subject_mismatch(used.subject, made.plan)):
         raise NotHere(difference)
     return made, reference
 

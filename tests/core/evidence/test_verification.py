@@ -897,7 +897,7 @@ NOTED: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 def test_what_an_honest_run_may_have_is_a_note(
     run: RunPaths, tmp_path: Path, verify: Verify, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cross_checks, "LATE_SECONDS", 2.0)
+    monkeypatch.setattr(cross_checks, "MAX_LATE_SECONDS", 2.0)
     enrich(run)
     edit(run.telemetry, NOTED[name][0])
     code, out, _ = verify(bundled(tmp_path / "b.zip", run), "--json")

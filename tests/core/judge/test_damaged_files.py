@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.judge.status import judge
+from levelfield.judge.status import judge_run
 from levelfield.report.one_run import run_report
 from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower
@@ -81,7 +81,7 @@ def test_no_value_in_an_outcome_is_a_fault_whatever_the_cause(cause: str, run: R
     for key in ("ends", "evidence", "extra"):
         for value in (*HOSTILE, "[7]", "[[]]", "[{}]", '[{"rank": 0, "signal": []}]', '{"a": 1}'):
             run.outcome.write_text(f'{{"cause": "{cause}", "{key}": {value}}}')
-            assert judge(plan, read_raw(run), run).word != "valid" or cause in ("exited", "nonsense")
+            assert judge_run(plan, read_raw(run), run).word != "valid" or cause in ("exited", "nonsense")
 
 
 @pytest.mark.parametrize(

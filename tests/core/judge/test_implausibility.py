@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.judge.implausibility import energy_reason, memory_reason, nothing_reason, processor_reason, time_reason
+from levelfield.judge.implausibility import (
+    energy_reason,
+    memory_reason,
+    processor_reason,
+    time_reason,
+    zero_memory_reason,
+)
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
@@ -300,11 +306,11 @@ def test_nan_holds_nowhere() -> None:
     assert processor_reason(nan, "the run", 1e12, 1)
     assert energy_reason(nan, 1, 0.5, 1)
     for peak in (0.0, -1.0, nan):
-        assert "rank 1" in (nothing_reason({"allocated peak": {"rank 0": 1.0, "rank 1": peak}}) or "")
+        assert "rank 1" in (zero_memory_reason({"allocated peak": {"rank 0": 1.0, "rank 1": peak}}) or "")
 
 
 def test_what_is_unknown_or_needs_nothing_has_no_reason() -> None:
     assert memory_reason({"allocated peak": None}, 100) is None
     assert memory_reason({}, 100) is None
     assert memory_reason({"allocated peak": 0.0}, 0) is None
-    assert nothing_reason({"allocated peak": {"rank 0": 1.0, "rank 1": None}}) is None
+    assert zero_memory_reason({"allocated peak": {"rank 0": 1.0, "rank 1": None}}) is None

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.judge.collector import attention_kernel, collect, fp8_library, fused_kernels, repeated
+from levelfield.judge.collector import attention_kernel, collect, fp8_library, fused_kernels, recomputation_kind
 from levelfield.measure.flops import flops_per_token
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
@@ -128,11 +128,11 @@ def test_result_and_report_list_the_fused_kernels(run: RunPaths, names: list[str
     ],
 )
 def test_a_report_counts_where_it_fits_the_choice(chosen: Recompute, details: Any, expected: str) -> None:
-    assert repeated(chosen, {"details": details}) == expected
+    assert recomputation_kind(chosen, {"details": details}) == expected
 
 
 def test_without_the_event_the_choice_counts() -> None:
-    assert repeated("full", None) == "full"
+    assert recomputation_kind("full", None) == "full"
 
 
 def recompute_fully(run: RunPaths, kind: str | None, layers: int | None = None) -> Plan:

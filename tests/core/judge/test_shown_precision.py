@@ -13,7 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed
 from levelfield.judge.admission import check_admissible
 from levelfield.judge.promotion import add_bf16_gradients
-from levelfield.judge.verdict import training_of_reference, unshown_precision
+from levelfield.judge.verdict import reference_curve, unproven_precision
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.weights import WHOLE_GRADIENT
 from levelfield.plan.resolution import records_window_gradients
@@ -64,24 +64,24 @@ def test_the_smoke_scale_alone_records_the_window(registry: Registry) -> None:
 def test_a_reference_without_the_window_shows_nothing(registry: Registry) -> None:
     plan = planned(registry, "gpt3_6.7B_bf16")
     reference = stored("gpt3_6.7B_bf16_smoke_bf16", window={})
-    reason = str(unshown_precision(plan, RUN, reference))
+    reason = str(unproven_precision(plan, RUN, reference))
     assert [word for word in ("in bf16:", "the window;", "promote") if word not in reason] == [], reason
     older = plan.model_copy(update={"window_gradients": False})
-    assert unshown_precision(older, RUN, reference) is None
-    assert unshown_precision(plan, RUN, stored("gpt3_6.7B_bf16_smoke_bf16", window=GROUPS)) is None
+    assert unproven_precision(older, RUN, reference) is None
+    assert unproven_precision(plan, RUN, stored("gpt3_6.7B_bf16_smoke_bf16", window=GROUPS)) is None
 
 
 def test_a_run_in_fp8_differs_from_bf16_as_its_reference_does(registry: Registry) -> None:
     plan = planned(registry, "llama3_8b_fp8")
     reference = stored("llama3_8b_fp8_smoke_fp8", in_bf16={})
     fp8 = reference.gradients[1]
-    assert "in bf16" in str(unshown_precision(plan, RUN, reference))
+    assert "in bf16" in str(unproven_precision(plan, RUN, reference))
     with_twin = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
     bf16 = with_twin.in_bf16
     assert set(bf16) == set(fp8) and bf16 != fp8
 
     def reason(norms: Mapping[str, float]) -> str | None:
-        return unshown_precision(plan, TrainingCurve(40, {}, gradients={1: norms}), with_twin)
+        return unproven_precision(plan, TrainingCurve(40, {}, gradients={1: norms}), with_twin)
 
     def part_of_the_way(part: float) -> dict[str, float]:
         return {name: bf16[name] ** (1 - part) * fp8[name] ** part for name in fp8}
@@ -116,7 +116,7 @@ def test_the_first_rows_with_the_window_are_held_to_its_ceiling() -> None:
     reference = stored("gpt3_6.7B_bf16_smoke_bf16")
     first = next(row for row in reference.noise if "1 threads" in row.changed)
     rows = [row if row is first else row.model_copy(update={"window": {}}) for row in reference.noise]
-    older, curve = reference.model_copy(update={"noise": tuple(rows)}), training_of_reference(reference)
+    older, curve = reference.model_copy(update={"noise": tuple(rows)}), reference_curve(reference)
     result: Any = SimpleNamespace(run_id="another", framework=reference.framework)
 
     def admitted(factor: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.verdict import under_status
+from levelfield.judge.verdict import verdict_under_status
 from levelfield.report.tables import as_text
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load
@@ -95,10 +95,10 @@ def test_align_says_so_and_ends_with_4(
 def test_a_verdict_that_shows_nothing_right_stays(word: str, verdict: str, expected: str, reason: str) -> None:
     alignment = Alignment.model_validate({"verdict": verdict, "reason": "why"})
     status = Status.model_validate({"word": word, "reasons": ["why not"]})
-    under = under_status(alignment, status)
+    under = verdict_under_status(alignment, status)
     assert (under.verdict, under.reason) == (expected, reason.format(word))
-    assert under_status(alignment, Status(word="valid")) == alignment
-    assert under_status(alignment, Status(word="unsealed")) == alignment
+    assert verdict_under_status(alignment, Status(word="valid")) == alignment
+    assert verdict_under_status(alignment, Status(word="unsealed")) == alignment
 
 
 def test_an_aligned_run_has_a_time_to_the_references_loss(run: RunPaths) -> None:

@@ -12,7 +12,7 @@ import pytest
 from levelfield.errors import GateFailed
 from levelfield.judge.noise import limits_from, noise_of
 from levelfield.judge.promotion import reference_from, with_noise
-from levelfield.judge.verdict import training_of_reference
+from levelfield.judge.verdict import reference_curve
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
 from levelfield.measure.raw_facts import ComparedChoices
 from levelfield.measure.routing import IN_FLOAT32, OwnChoices, choice_reasons, own_choices, rerouting
@@ -290,7 +290,7 @@ def test_a_reference_holds_the_counts_and_is_read_back(promoted: tuple[Path, Ref
     path = tmp_path / "reference.json"
     path.write_text(dump(reference))
     assert load(Reference, path) == reference
-    assert training_of_reference(reference).routing == reference.routing
+    assert reference_curve(reference).routing == reference.routing
 
 
 def test_a_dense_reference_keeps_its_digest(promoted: tuple[Path, Reference]) -> None:

@@ -23,7 +23,7 @@ from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import noise_row
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.verdict import training_of_reference
+from levelfield.judge.verdict import reference_curve
 from levelfield.measure.calibration import noise_between
 from levelfield.plan.certificate_need import certificate_need, certifying_entry
 from levelfield.plan.request import UserRequest
@@ -87,7 +87,7 @@ class Bench:
     def promote(self, run_id: str) -> None:
         """Make a run the reference of its case, with the least noise."""
         reference = reference_from(self.paths(run_id), "the test's")
-        curve = training_of_reference(reference)
+        curve = reference_curve(reference)
         row = noise_row(noise_between(curve, curve), "fake 1.2.3, DP1TP1PP1", "another", "", None, {})
         reference = reference.model_copy(update={"noise": (row,)})
         self.references.mkdir(exist_ok=True)
