@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 
 import numpy as np
 from gate_rules.worlds import Nights
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared, suspects
+from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
-from levelfield.series.judgement import Pairs
-from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, Pair
 from levelfield.series.trigger import MANY_SERIES
-from levelfield.specs.record import Conditions, Gated, Point, StoreEvent
+from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Purpose, StoreEvent
 
 FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
 FLEET_NODES = 10
+Arms = tuple[Purpose, ...]
+CONFIRMING, NULLS = ("confirm-a", "confirm-b"), OF_NULLS
 _FIRST = date(2026, 1, 1)
 _FORMAT = {"os": "Debian", "processor": "P", "cores": 8, "memory_gib": 64, "engine": None, "variables": {}}
 
@@ -69,30 +71,47 @@ def _reports(
     past: list[Finding] = []
     start = nights.kind.start
     events = [_acceptance(name, of, start) for name, of in points.items()] if nights.kind.is_accepted else []
-    for night in range(nights.kind.start, nights.observed.shape[1]):
+    for night in range(start, nights.observed.shape[1]):
         points_so_far = {name: _until(of, night) for name, of in points.items()}
         gate_input = GateInput(_day(night), points_so_far, {}, events, past=past, conditions=_conditions)
-        first_builds = _first_builds(gate_input)
+        if not has_pairs:
+            report = compared(gate_input)
+        else:
+            by_name = {(suspect.series, suspect.figure): suspect for suspect in suspects(gate_input)}
+            first_builds = {suspect.series: _night_of(suspect.examination.against) for suspect in by_name.values()}
 
-        def run(series: str, is_null: bool, night: int = night, builds: dict[str, int] = first_builds) -> Pairs:
-            first, most = builds[series], MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
-            return nights.pairs(names[series], night, (first, first if is_null else night), most, random)
+            def start_pairs(
+                series: str, arms: Arms = CONFIRMING, night: int = night, builds: dict[str, int] = first_builds
+            ) -> Iterator[tuple[Point, Point]]:
+                """Yield pairs of runs of a suspect. Those that are taken are stored, as nights store their runs."""
+                first = builds[series]
+                sides = (first, first if arms == NULLS else night)
+                costs = nights.pairs(names[series], night, sides, MOST_NULLS_OF_A_NIGHT, random)
+                trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
+                for number, (cost_a, cost_b) in enumerate(costs):
+                    a, b = (_run_of_arm(trend, *of, number) for of in zip(arms, (cost_a, cost_b), strict=True))
+                    points[series] += (a, b)
+                    yield a, b  # type: ignore[misc]
 
-        def confirm(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs | None:
-            return run(series, False) if has_pairs else None
-
-        def nulls(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs:
-            return run(series, True) if has_pairs else ()
-
-        report = compared(gate_input, confirm, nulls, most_pairs)
+            nulls = PairRuns(partial(start_pairs, arms=NULLS), lambda series: True, print, "null pairs")
+            confirm = Confirmation(by_name, PairRuns(start_pairs, lambda series: True, print))
+            report = compared(gate_input, confirm, partial(_null_values, nulls), most_pairs)
         yield report
         past += report.findings
 
 
-def _first_builds(gate_input: GateInput) -> dict[str, int]:
-    """Return the night that first ran the A of each suspect's pairs, by the gate's own choice of it."""
-    builds = {suspect.series: suspect.examination.against for suspect in suspects(gate_input)}
-    return {series: int(run.partition("-")[2]) for series, run in builds.items()}
+def _null_values(nulls: PairRuns, series: str, figure: Gated) -> Iterator[Pair]:
+    return ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series))
+
+
+def _run_of_arm(trend: Point, arm: Purpose, cost: float, number: int) -> Point:
+    """Return a run of one arm of a pair in the night of `trend`."""
+    return trend.model_copy(update={"run_id": f"{trend.run_id}-{arm}-{number}", "purpose": arm, "memory_bytes": cost})
+
+
+def _night_of(run_id: str) -> int:
+    """Return the night that first ran a run's build."""
+    return int(run_id.split("-")[1])
 
 
 def _acceptance(series: str, points: list[Point], start: int) -> StoreEvent:

@@ -239,8 +239,8 @@ class _Spending:
             self.rulings[name] = NoPairs(pairs) if pairs else None
             return self.rulings[name]
         figure, direction, level = examination.figure, examination.direction, examination.expected_level_a
-        pair_ruling = judged_pairs(pairs, figure, direction, level, examination.named_excess)
-        if examination.named_excess is not None and not (pair_ruling.is_held or pair_ruling.is_decided):
+        pair_ruling = judged_pairs(pairs, figure, direction, level, examination.held_beyond)
+        if examination.held_beyond is not None and not (pair_ruling.is_held or pair_ruling.is_decided):
             earlier = self.inputs.pairs_since_held(context.series, figure, examination)
             together = pairs_so_far([*earlier, *pairs], figure, direction, level, is_last=True)
             pair_ruling = together if earlier and together.is_decided else pair_ruling
@@ -408,12 +408,12 @@ class Confirmation:
         if suspect is None:
             return None
         direction, expected = suspect.examination.direction, suspect.examination.expected_level_a
-        named_excess = suspect.examination.named_excess
+        held_beyond = suspect.examination.held_beyond
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if (
-                is_held(values, figure, named_excess)
+                is_held(values, figure, held_beyond)
                 or pairs_so_far(values, figure, direction, expected).word != "more pairs"
             ):
                 break

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from functools import cached_property
+from itertools import chain
 
 from levelfield.series.examination import Era, Examination, era_of, examined, nights_before
 from levelfield.series.findings import (
@@ -18,7 +19,7 @@ from levelfield.series.findings import (
     set_back_nights,
 )
 from levelfield.series.judgement import ExaminedFigure, JudgementContext, Pairs
-from levelfield.series.pairs import Pair, is_held
+from levelfield.series.pairs import Pair, arm_bias, is_held
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -84,7 +85,7 @@ class GateInput:
         nights = {p.night for p in self.points.get(series, ()) if p.night and last < p.night < self.night}
         for night in sorted(nights):
             ran = self._pairs_of(series, figure, night)
-            pairs = [] if is_held(ran, figure, examination.named_excess) else [*pairs, *ran]
+            pairs = [] if is_held(ran, figure, examination.held_beyond) else [*pairs, *ran]
         return pairs
 
     @cached_property
@@ -213,6 +214,16 @@ def _examination(
         for _, examination in examined_nights
     )
     _, (era, worst) = max(zip(far, examined_nights, strict=True), key=lambda pair: pair[0])
+    if worst.opened:
+        # of tonight's node; where it has too few null pairs, of all
+        by_node = {
+            node: inputs.null_pairs(series, node, figure)
+            for series, node in inputs.null_runs
+            if series == nights.series
+        }
+        here = by_node.get(worst.tonight.node, [])
+        bias = arm_bias(here, figure) or arm_bias(chain.from_iterable(by_node.values()), figure)
+        worst = replace(worst, arm_bias=bias.excess if bias else 0.0)
     return _judgement_context(inputs, nights, era, worst, past), worst
 
 

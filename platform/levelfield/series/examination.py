@@ -121,6 +121,7 @@ class Examination:
     is_provisional: bool = False
     opened: OpenRegression | None = None  # a regression that was named and has not ended
     against: str = ""  # the run whose build is the A of pairs; empty where there is none
+    arm_bias: float = 0.0  # how much worse B is by the last weeks' null pairs, as a cost; 0 without any
 
     @property
     def direction(self) -> int:
@@ -133,15 +134,16 @@ class Examination:
         return -1 if is_better and self.step is None and self.opened is None else 1
 
     @property
-    def named_excess(self) -> float | None:
-        """How much worse pairs with the same A found the build before, as a cost; None where they are to decide anew.
+    def held_beyond(self) -> float | None:
+        """How much worse B of one pair has to be, as a cost, to hold a named regression; None where pairs decide anew.
 
-        One pair a night then holds the regression, unless it looks gone.
+        It is half of the regression beside the arms' bias, which every pair has whatever the builds. Pairs decide anew
+        about another A, under new conditions, and about what nights found.
         """
         opened = self.opened
         if opened is None or not opened.by_pairs or self.step is not None or opened.last.against != self.against:
             return None
-        return excess_of(opened.last.change or 0.0, self.figure)
+        return self.arm_bias + excess_of(opened.last.change or 0.0, self.figure) / 2
 
     @property
     def is_back(self) -> bool:

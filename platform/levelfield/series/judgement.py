@@ -296,4 +296,4 @@ def _distance_in_scales(member: ExaminedFigure) -> float:
     """Return how far tonight is from its level. Nothing is known of the node by one pair that holds a regression."""
     tonight, level = member[1].tonight, member[1].level
     assert level is not None
-    return abs(tonight.cost - level.cost) / level.scale if member[1].named_excess is None else 0.0
+    return abs(tonight.cost - level.cost) / level.scale if member[1].held_beyond is None else 0.0

@@ -8,6 +8,7 @@ What is proven may still be the arms: a checkout or a cache that makes B's side 
 have one build on both sides, so their mean is the arms' bias. A regression stands where the difference less the bias is
 above the floor, and its one-sided bound excludes 0: a t test with the scatter of both, because pairs that show a
 regression often scatter less than others by chance. Its error is .0025 at each look.
+Where the bias excludes 0 it is .0003, because there every suspicion leads to pairs that show a difference.
 
 A bisection knows the difference of both ends. So a build only has to be told from the middle between them, by a t test
 after each pair from the second on. Its error of .01 at each look is small beside that of a wrong end, because the last
@@ -29,13 +30,15 @@ from levelfield.series.trigger import SUSPICION_Z
 from levelfield.specs.record import Gated
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 7
+FEWEST_NULLS = 7  # before a regression is named: after three the arms' bias is often not shown
 MOST_NULLS_OF_A_NIGHT = 14  # of a series: with 7 a fall of 2 % is found less often than without null pairs
 ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .001
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
 FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
 ALPHA_OF_PART = 0.005  # of what is taken off: the arms' bias, or the build's part of a step
-ALPHA_LESS_BIAS = 0.0025  # at each look, after three to MOST_NULLS_OF_A_NIGHT null pairs
+ALPHA_LESS_SHOWN_BIAS = 0.0003  # where the bias excludes 0: each suspicion then looks like a regression
+ALPHA_LESS_BIAS = 0.0025  # at each look, after FEWEST_NULLS to MOST_NULLS_OF_A_NIGHT null pairs
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 
@@ -127,17 +130,17 @@ def pairs_so_far(
     return PairRuling(word, n, sign * mean, low, high, more, first, error, build=build)
 
 
-def is_held(pairs: Sequence[Pair], figure: Gated, named: float | None) -> bool:
-    """Whether the first pair is nearer to a named regression than to none. named: how much worse it was, as a cost."""
+def is_held(pairs: Sequence[Pair], figure: Gated, beyond: float | None) -> bool:
+    """Whether the first pair holds a named regression: its B is worse by more than `beyond`, as a cost."""
     costs = _costs(pairs[:1], figure)
-    return named is not None and bool(costs) and costs[0][1] - costs[0][0] > named / 2
+    return beyond is not None and bool(costs) and costs[0][1] - costs[0][0] > beyond
 
 
 def judged_pairs(
-    pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None, named: float | None = None
+    pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None, held_beyond: float | None = None
 ) -> PairRuling:
-    """Return the ruling over pairs that were run, at the first look that decides. named: as in is_held."""
-    if is_held(pairs, figure, named):
+    """Return the ruling over pairs that were run, at the first look that decides. held_beyond: as in is_held."""
+    if is_held(pairs, figure, held_beyond):
         ((a, b),) = _costs(pairs[:1], figure)
         return PairRuling("inconclusive", 1, b - a, build="inconclusive", is_held=True)
     for n in range(1, len(pairs)):
@@ -191,10 +194,10 @@ def checked_by_nulls(
     if ruling.word != "regression":
         return ruling
     pairs, further = list(nulls), iter(more)
-    reduced = ruling
     while True:
         bias = arm_bias(pairs, figure)
-        if bias is not None and (reduced := _less(ruling, bias)).word == "regression":
+        reduced = _less(ruling, bias) if bias is not None else ruling
+        if reduced.word == "regression" and len(pairs) >= FEWEST_NULLS:
             return reduced
         if (pair := next(further, None)) is None:
             return reduced
@@ -207,11 +210,13 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     excess, freedom = ruling.excess - bias.excess, ruling.pairs + bias.pairs - 2
     squares = sum(error**2 * n * (n - 1) for error, n in ((ruling.error, ruling.pairs), (bias.error, bias.pairs)))
     error = math.sqrt(squares / freedom * (1 / ruling.pairs + 1 / bias.pairs))
-    if excess > FLOOR and excess - t_quantile(ALPHA_LESS_BIAS, freedom) * error > 0:
+    is_shown = abs(bias.excess) > bias.reach
+    tail = ALPHA_LESS_SHOWN_BIAS if is_shown else ALPHA_LESS_BIAS
+    if excess > FLOOR and excess - t_quantile(tail, freedom) * error > 0:
         word: PairWord = "regression"
     else:
         word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < FLOOR else "inconclusive"
-    if word == "regression" and not abs(bias.excess) > bias.reach:
+    if word == "regression" and not is_shown:
         return replace(ruling, bias=bias)
     half = t_quantile(0.025, freedom) * error
     return replace(

@@ -370,9 +370,9 @@ def test_null_pairs_run_for_a_regression_alone_and_no_more_than_are_needed() -> 
     suspicious = [*nights(NIGHT), point(NIGHT, 900.0)]
     assert of(compared(gate_night({"S": suspicious}), source(0.0), nulls)).word == "no change" and called == []
     finding = of(compared(gate_night({"S": suspicious}), source(-0.1), nulls))
-    assert finding.word == "regression" and called == [TOKENS] * 3 and "3 A/A pairs" in finding.detail
+    assert finding.word == "regression" and called == [TOKENS] * 7 and "7 A/A pairs" in finding.detail
     stored = compared(gate_night({"S": [*suspicious, *nulls_of(0.0)]}), source(-0.1), nulls)
-    assert of(stored).word == "regression" and len(called) == 3, "those of the last weeks suffice"
+    assert of(stored).word == "regression" and len(called) == 7, "those of the last weeks suffice"
 
 
 @pytest.mark.parametrize(("stored", "more"), [(0, 14), (5, 14), (10, 11), (21, 0), (25, 0)])

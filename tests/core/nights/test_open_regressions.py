@@ -353,6 +353,24 @@ def test_a_named_regression_that_one_pair_does_not_show_gets_further_pairs_and_e
     assert suspects(later) == [] and of(compared(later)).word == "no change"
 
 
+@pytest.mark.parametrize(("bias", "node", "is_held"), [
+    (0.0, "n1", True),
+    (-0.05, "n1", False),  # B is 5 % slower whatever its build, and so is the one pair
+    (-0.05, "n2", False),  # by null pairs of another node, where tonight's has none
+])  # fmt: skip
+def test_one_pair_holds_a_regression_only_beyond_the_arms_bias(bias: float, node: str, is_held: bool) -> None:
+    points = slow_from(15, 20)
+    past = named_at(15, points)
+    values = values_of(pairs_of(bias))
+    points += [
+        point(17, value, purpose=arm, run_id=f"{arm}{i}", node=node)
+        for i, pair in enumerate(values) for arm, value in zip(("null-a", "null-b"), pair, strict=True)
+    ]  # fmt: skip
+    night, calls = inputs_of(points, 18, past=past), list[int]()
+    compared(night, counted(pairs_of(-0.05), calls)(night))
+    assert (len(calls) == 1) == is_held
+
+
 def test_where_a_night_holds_one_pair_those_of_its_nights_together_end_a_regression() -> None:
     """Pairs of nights before one that showed it again do not count."""
     points, past = [*slow_from(15, 20), *nights(40)[20:]], named_at(15, slow_from(15, 40))

@@ -132,13 +132,27 @@ def test_an_open_regression_is_gone_where_nothing_is_left_beside_the_arms_bias()
     assert checked_by_nulls(there, nulls, (), MEMORY, is_open=True) is there, "3 % are left, and not decided"
 
 
-def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
+@pytest.mark.parametrize(("change", "bias", "word"), [
+    (0.0260, 0.0090, "inconclusive"),  # 3.78 errors; t of .0025 and 8 degrees is 3.83
+    (0.0265, 0.0090, "regression"),  # 3.89
+    (0.0400, 0.0157, "inconclusive"),  # 5.41; the bias excludes 0, and t of .0003 and 8 degrees is 5.46
+    (0.0400, 0.0152, "regression"),  # 5.52
+])  # fmt: skip
+def test_null_pairs_share_one_scatter_with_the_pairs(change: float, bias: float, word: str) -> None:
     """Pairs that show a regression often scatter less than others by chance: their own error says too little."""
-    ruling = judged_pairs(exactly(0.03, 6, 0.001), MEMORY, 1, None)
+    ruling = judged_pairs(exactly(change, 6, 0.001), MEMORY, 1, None)
     assert (ruling.word, ruling.pairs) == ("regression", 4)
-    checked = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
-    squares = 4 * 0.001**2 + 6 * 0.008**2
-    assert checked.excess == pytest.approx(0.017)
-    assert checked.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
-    assert checked.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
-    assert checked_by_nulls(ruling, exactly(0.0125, 6, 0.008), (), MEMORY).word == "regression", "3.89 errors"
+    checked = checked_by_nulls(ruling, exactly(bias, 6, 0.008), (), MEMORY)
+    assert checked.word == word
+    if checked.is_bias_removed:
+        squares = 4 * 0.001**2 + 6 * 0.008**2
+        assert checked.excess == pytest.approx(change - bias)
+        assert checked.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
+
+
+@pytest.mark.parametrize(("stored", "expected"), [(0, 7), (3, 4), (7, 0), (21, 0)])
+def test_seven_null_pairs_run_before_a_regression_is_named(stored: int, expected: int) -> None:
+    ruling = judged_pairs(exactly(0.05, 6, 0.001), MEMORY, 1, None)
+    further = iter(exactly(0.0, 14, 0.004))
+    assert checked_by_nulls(ruling, exactly(0.0, stored, 0.004), further, MEMORY).word == "regression"
+    assert len(list(further)) == 14 - expected
