@@ -157,9 +157,8 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     nights = {night_of(point) for point in points}
     decided = [f for f in evidence.past if f.pairs and not f.named]
     by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
-    held = {
-        f.run_id for f in evidence.past if f.word == "regression" and f.named
-    }  # as pairs of an earlier night showed
+    # one pair showed again what pairs of an earlier night decided
+    held = {f.run_id for f in evidence.past if f.word == "regression" and f.named and f.pairs == 1}
     is_held = bool(points) and points[-1].run_id in held and any(point.run_id in by_pairs for point in points)
     is_judged = is_held or (bool(points) and points[-1].run_id in by_pairs)
     if len(nights) < FEWEST_NIGHTS and not is_judged:

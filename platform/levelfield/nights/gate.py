@@ -36,6 +36,7 @@ from levelfield.series.judgement import (
     node_groups,
 )
 from levelfield.series.pairs import (
+    FEWEST_NULLS,
     MOST_NULLS_OF_A_NIGHT,
     Pair,
     PairRuling,
@@ -254,7 +255,7 @@ class _Spending:
     def _more_nulls(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
         run = self._nulls_run.setdefault(_name(member), [])
-        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_NULLS_OF_A_NIGHT, most))):
+        for pair in islice(self.nulls(*_name(member)), max(FEWEST_NULLS, min(MOST_NULLS_OF_A_NIGHT, most))):
             run.append(pair)
             yield pair
 

@@ -193,15 +193,17 @@ def checked_by_nulls(
         return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)
     if ruling.word != "regression":
         return ruling
-    pairs, further = list(nulls), iter(more)
+    stored, tonights, further = list(nulls), list[Pair](), iter(more)
     while True:
+        # tonight's alone once they are enough: those of a noisy night would hide what they show
+        pairs = tonights if len(tonights) >= FEWEST_NULLS else [*stored, *tonights]
         bias = arm_bias(pairs, figure)
         reduced = _less(ruling, bias) if bias is not None else ruling
         if reduced.word == "regression" and len(pairs) >= FEWEST_NULLS:
             return reduced
         if (pair := next(further, None)) is None:
             return reduced
-        pairs.append(pair)
+        tonights.append(pair)
 
 
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
