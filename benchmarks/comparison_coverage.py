@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from levelfield.compare.ratios import QUANTILES, SideValues, ratio
+from levelfield.compare.ratios import T_QUANTILES, SideValues, ratio
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 NOISE: dict[str, Draw] = {
@@ -76,7 +76,7 @@ def plain_welch(one: np.ndarray, two: np.ndarray) -> bool:
     parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in (one, two)]
     both = sum(variance for variance, _ in parts)
     freedom = both**2 / sum(variance**2 / freedom_of_side for variance, freedom_of_side in parts)
-    quantile = float(np.interp(freedom, list(QUANTILES), list(QUANTILES.values())))
+    quantile = float(np.interp(freedom, list(T_QUANTILES), list(T_QUANTILES.values())))
     return bool(abs(one.mean() - two.mean()) > quantile * math.sqrt(both))
 
 

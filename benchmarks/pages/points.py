@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
-from levelfield.compare.published_rows import rate
+from levelfield.compare.published_rows import rate_and_origin
 from levelfield.predict import layout_search, machines
 from levelfield.specs.constants import Constants
 from levelfield.specs.figures import PublishedRow, Setting
@@ -87,7 +87,7 @@ def _point(registry: Registry, name: str, row: PublishedRow) -> Point:
         question,
         _tuning(setting),
         row.figure("memory_bytes"),
-        rate(row)[0],
+        rate_and_origin(row)[0],
         _left_out(row),
     )
 

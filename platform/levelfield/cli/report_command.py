@@ -103,7 +103,7 @@ def _report(options: argparse.Namespace) -> int:
     Raises the error of a run that goes on or is damaged, after the report of the others. A table with hidden columns is
     for others, and is not made without such a run.
     """
-    from levelfield.compare.published_rows import beside_published
+    from levelfield.compare.published_rows import format_figure_rows
     from levelfield.report.tables import hidden_columns, with_hidden
 
     _refuse_together(options)
@@ -123,7 +123,7 @@ def _report(options: argparse.Namespace) -> int:
         elif form in FOREIGN:
             text = _foreign(form, options.log_interval, folders, results, registry)
         elif options.with_published:
-            text = beside_published(form, results, registry)
+            text = format_figure_rows(form, results, registry)
         else:
             text = _text(form, folders, results, prices_of(options.prices, registry))
     if options.output is None:

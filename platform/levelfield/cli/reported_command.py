@@ -130,7 +130,7 @@ def _lines(reported: ReportedSet, output: Path | None, work: Work | None) -> Ite
 
 
 def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
-    from levelfield.compare.published_rows import differences
+    from levelfield.compare.published_rows import differences_from_case
     from levelfield.publish.reported_runs import NOT_PRINTED
 
     yield (
@@ -148,7 +148,7 @@ def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]
             yield label, f"{figure.value / scale:,.6g} {unit}, {figure.how}"
         elif figure.how != NOT_PRINTED:
             yield label, f"no {unit}: {figure.how}"
-    for difference in differences(row, work) if work else ():
+    for difference in differences_from_case(row, work) if work else ():
         yield "differs", difference
     for note in row.notes:
         yield "note", note

@@ -9,12 +9,12 @@ from itertools import permutations
 from operator import attrgetter
 
 from levelfield.compare.sides import (
-    DIFFERS,
+    DIFFERING_VERDICTS,
     ComparedSide,
     Quantity,
-    began,
-    busy,
+    excess_use,
     headline_utilisation,
+    start_time,
     tuned_fields,
     tuning_of,
 )
@@ -23,16 +23,16 @@ from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.short_names import short_value
 from levelfield.specs.vendor import HOST_SHARE
 
-_HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
-_DONE = ("tokens read", "initial weights")  # that follow from the work; an unknown one says nothing
+_YES, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
+_WORK_DONE = ("tokens read", "initial weights")  # of equal work they are equal; an unknown one says nothing
 _PEAK = "peak of MFU"
-HARMLESS = {"alignment": "aligned", "source": "as committed"}
-NOTHING = "-"
+HARMLESS_VALUES = {"alignment": "aligned", "source": "as committed"}
+NO_VALUE = "-"
 Reader = Callable[[RunRecord], object]
 
-MOST_APART = timedelta(days=30)
-# Why a field asks for caution, where its name does not say it.
-WHY = {
+LONGEST_GAP = timedelta(days=30)
+# By the name of a field, why it asks for caution; a field whose name says it has none.
+CAUTION_REASONS = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
     "attention kernel": "each side may choose its kernel, and this choice may explain the ratio",
@@ -47,7 +47,7 @@ WHY = {
     _PEAK: "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
     "date": "the runs are more than 30 days apart, or a date is not known",
 }
-_OF_ONE_FRAMEWORK: dict[str, Reader] = {  # another framework has another of each
+_SAME_FRAMEWORK_READERS: dict[str, Reader] = {  # another framework has another of each
     "framework version": lambda r: r.subject.framework_version,
     "environment": lambda r: r.subject.environment,
     "packages": lambda r: r.subject.packages,
@@ -70,24 +70,24 @@ class ComparedField:
     @property
     def is_known_to_differ(self) -> bool:
         """Whether two runs have different values. An unknown one says nothing."""
-        return len({value for side in self.values for value in side} - {NOTHING}) > 1
+        return len({value for side in self.values for value in side} - {NO_VALUE}) > 1
 
     @property
     def cells(self) -> tuple[str, ...]:
         """Return a text for each side."""
-        return tuple(", ".join(short_value(value) for value in side) or NOTHING for side in self.values)
+        return tuple(", ".join(short_value(value) for value in side) or NO_VALUE for side in self.values)
 
 
-def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
+def read_field(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
     """Return a field of the runs that count; of a side without any, of all its runs."""
     values = [[read(run) for run in side.counted or side.runs] for side in sides]
-    texts = (tuple(NOTHING if value is None else str(value) for value in side) for side in values)
+    texts = (tuple(NO_VALUE if value is None else str(value) for value in side) for side in values)
     return ComparedField(name, tuple(tuple(dict.fromkeys(side)) for side in texts))
 
 
-def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
+def read_fields(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
     """Return a field for each reader, under its name."""
-    return (field_of(name, sides, read) for name, read in readers.items())
+    return (read_field(name, sides, read) for name, read in readers.items())
 
 
 def chip_of(series: Series) -> str:
@@ -113,34 +113,38 @@ def comparability(sides: Sequence[ComparedSide], across_precision: bool = False)
     """Return what stands for and against a comparison. across_precision: the precision differs on purpose."""
     # Across precisions the work must be the same but for its precision.
     fixed: dict[str, Reader] = (
-        {"work": lambda r: r.result.work_but_precision} if across_precision else {"precision": _CHOSEN["precision"]}
+        {"work": lambda r: r.result.work_but_precision}
+        if across_precision
+        else {"precision": _ON_PURPOSE_READERS["precision"]}
     )
-    equal, unequal = checked(sides, FIXED | fixed)
-    on_purpose = tuple(field for field in fields_of(sides, _CHOSEN) if not field.is_equal)
+    equal, unequal = equal_and_unequal(sides, FIXED_READERS | fixed)
+    on_purpose = tuple(field for field in read_fields(sides, _ON_PURPOSE_READERS) if not field.is_equal)
     return Comparability(equal, unequal, on_purpose, tuple(cautions(sides)))
 
 
-def checked(
+def equal_and_unequal(
     sides: Sequence[ComparedSide], fixed: Mapping[str, Reader]
 ) -> tuple[tuple[ComparedField, ...], tuple[ComparedField, ...]]:
     """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
-    differing = [dict.fromkeys(run.verdict for run in side.runs if run.verdict in DIFFERS) for side in sides]
-    states: tuple[ComparedField, ...] = (
-        ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_HOLDS,) for side in sides)),
-        ComparedField("training", tuple(tuple(verdicts) or (_HOLDS,) for verdicts in differing)),
+    differing = [dict.fromkeys(run.verdict for run in side.runs if run.verdict in DIFFERING_VERDICTS) for side in sides]
+    run_fields: tuple[ComparedField, ...] = (
+        ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_YES,) for side in sides)),
+        ComparedField("training", tuple(tuple(verdicts) or (_YES,) for verdicts in differing)),
     )
-    same = [*fields_of(sides, fixed), _formulas(sides)]
+    work_fields = [*read_fields(sides, fixed), _formulas(sides)]
     if not all(side.counted for side in sides):  # only a valid run has these
-        same = [field for field in same if field.name not in (_TOKENS, _FORMULAS, *_DONE)]
-    unknown = {field.name for field in same if any(NOTHING in side for side in field.values)}.intersection(_DONE)
-    same = [field for field in same if field.is_known_to_differ or field.name not in unknown]
-    good = [field for field in states if set(field.values) == {(_HOLDS,)}]
-    does_other_work = any(field.name in _DONE and not field.is_equal for field in same)
-    if does_other_work:  # `training yes` would say that it is the same
-        states = tuple(field for field in states if field.name != "training" or field not in good)
-    alike = [field for field in states if field in good]
-    alike += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]
-    return tuple(alike), tuple(field for field in (*states, *same) if field not in alike)
+        work_fields = [field for field in work_fields if field.name not in (_TOKENS, _FORMULAS, *_WORK_DONE)]
+    unknown = {field.name for field in work_fields if any(NO_VALUE in side for side in field.values)}.intersection(
+        _WORK_DONE
+    )
+    work_fields = [field for field in work_fields if field.is_known_to_differ or field.name not in unknown]
+    passed = [field for field in run_fields if set(field.values) == {(_YES,)}]
+    is_other_work = any(field.name in _WORK_DONE and not field.is_equal for field in work_fields)
+    if is_other_work:  # `training yes` would say that it is the same
+        run_fields = tuple(field for field in run_fields if field.name != "training" or field not in passed)
+    equal = [field for field in run_fields if field in passed]
+    equal += [field for field in work_fields if field.is_equal and field.values[0] != (NO_VALUE,)]
+    return tuple(equal), tuple(field for field in (*run_fields, *work_fields) if field not in equal)
 
 
 def window_tokens(record: RunRecord) -> int | None:
@@ -149,12 +153,12 @@ def window_tokens(record: RunRecord) -> int | None:
     return round(speed.tokens_per_second * speed.wall_seconds) if speed else None
 
 
-def _entry(mapping: str, name: str) -> Reader:
+def _mapping_reader(mapping: str, name: str) -> Reader:
     return lambda record: attrgetter(mapping)(record).get(name)
 
 
 _LABELS = {"micro_batch": "micro-batch", "virtual_pipeline": "virtual pipeline"}
-FIXED: dict[str, Reader] = {
+FIXED_READERS: dict[str, Reader] = {
     "work": lambda r: r.series.work,
     "corpus": lambda r: r.series.corpus,
     "scale": lambda r: r.series.scale,
@@ -169,12 +173,16 @@ FIXED: dict[str, Reader] = {
         else r.series.device_is
     ),
 }
-_CHOSEN: dict[str, Reader] = {
+_ON_PURPOSE_READERS: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
     "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
-    **{_LABELS.get(name, name): _entry("series.values", name) for name in FREE_FIELDS if name != RECOMPUTE_LAYERS},
+    **{
+        _LABELS.get(name, name): _mapping_reader("series.values", name)
+        for name in FREE_FIELDS
+        if name != RECOMPUTE_LAYERS
+    },
     "runtime": lambda r: r.series.runtime,
     "chosen fields": tuned_fields,
 }
@@ -189,14 +197,14 @@ def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     runs = [run for side in sides for run in side.counted or side.runs]
     # by their names: `palm` of `palm/1`
     common = set.intersection(*({formula.split("/")[0] for formula in run.subject.formulas} for run in runs))
-    return field_of(
+    return read_field(
         _FORMULAS,
         sides,
         lambda r: ", ".join(sorted(f for f in r.subject.formulas if f.split("/")[0] in common or not common)) or None,
     )
 
 
-_ALWAYS: dict[str, Reader] = {
+_CAUTION_READERS: dict[str, Reader] = {
     "case": lambda r: r.series.case,
     "tuning": tuning_of,
     "platform": lambda r: r.subject.platform_version,
@@ -216,68 +224,76 @@ _ALWAYS: dict[str, Reader] = {
 def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield every field that asks for caution, with its values."""
     if any(side.counted and side.excluded for side in sides):
-        yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))
-    chosen = [_chosen(side) for side in sides]
-    if any(chosen):
-        yield ComparedField("repeats", tuple((text or NOTHING,) for text in chosen))
-    devices = field_of("devices", sides, _CHOSEN["devices"])
+        yield ComparedField("left out", tuple(_left_out(side) or (NO_VALUE,) for side in sides))
+    repeats = [_repeats_text(side) for side in sides]
+    if any(repeats):
+        yield ComparedField("repeats", tuple((text or NO_VALUE,) for text in repeats))
+    devices = read_field("devices", sides, _ON_PURPOSE_READERS["devices"])
     if not devices.is_equal:
         yield devices
-    verdicts = field_of("alignment", sides, lambda record: record.verdict)
+    verdicts = read_field("alignment", sides, lambda record: record.verdict)
     if any(side != ("aligned",) for side in verdicts.values):
         yield verdicts
-    words = {True: "changed files", False: "as committed", None: NOTHING}
-    sources = field_of("source", sides, lambda record: words[record.subject.is_dirty])
+    source_words = {True: "changed files", False: "as committed", None: NO_VALUE}
+    sources = read_field("source", sides, lambda record: source_words[record.subject.is_dirty])
     if any("changed files" in side for side in sources.values):
         yield sources
-    kernel = field_of("attention kernel", sides, lambda r: r.result.attention_kernel and r.result.attention_kernel.name)
-    library = field_of("fp8 library", sides, lambda r: r.result.fp8_library and r.result.fp8_library.name)
-    yield from (field for field in (kernel, library) if field.is_known_to_differ)
-    most = [max((busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
-    if any(text for _, text in most):
-        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
-    yield from (field for field in fields_of(sides, _surroundings(sides)) if not field.is_equal)
-    yield from _times(sides)
+    kernel = read_field(
+        "attention kernel", sides, lambda r: r.result.attention_kernel and r.result.attention_kernel.name
+    )
+    fp8_library = read_field("fp8 library", sides, lambda r: r.result.fp8_library and r.result.fp8_library.name)
+    yield from (field for field in (kernel, fp8_library) if field.is_known_to_differ)
+    excess_uses = [
+        max((excess_use(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides
+    ]
+    if any(text for _, text in excess_uses):
+        yield ComparedField("other programs", tuple((text or NO_VALUE,) for _, text in excess_uses))
+    yield from (field for field in read_fields(sides, _build_readers(sides)) if not field.is_equal)
+    yield from _date_cautions(sides)
 
 
-def covering(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+def cost_cautions(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield what the figure includes on each side, where the sides differ in it."""
-    field = field_of("cost", sides, quantity.covers)
+    field = read_field("cost", sides, quantity.covers)
     if field.is_known_to_differ:
         yield field
 
 
-def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
+def caution_texts(sides: Sequence[ComparedSide]) -> Iterator[str]:
     """Yield what a table of speeds must say of the last side: each field of WHY that asks for caution in it."""
     for field in cautions(sides):
         value = field.cells[-1]
-        if field.name in WHY and field.name != _PEAK and value not in (NOTHING, HARMLESS.get(field.name)):
+        if (
+            field.name in CAUTION_REASONS
+            and field.name != _PEAK
+            and value not in (NO_VALUE, HARMLESS_VALUES.get(field.name))
+        ):
             yield f"{field.name} {value}"
 
 
-def _chosen(side: ComparedSide) -> str | None:
+def _repeats_text(side: ComparedSide) -> str | None:
     """Return how many of the repeats of its commands a side has, where it lacks some; None where their number is
     unknown. The repeats of a command have the time of its start in their ids."""
-    all_of: dict[str, int] = {}
+    repeats_by_start: dict[str, int] = {}
     for run in side.runs:
-        begin = run.run_id.split("_", 1)[0]
-        all_of[begin] = max(all_of.get(begin, 0), run.command_repeats or 1)
-    chosen, existing = len(side.runs), sum(all_of.values())
+        start = run.run_id.split("_", 1)[0]
+        repeats_by_start[start] = max(repeats_by_start.get(start, 0), run.command_repeats or 1)
+    chosen, existing = len(side.runs), sum(repeats_by_start.values())
     return f"{chosen} of {existing} repeats of its command" if chosen < existing else None
 
 
-def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
+def _build_readers(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
     """Return the readers of build and conditions that these sides can share."""
     series = [side.first.series for side in sides]
-    readers = dict(_ALWAYS)
+    readers = dict(_CAUTION_READERS)
     if len({entry.framework for entry in series}) == 1:
-        readers |= _OF_ONE_FRAMEWORK
+        readers |= _SAME_FRAMEWORK_READERS
     prefixes = {"variables": "variable "}
     if len({entry.vendor for entry in series}) == 1:
         prefixes = {"software": "software: ", **prefixes}
     for mapping, prefix in prefixes.items():
         names = sorted({name for side in sides for r in side.runs for name in getattr(r.conditions, mapping)})
-        readers |= {f"{prefix}{name}": _entry(f"conditions.{mapping}", name) for name in names}
+        readers |= {f"{prefix}{name}": _mapping_reader(f"conditions.{mapping}", name) for name in names}
     return readers
 
 
@@ -287,19 +303,21 @@ def peak_of(record: RunRecord) -> str | None:
     return f"{row.peak_tflops:.4g} TFLOP/s" if row and row.peak_tflops is not None else None
 
 
-def _times(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+def _date_cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the dates where runs are more than 30 days apart, and the order where sides were not run in turn."""
-    times = [sorted(time for r in side.counted or side.runs if (time := began(r))) for side in sides]
+    times = [sorted(time for r in side.counted or side.runs if (time := start_time(r))) for side in sides]
     if not all(times):
-        yield ComparedField("date", tuple((f"{moments[0]:%Y-%m-%d}",) if moments else (NOTHING,) for moments in times))
-    elif max(moments[-1] for moments in times) - min(moments[0] for moments in times) > MOST_APART:
-        yield ComparedField("date", tuple((_range(moments, "%Y-%m-%d"),) for moments in times))
+        yield ComparedField(
+            "date", tuple((f"{side_times[0]:%Y-%m-%d}",) if side_times else (NO_VALUE,) for side_times in times)
+        )
+    elif max(side_times[-1] for side_times in times) - min(side_times[0] for side_times in times) > LONGEST_GAP:
+        yield ComparedField("date", tuple((_range_text(side_times, "%Y-%m-%d"),) for side_times in times))
     elif len({record.node for side in sides for record in side.runs}) == 1 and any(
         before[-1] <= after[0] for before, after in permutations(times, 2)
     ):  # a side began after all runs of another had begun
-        yield ComparedField("run order", tuple((_range(moments, "%m-%d %H:%M"),) for moments in times))
+        yield ComparedField("run order", tuple((_range_text(side_times, "%m-%d %H:%M"),) for side_times in times))
 
 
-def _range(times: Sequence[datetime], form: str) -> str:
-    ends = [f"{time:{form}}" for time in (times[0], times[-1])]
+def _range_text(times: Sequence[datetime], time_format: str) -> str:
+    ends = [f"{time:{time_format}}" for time in (times[0], times[-1])]
     return " to ".join(dict.fromkeys(ends))

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from levelfield.compare.comparability import (
-    NOTHING,
-    WHY,
+    CAUTION_REASONS,
+    NO_VALUE,
     Comparability,
     ComparedField,
     comparability,
-    covering,
+    cost_cautions,
 )
 from levelfield.compare.deciding import deciding_commands
 from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, historic_noise, ratio
@@ -27,9 +27,9 @@ from levelfield.specs.prices import Prices
 from levelfield.specs.record import DuelConclusion, Point, RunRecord, StoreEvent
 from levelfield.specs.short_names import short_value
 
-_SAME_CONSTANT = 1e-9  # of logarithms: how far a constant may differ by rounding
-_APART = 0.02  # from which on a ratio is told apart from that of the medians
-NEWEST = 45  # nights of a history whose noise is taken
+_CONSTANT_TOLERANCE = 1e-9  # of logarithms: how far a constant may differ by rounding
+_LARGEST_MEDIAN_GAP = 0.02  # beyond which a note tells the ratio from that of the medians
+NEWEST_NIGHTS = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 Duels = Sequence[DuelConclusion]  # the newest last
 
@@ -71,7 +71,7 @@ def compare(
     prices: Prices | None = None,
     duels: Duels = (),
 ) -> Comparison:
-    """Compare sides with the first. histories: stored runs of their series. duels: what was stated of such sides.
+    """Compare sides with the first. histories: stored runs of their series. duels: the stored conclusions.
 
     Raises UsageError below two sides, and for a run of two sides: it would be compared with itself.
     """
@@ -83,7 +83,7 @@ def compare(
             if other := owners.get(run.run_id):
                 raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
         owners |= {run.run_id: side.name for run in side.runs}
-    comparable = comparability(sides, across_precision)
+    fields = comparability(sides, across_precision)
     counted = [run for side in sides for run in side.counted]
     quantities = [
         quantity
@@ -92,35 +92,33 @@ def compare(
     ]
     quantities += [cost_quantity(prices)] if prices else []
     figures = []
-    for quantity in quantities if comparable.holds else ():
+    for quantity in quantities if fields.holds else ():
         base, *others = [side_values(quantity, side, histories or {}, duels) for side in sides]
         bases = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
         ratios = tuple(side_ratio(quantity, side, base) for side in others)
         if len(bases) > 1:
-            none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
-            ratios = tuple(none for _ in others)
+            no_ratio = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
+            ratios = tuple(no_ratio for _ in others)
         entries = tuple(side_figure(quantity, side.counted) for side in sides)
         figures.append(ComparedFigure(quantity, entries, ratios))
     if prices:
-        comparable = replace(
-            comparable, with_caution=(*comparable.with_caution, *covering(cost_quantity(prices), sides))
-        )
-    return Comparison(tuple(sides), comparable, tuple(figures), prices)
+        fields = replace(fields, with_caution=(*fields.with_caution, *cost_cautions(cost_quantity(prices), sides)))
+    return Comparison(tuple(sides), fields, tuple(figures), prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     """Return the figure over runs. The median and its interval are those of `report` over repeats."""
     figures = [(record, quantity.read(record)) for record in records]
     values = tuple(value for _, value in figures if value is not None)
-    lacking = [record for record, value in figures if value is None]
-    reason = quantity.reason(lacking[0]) or "result.json has no reason" if lacking else None
+    runs_without_value = [record for record, value in figures if value is None]
+    reason = quantity.reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
     return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:
     """Return the figures of a side with what every ratio needs: the noise of its history, and its duels."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
-    noise = _noise(quantity, side, points) if points and side.counted else None
+    noise = _night_noise(quantity, side, points) if points and side.counted else None
     values = tuple(value for run in side.counted if (value := quantity.read(run)) is not None)
     return SideValues(values, noise, tuple(_duel_arms(quantity, side, duels)))
 
@@ -139,8 +137,8 @@ def _duel_arms(quantity: Quantity, side: ComparedSide, duels: Duels) -> Iterator
         for is_b, ids in enumerate(zip(*duel.pairs, strict=True)):
             if logarithms.keys() >= set(ids) and quantity.power:
                 speeds, values = zip(*(logarithms[run] for run in ids), strict=True)
-                rest = [value - quantity.power * speed for speed, value in zip(speeds, values, strict=True)]
-                if max(rest) - min(rest) <= _SAME_CONSTANT:
+                log_constants = [value - quantity.power * speed for speed, value in zip(speeds, values, strict=True)]
+                if max(log_constants) - min(log_constants) <= _CONSTANT_TOLERANCE:
                     yield DuelArm(duel, bool(is_b), _mean(speeds), _mean(values), quantity.power)
 
 
@@ -148,7 +146,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def stated_duels(events: Iterable[StoreEvent]) -> Duels:
+def duel_conclusions(events: Iterable[StoreEvent]) -> Duels:
     """Return the conclusions among events, in their order."""
     return tuple(DuelConclusion.model_validate(event.data) for event in events if event.kind == "duel")
 
@@ -164,7 +162,7 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
     return Ratio(computed.value, None, None, "see alignment", reason)
 
 
-def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
+def _night_noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
     """Return the noise of the side's series: its newest good nights on the same node, under the same conditions.
 
     A night counts once, by its last run: the repeats of one night do not show how far nights differ. A change of level
@@ -175,15 +173,15 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
     nights: dict[str, tuple[str, float]] = {}
     for p in reversed(points):  # of a long history only the newest nights are read
         night = p.night or p.began[:10]
-        is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
-        if night in nights or not is_like or p.run_id in own_runs:
+        is_usable = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
+        if night in nights or not is_usable or p.run_id in own_runs:
             continue
         if (value := quantity.read_night(record, p)) is not None:
             nights[night] = p.began[:10], value
-        if len(nights) == NEWEST:
+        if len(nights) == NEWEST_NIGHTS:
             break
-    entries = [*nights.values()]
-    return historic_noise([value for _, value in entries], entries[-1][0]) if entries else None
+    dated_values = [*nights.values()]
+    return historic_noise([value for _, value in dated_values], dated_values[-1][0]) if dated_values else None
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -195,24 +193,28 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
         build = f"{first.series.framework} {first.subject.framework_version}"
         rows.append((side.name, first.series.label, build, runs + (", disturbed" if side.is_disturbed else "")))
-    others = defaultdict[tuple[str, str], list[str]](list)  # by side and reason
+    left_out = defaultdict[tuple[str, str], list[str]](list)  # by side and reason
     for side in comparison.sides:
         for run, reason in side.left_out:
-            others[side.name, reason].append(run.run_id)
-    notes = tuple(f"{name} leaves out {', '.join(ids)}: {reason}" for (name, reason), ids in others.items())
+            left_out[side.name, reason].append(run.run_id)
+    notes = tuple(f"{name} leaves out {', '.join(ids)}: {reason}" for (name, reason), ids in left_out.items())
     yield Sheet("", ("side", "series", "build", "runs"), tuple(rows), notes)
     if fields.unequal:
-        yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
+        yield _field_sheet("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
     equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in fields.equal)
-    yield Sheet("equal on all sides", notes=(equal or NOTHING,))
+    yield Sheet("equal on all sides", notes=(equal or NO_VALUE,))
     if fields.on_purpose:
-        yield _fields("differs on purpose", fields.on_purpose, names)
+        yield _field_sheet("differs on purpose", fields.on_purpose, names)
     if fields.with_caution:
-        reasons = tuple(f"{field.name}: {WHY[field.name]}" for field in fields.with_caution if field.name in WHY)
-        yield _fields("differs, and asks for caution", fields.with_caution, names, reasons)
+        reasons = tuple(
+            f"{field.name}: {CAUTION_REASONS[field.name]}"
+            for field in fields.with_caution
+            if field.name in CAUTION_REASONS
+        )
+        yield _field_sheet("differs, and asks for caution", fields.with_caution, names, reasons)
     if comparison.figures:
-        yield _figures(comparison)
-        yield _ratios(comparison)
+        yield _figure_sheet(comparison)
+        yield _ratio_sheet(comparison)
     if comparison.figures and comparison.prices:
         chips = [side.first.series.chip for side in comparison.sides]
         yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(price_lines(comparison.prices, chips)))
@@ -247,13 +249,13 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _fields(
+def _field_sheet(
     heading: str, fields: Iterable[ComparedField], names: tuple[str, ...], notes: tuple[str, ...] = ()
 ) -> Sheet:
     return Sheet(heading, ("field", *names), tuple((field.name, *field.cells) for field in fields), notes)
 
 
-def _figures(comparison: Comparison) -> Sheet:
+def _figure_sheet(comparison: Comparison) -> Sheet:
     """Return the medians with their intervals, and the verdicts on the training."""
     rows = []
     for figure in comparison.figures:
@@ -284,7 +286,7 @@ def _figures(comparison: Comparison) -> Sheet:
     return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
 
 
-def _ratios(comparison: Comparison) -> Sheet:
+def _ratio_sheet(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], defaultdict[str, list[str]](list)
     commands = dict[tuple[str, str], None]()
@@ -294,27 +296,27 @@ def _ratios(comparison: Comparison) -> Sheet:
         name = figure.quantity.column.heading.split(",")[0]  # without the unit: a ratio has none
         digits = 4 if figure.quantity.is_noisy else 7  # a loss is compared far below the noise of a speed
         for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
-            value = NOTHING if entry.value is None else f"{entry.value:.{digits}f}"
+            value = NO_VALUE if entry.value is None else f"{entry.value:.{digits}f}"
             interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
             rows.append((name, f"{side.name}/{base.name}", value, interval, entry.standing))
             reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
             ours, theirs = figure.sides[place].interval, figure.sides[0].interval
             if ours and theirs and entry.value and theirs.median > 0:
-                divided = ours.median / theirs.median
-                if not abs(divided / entry.value - 1) <= _APART:
+                median_ratio = ours.median / theirs.median
+                if not abs(median_ratio / entry.value - 1) <= _LARGEST_MEDIAN_GAP:
                     reasons[
-                        f"{name}: the medians divide to {divided:.4f}; the ratio is of geometric means, which count "
-                        "every run, so few runs far from the others move it"
+                        f"{name}: the medians divide to {median_ratio:.4f}; the ratio is of geometric means, which "
+                        "count every run, so few runs far from the others move it"
                     ] = []
             if entry.standing == "inconclusive":
                 for command in deciding_commands(side, base):
                     commands[f"to decide {side.name}/{base.name}, on {command.machine}", command.text] = None
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
-    every = len({row[0] for row in rows})
+    figure_count = len({row[0] for row in rows})
     notes = []
     for note, names in reasons.items():  # behind the names of its figures, where it is not of all or of none
         figures = dict.fromkeys(names)
-        notes.append(note if len(figures) in (0, every) else f"{', '.join(figures)}: {note}")
+        notes.append(note if len(figures) in (0, figure_count) else f"{', '.join(figures)}: {note}")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes), tuple(commands))
 
 

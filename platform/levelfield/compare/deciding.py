@@ -27,37 +27,41 @@ def deciding_commands(side: ComparedSide, base: ComparedSide) -> tuple[DecidingC
     whose names no series has. Two sides of the same command are two builds: it runs only the build that is here.
     """
     ours, theirs = side.first, base.first
-    if ours.conditions.variables != theirs.conditions.variables or any(map(_has_own_variables, (side, base))):
+    if ours.conditions.variables != theirs.conditions.variables or any(map(_has_chosen_variables, (side, base))):
         return ()
     if max(ours.series.nodes, theirs.series.nodes) > 1:
         return ()
-    arms = [(base, _options(base, side)), (side, _options(side, base))]
+    arms = [(base, _field_options(base, side)), (side, _field_options(side, base))]
     cases = [arm.first.series.target for arm, _ in arms]
-    scale = ("--scale", ours.series.scale) if ours.series.scale != "full" else ()
+    scale_option = ("--scale", ours.series.scale) if ours.series.scale != "full" else ()
     is_one_machine = (ours.series.chip, ours.node) == (theirs.series.chip, theirs.node)
     runtimes = {ours.series.runtime, theirs.series.runtime}
     if is_one_machine and runtimes == {"process"}:
         if (cases[0], arms[0][1]) == (cases[1], arms[1][1]):
             return ()
-        settings = [f"--{name}={shlex.quote(chosen)}" for name, (_, chosen) in zip("ab", arms, strict=True) if chosen]
-        words = shlex.join(("run_benchmarks.py", "compare", "duel", *cases, *scale))
+        settings = [
+            f"--{name}={shlex.quote(options)}" for name, (_, options) in zip("ab", arms, strict=True) if options
+        ]
+        words = shlex.join(("run_benchmarks.py", "compare", "duel", *cases, *scale_option))
         return (DecidingCommand("the same machine", " ".join((words, *settings))),)
     commands = []
-    for (arm, chosen), case in zip(arms, cases, strict=True):
+    for (arm, options), case in zip(arms, cases, strict=True):
         if len(arm.counted) < LEAST_RUNS:
             runtime = arm.first.series.runtime
-            place = ("--runtime", runtime) if runtime != "process" else ()
-            words = shlex.join(("run_benchmarks.py", "--case", case, "--repeat", str(LEAST_RUNS), *scale, *place))
-            commands.append(DecidingCommand(f"the machine of {arm.name}", " ".join(filter(None, (words, chosen)))))
+            runtime_option = ("--runtime", runtime) if runtime != "process" else ()
+            words = shlex.join(
+                ("run_benchmarks.py", "--case", case, "--repeat", str(LEAST_RUNS), *scale_option, *runtime_option)
+            )
+            commands.append(DecidingCommand(f"the machine of {arm.name}", " ".join(filter(None, (words, options)))))
     return tuple(commands)
 
 
-def _has_own_variables(side: ComparedSide) -> bool:
+def _has_chosen_variables(side: ComparedSide) -> bool:
     tuning = side.first.result.tuning
     return tuning is not None and tuning.chosen.get(_ENVIRONMENT, "vendor") != "vendor"
 
 
-def _options(side: ComparedSide, other: ComparedSide) -> str:
+def _field_options(side: ComparedSide, other: ComparedSide) -> str:
     """Return the options that choose the side's free fields: those in which the sides differ, and those that a user
     chose. A base run beside a peak one has the defaults alone."""
     if (tuning_of(side.first), tuning_of(other.first)) == ("base", "peak"):

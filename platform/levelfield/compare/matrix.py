@@ -14,7 +14,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
+from levelfield.compare.comparability import FIXED_READERS, NO_VALUE, caution_texts, chip_of, equal_and_unequal
 from levelfield.compare.comparison import (
     Duels,
     Histories,
@@ -25,17 +25,17 @@ from levelfield.compare.comparison import (
     side_values,
 )
 from levelfield.compare.deciding import deciding_commands
-from levelfield.compare.ratios import Pair, Ratio, SideValues, mean_ratio, own_mean
+from levelfield.compare.ratios import Pair, Ratio, SideValues, geometric_mean, mean_ratio
 from levelfield.compare.series_runs import choose_runs
 from levelfield.compare.sides import (
-    DIFFERS,
+    DIFFERING_VERDICTS,
     RATE,
     ComparedSide,
-    began,
     disturbance,
     exclusion,
     series_exclusion,
     side_of,
+    start_time,
     tuned_fields,
     tuning_of,
 )
@@ -46,9 +46,9 @@ from levelfield.specs.short_names import short_digest
 Dimension = Literal["vendor", "framework"]
 
 SCHEMA = "levelfield.matrix/1"
-DERIVED = "+"  # in the name of a case: a named one with changes
-_SCALES = ("full", "smoke")
-_COLUMNS = 3  # of one table; more columns make further tables
+DERIVED_MARK = "+"  # in the name of a case: a named one with changes
+_SCALES_BY_PREFERENCE = ("full", "smoke")
+_COLUMNS_PER_TABLE = 3
 
 
 class Training(NamedTuple):
@@ -122,7 +122,7 @@ class ColumnRatio:
     disturbed_left_out: int = 0  # trainings in which a side is disturbed
     is_disturbed: bool = False  # all of them are, so none is left out
     scale: str = ""  # of these trainings
-    apart: tuple[tuple[str, str], ...] = ()  # trainings that both have and that are not in the mean, with the reason
+    outside_mean: tuple[tuple[str, str], ...] = ()  # trainings of both that the mean leaves out, with the reason
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class TrainingPair:
     @property
     def reason(self) -> str:
         """Why it is in no mean beside other trainings; empty for a named one that is aligned on both sides."""
-        if DERIVED in self.sides[0].first.series.case:
+        if DERIVED_MARK in self.sides[0].first.series.case:
             return "a derived case"
         verdicts = dict.fromkeys(run.verdict for side in self.sides for run in side.counted)
         return ", ".join(verdict for verdict in verdicts if verdict != "aligned")
@@ -181,21 +181,22 @@ def matrix(
         name, other = names if dimension == "framework" else names[::-1]
         # Base and peak have a column each, as in SPEC CPU; runs of an earlier version have another.
         column = " ".join(filter(None, (name, tuning_of(record))))
-        of_row = runs_of_rows.setdefault(MatrixRow(training_of(record.series), other), {})
-        of_row.setdefault(column, []).append(record)
+        runs_by_column = runs_of_rows.setdefault(MatrixRow(training_of(record.series), other), {})
+        runs_by_column.setdefault(column, []).append(record)
     labels = Counter((row.label, row.training.precision) for row in runs_of_rows)
     runs_by_place = {
         (replace(row, is_ambiguous=labels[row.label, row.training.precision] > 1), column): runs
-        for row, of_row in runs_of_rows.items()
-        for column, runs in of_row.items()
+        for row, runs_by_column in runs_of_rows.items()
+        for column, runs in runs_by_column.items()
     }
     rows = tuple(sorted({row for row, _ in runs_by_place}))
-    latest = {place: column_cell(runs, histories or {}, duels) for place, runs in runs_by_place.items()}
-    headings = {column for _, column in latest}
+    cells_by_place = {place: column_cell(runs, histories or {}, duels) for place, runs in runs_by_place.items()}
+    headings = {column for _, column in cells_by_place}
     headings |= {name for name in expected if not headings & {name, f"{name} base", f"{name} peak"}}
-    measured = Counter(column for (_, column), cell in latest.items() if cell.value is not None)
-    columns = most_results_first({name: measured[name] for name in headings})  # every other is compared with the first
-    cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
+    counts = Counter(column for (_, column), cell in cells_by_place.items() if cell.value is not None)
+    # every other column is compared with the first
+    columns = most_results_first({name: counts[name] for name in headings})
+    cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, cells_by_place).items()}
     ratios = []
     for column in columns[1:]:  # over the rows in which both columns have a comparable figure
         pairs = []
@@ -204,8 +205,8 @@ def matrix(
             if cell.ratio and cell.ratio.value and cell.side and cell.values and first.side and first.values:
                 pairs.append(TrainingPair(row.label, (cell.side, first.side), (cell.values, first.values), number))
         ratios.append(column_ratio(column, columns[0], pairs))
-    absent = tuple(case for case in cases if case not in {row.training.case for row in rows})
-    return ResultMatrix(dimension, columns, rows, cells, tuple(ratios), absent)
+    cases_not_run = tuple(case for case in cases if case not in {row.training.case for row in rows})
+    return ResultMatrix(dimension, columns, rows, cells, tuple(ratios), cases_not_run)
 
 
 def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -218,50 +219,52 @@ def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = 
 
     runs: of one training, chip, framework and tuning. Without one that counts: why the newest does not.
     """
-    ordered = sorted(runs, key=lambda run: (str(began(run) or ""), run.run_id))
-    last, of_series = ordered[-1], dict[str, list[RunRecord]]()
+    ordered = sorted(runs, key=lambda run: (str(start_time(run) or ""), run.run_id))
+    newest, runs_by_series = ordered[-1], dict[str, list[RunRecord]]()
     for run in ordered:
-        of_series.setdefault(run.series.fingerprint(), []).append(run)
-    measured, lacking = [], None
-    for members in of_series.values():
+        runs_by_series.setdefault(run.series.fingerprint(), []).append(run)
+    measured, cell_without_speed = [], None
+    for members in runs_by_series.values():
         if chosen := choose_runs(members):
             side = side_of("cell", [run for run in chosen.runs if exclusion(run) is None])
             rate, values = side_figure(RATE, side.counted), side_values(RATE, side, histories, duels)
             if rate.interval is None:
-                lacking = MatrixCell("no speed", str(rate.reason), side)
+                cell_without_speed = MatrixCell("no speed", str(rate.reason), side)
             else:
-                speed = own_mean(values) or 0.0
+                speed = geometric_mean(values) or 0.0
                 measured.append(
                     ((not side.is_disturbed, speed), chosen, MatrixCell("measured", "", side, rate, values))
                 )
     if not measured:
-        word = last.verdict if last.verdict in DIFFERS else "contradictory"
-        word = last.evidence if last.evidence != "sealed" else last.word if last.word != "valid" else word
-        return lacking or MatrixCell(word, f"{last.run_id}: {series_exclusion(last)}")
+        state = newest.verdict if newest.verdict in DIFFERING_VERDICTS else "contradictory"
+        state = newest.evidence if newest.evidence != "sealed" else newest.word if newest.word != "valid" else state
+        return cell_without_speed or MatrixCell(state, f"{newest.run_id}: {series_exclusion(newest)}")
     _, chosen, cell = max(measured, key=itemgetter(0))
-    newer = "" if (reason := series_exclusion(last)) is None else f"a newer run does not count: {last.run_id}: {reason}"
-    if not newer and (bad := [run for run in chosen.runs if exclusion(run) is not None]):
-        newer = f"{len(bad)} of {len(chosen.runs)} repeats do not count: {bad[-1].run_id}: {exclusion(bad[-1])}"
+    note = (
+        "" if (reason := series_exclusion(newest)) is None else f"a newer run does not count: {newest.run_id}: {reason}"
+    )
+    if not note and (failed := [run for run in chosen.runs if exclusion(run) is not None]):
+        note = f"{len(failed)} of {len(chosen.runs)} repeats do not count: {failed[-1].run_id}: {exclusion(failed[-1])}"
     disturbed = []
     if cell.side and not cell.side.is_disturbed:  # others of the column, as its quiet runs stand for it
         ids = {run.run_id for run in chosen.runs}
-        good = [run for run in ordered if series_exclusion(run) is None and disturbance(run)]
-        disturbed = [run for run in good if run.run_id in ids or ordered.index(run) > ordered.index(cell.side.last)]
+        eligible = [run for run in ordered if series_exclusion(run) is None and disturbance(run)]
+        disturbed = [run for run in eligible if run.run_id in ids or ordered.index(run) > ordered.index(cell.side.last)]
     left_out = f"{len(disturbed)} left out, as quiet ones are there: " if disturbed else ""
     left_out += "".join(f"{run.run_id}: {disturbance(run)}" for run in disturbed[-1:])
-    return replace(cell, detail="; ".join(filter(None, (newer, left_out))))
+    return replace(cell, detail="; ".join(filter(None, (note, left_out))))
 
 
 def _row_cells(
-    row: MatrixRow, columns: Sequence[str], latest: dict[tuple[MatrixRow, str], MatrixCell]
+    row: MatrixRow, columns: Sequence[str], cells_by_place: dict[tuple[MatrixRow, str], MatrixCell]
 ) -> dict[tuple[MatrixRow, str], MatrixCell]:
     """Return the cells of a row. One that differs from the first measured cell in what must be equal has no ratio."""
-    cells = {column: latest.get((row, column), MatrixCell("not run")) for column in columns}
+    cells = {column: cells_by_place.get((row, column), MatrixCell("not run")) for column in columns}
     base = next((cell for cell in cells.values() if cell.state == "measured"), None)
     for column, cell in cells.items():
         if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:
             continue
-        if differing := difference(base.side, cell.side):
+        if differing := unequal_fields_text(base.side, cell.side):
             cells[column] = replace(cell, state="not comparable", detail=differing)
     # each measured one with its ratio to the first one, and with its cautions
     first = cells[columns[0]]
@@ -269,16 +272,16 @@ def _row_cells(
         if not cell.value or cell.side is None or cell.values is None:
             continue
         if cell is first or first.side is None or not first.value or first.values is None:
-            cells[column] = replace(cell, cautions=tuple(warned([cell.side])))
+            cells[column] = replace(cell, cautions=tuple(caution_texts([cell.side])))
         else:
             to_first = side_ratio(RATE, cell.values, first.values)
-            cells[column] = replace(cell, ratio=to_first, cautions=tuple(warned([first.side, cell.side])))
+            cells[column] = replace(cell, ratio=to_first, cautions=tuple(caution_texts([first.side, cell.side])))
     return {(row, column): cell for column, cell in cells.items()}
 
 
-def difference(base: ComparedSide, side: ComparedSide) -> str:
-    """Return what must be equal and is not, in words; empty where both may be compared."""
-    unequal = checked([base, side], FIXED)[1]
+def unequal_fields_text(base: ComparedSide, side: ComparedSide) -> str:
+    """Return the fields that must be equal and are not, with both values; empty where both sides may be compared."""
+    unequal = equal_and_unequal([base, side], FIXED_READERS)[1]
     return "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
 
 
@@ -288,21 +291,25 @@ def column_ratio(column: str, base: str, pairs: Sequence[TrainingPair]) -> Colum
     Full scale comes first, unless only smoke scale has an interval. Others are in it where there is nothing else, and
     those with a disturbed side where all have one.
     """
-    tiers = [[pair for pair in pairs if pair.scale == scale and not pair.reason] for scale in _SCALES]
-    tiers = [tier for tier in tiers if tier] or [[pair for pair in pairs if pair.scale == scale] for scale in _SCALES]
+    tiers = [[pair for pair in pairs if pair.scale == scale and not pair.reason] for scale in _SCALES_BY_PREFERENCE]
+    tiers = [tier for tier in tiers if tier] or [
+        [pair for pair in pairs if pair.scale == scale] for scale in _SCALES_BY_PREFERENCE
+    ]
     means = [(tier, *_quiet_mean(tier)) for tier in tiers if tier] or [([], [], mean_ratio([]))]
     tier, used, ratio = next((mean for mean in means if mean[2].low is not None), means[0])
-    count, whole = (len({(pair.training, pair.number) for pair in entries}) for entries in (used, tier))
-    apart = dict.fromkeys((p.training, p.reason or f"{p.scale} scale") for p in pairs if p not in tier)
+    used_trainings, all_trainings = (
+        len({(pair.training, pair.number) for pair in entries}) for entries in (used, tier)
+    )
+    outside = dict.fromkeys((p.training, p.reason or f"{p.scale} scale") for p in pairs if p not in tier)
     return ColumnRatio(
         column,
         base,
         ratio,
-        count,
-        whole - count,
+        used_trainings,
+        all_trainings - used_trainings,
         is_disturbed=bool(used) and all(pair.is_disturbed for pair in used),
         scale=used[0].scale if used else "",
-        apart=tuple(apart),
+        outside_mean=tuple(outside),
     )
 
 
@@ -313,8 +320,8 @@ def _quiet_mean(pairs: Sequence[TrainingPair]) -> tuple[Sequence[TrainingPair], 
 
 def sheets(results: ResultMatrix) -> Iterator[Sheet]:
     """Yield tokens/s per device by row and column, the ratios between columns, and what each filled cell is."""
-    for begin in range(0, max(1, len(results.columns)), _COLUMNS):
-        columns = results.columns[begin : begin + _COLUMNS]
+    for begin in range(0, max(1, len(results.columns)), _COLUMNS_PER_TABLE):
+        columns = results.columns[begin : begin + _COLUMNS_PER_TABLE]
         rows = []
         for row in results.rows:
             texts = []
@@ -331,9 +338,11 @@ def sheets(results: ResultMatrix) -> Iterator[Sheet]:
         rows += [(case, *["not run"] * len(columns)) for case in results.not_run]
         yield Sheet(f"tokens/s/device, case x {results.dimension}", ("case", *columns), tuple(rows))
     if results.ratios:
-        yield _ratios(results)
-    if cells := tuple(_details(results)):
-        yield Sheet("cells", ("case", results.dimension, "what it is"), cells, commands=tuple(_commands(results)))
+        yield _ratio_sheet(results)
+    if cells := tuple(_cell_details(results)):
+        yield Sheet(
+            "cells", ("case", results.dimension, "what it is"), cells, commands=tuple(_deciding_commands(results))
+        )
     else:
         yield Sheet("no run was found")
 
@@ -363,7 +372,7 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
                 },
                 **{"disturbed_left_out": pair.disturbed_left_out, "disturbed": pair.is_disturbed},
                 "scale": pair.scale,
-                "apart": [{"row": row, "reason": reason} for row, reason in pair.apart],
+                "apart": [{"row": row, "reason": reason} for row, reason in pair.outside_mean],
             }
             | {name: getattr(pair.ratio, name) for name in ("low", "high", "standing", "reason", "pairs")}
             for pair in results.ratios
@@ -371,13 +380,13 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
     }
 
 
-def _ratios(results: ResultMatrix) -> Sheet:
+def _ratio_sheet(results: ResultMatrix) -> Sheet:
     header = ("column", "against", "geometric mean", "95 % interval", "rows with both")
     rows = tuple(
         (
             pair.column,
             pair.base,
-            pair.ratio.label if pair.trainings else NOTHING,
+            pair.ratio.label if pair.trainings else NO_VALUE,
             pair.ratio.ends,
             f"{pair.trainings} of {len(results.rows)}",
         )
@@ -401,30 +410,32 @@ def _ratios(results: ResultMatrix) -> Sheet:
         *dict.fromkeys(f"inconclusive: {r.reason}" for r in all_ratios if r.standing == "inconclusive"),
         *dict.fromkeys(disturbed),
         *dict.fromkeys(
-            f"{pair.column}: not in its mean: {row}: {reason}" for pair in results.ratios for row, reason in pair.apart
+            f"{pair.column}: not in its mean: {row}: {reason}"
+            for pair in results.ratios
+            for row, reason in pair.outside_mean
         ),
         f"in brackets above: the ratio to {results.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
 
-def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
+def _cell_details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     """Yield the origin of each measured cell, and the reason of each other one that has a run.
 
     Also what asks for caution in a cell.
     """
     for row in results.rows:
         cells = {column: results.cells[row, column] for column in results.columns}
-        filled = [(column, cell) for column, cell in cells.items() if cell.state != "not run"]
-        for number, (column, cell) in enumerate(filled):
+        run_cells = [(column, cell) for column, cell in cells.items() if cell.state != "not run"]
+        for number, (column, cell) in enumerate(run_cells):
             parts = [cell.detail]
             if cell.side and cell.rate:
                 run = cell.side.first
                 ends = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
                 runs = f"{len(cell.rate.values)} run(s)" + (f" {ends}" if len(cell.rate.values) > 1 else "")
-                tuned = f", chosen: {fields}" if (fields := tuned_fields(run)) else ""
+                tuned_text = f", chosen: {fields}" if (fields := tuned_fields(run)) else ""
                 build = f"{run.series.framework} {run.subject.framework_version}, {run.began[:10]}"
-                parts.insert(0, f"{run.series.layout} mb{run.series.micro_batch}, {build}, {runs}{tuned}")
+                parts.insert(0, f"{run.series.layout} mb{run.series.micro_batch}, {build}, {runs}{tuned_text}")
             if cell.cautions:
                 parts.append(f"caution: {', '.join(cell.cautions)}")
             if cell.ratio and cell.ratio.pairs:
@@ -432,7 +443,7 @@ def _details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
             yield "" if number else row.label, column, "; ".join(filter(None, parts))
 
 
-def _commands(results: ResultMatrix) -> Iterator[tuple[str, str]]:
+def _deciding_commands(results: ResultMatrix) -> Iterator[tuple[str, str]]:
     """Yield the commands that decide the inconclusive ratios, behind what each decides and where it has to run."""
     first_column, *others = results.columns or ("",)
     for row, column in product(results.rows, others):

@@ -29,7 +29,7 @@ from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_TITLE
 from levelfield.specs.vendor import Chip
 
 RATE: FigureName = "tokens_per_second_per_device"
-FIGURES = 3  # of a line: tokens/s/device, MFU, memory
+FIGURES_PER_ROW = 3  # tokens/s/device, MFU, memory
 # The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
 
@@ -82,18 +82,18 @@ class FigureRow:
         return [f"no {name}: {reason}" for name, (value, reason) in figures.items() if value is None]
 
 
-def beside(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
-    """Return the lines of each case: measured ones, then published ones, then reported ones."""
+def figure_rows(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
+    """Return the rows of each case: measured ones, then published ones, then reported ones."""
     lines: list[FigureRow] = []
     for case in dict.fromkeys(result.case for result in results):
         members = [result for result in results if result.case == case]
-        lines += [measured(result) for result in members]
+        lines += [measured_row(result) for result in members]
         if any(result.scale == "full" for result in members):
-            lines += [*published(case, registry), *reported(case, registry)]
+            lines += [*published_rows(case, registry), *reported_rows(case, registry)]
     return lines
 
 
-def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[str]:
+def missing_row_remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[str]:
     """Return a remark for each case without published rows."""
     for case in dict.fromkeys(result.case for result in results):
         if all(result.scale == "smoke" for result in results if result.case == case):
@@ -102,14 +102,14 @@ def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[s
             yield f"{case}: found no published row of this case"
 
 
-def measured(result: Result) -> FigureRow:
+def measured_row(result: Result) -> FigureRow:
     use, (memory_name, memory_bytes) = (
         result_words.utilisation(result, HEADLINE_FORMULA),
         result_words.worst_memory(result),
     )
-    speed, no_counter, status = result.throughput, "no counter gave one", result_words.status(result)
+    speed, memory_reason, status = result.throughput, "no counter gave one", result_words.status(result)
     if result.status.is_unproven:  # published rows beside it would be a comparison
-        use, memory_bytes, speed, no_counter = None, None, None, f"the run is {status}"
+        use, memory_bytes, speed, memory_reason = None, None, None, f"the run is {status}"
     return FigureRow(
         origin="measured",
         name=result.run_id,
@@ -127,33 +127,35 @@ def measured(result: Result) -> FigureRow:
         mfu_high=use.high if use else None,
         mfu_from=(use.reason or "measured") if use else f"the run is {status}",
         memory_bytes=memory_bytes,
-        memory_from=f"{memory_name} peak" if memory_bytes is not None else no_counter,
+        memory_from=f"{memory_name} peak" if memory_bytes is not None else memory_reason,
     )
 
 
-def published(case: str, registry: Registry) -> list[FigureRow]:
+def published_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
     rows = [(figures, row) for figures in sets for row in figures.rows if row.setting.case == case]
     if not rows:
         return []
     work = registry.case(case).work("full")
-    chips = {row.setting.chip: _chip(row.setting.chip, registry) for _, row in rows}
+    chips = {row.setting.chip: _chip_or_reason(row.setting.chip, registry) for _, row in rows}
     lines = []
     for figures, row in rows:
-        s, (tokens, tokens_from) = row.setting, rate(row)
-        low, high, mfu_from = _utilisation(tokens, s.precision, s.sequence_length, work, chips[s.chip])
+        setting, (tokens, tokens_from) = row.setting, rate_and_origin(row)
+        low, high, mfu_from = _converted_mfu(
+            tokens, setting.precision, setting.sequence_length, work, chips[setting.chip]
+        )
         memory = row.values("memory_bytes")
-        printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
+        memory_origin = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
         line = FigureRow(
             origin="published",
             name=f"{figures.name}: {row.name}",
-            case=s.case or "",
-            framework=f"{s.framework} {s.framework_version or ''}".strip(),
-            hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
-            layout=str(s.parsed_layout),
-            micro_batch=s.micro_batch,
-            precision=s.precision,
+            case=setting.case or "",
+            framework=f"{setting.framework} {setting.framework_version or ''}".strip(),
+            hardware=f"{setting.nodes}x{setting.devices_per_node} {setting.chip or 'withheld'}",
+            layout=str(setting.parsed_layout),
+            micro_batch=setting.micro_batch,
+            precision=setting.precision,
             status=row.status,
             source=", ".join(source.where for source in figures.sources.values()),
             tokens_per_second_per_device=tokens,
@@ -162,7 +164,7 @@ def published(case: str, registry: Registry) -> list[FigureRow]:
             mfu_high=high,
             mfu_from=mfu_from,
             memory_bytes=max(memory, default=None),
-            memory_from=printed if memory else row.figures.get("memory_bytes", row).status,
+            memory_from=memory_origin if memory else row.figures.get("memory_bytes", row).status,
         )
         lines.append(line)
     return lines
@@ -174,7 +176,7 @@ def reported_sets(registry: Registry) -> list[ReportedSet]:
     return [registry.document(ReportedSet, "reported set", name, registry.reported) for name in names]
 
 
-def reported(case: str, registry: Registry) -> list[FigureRow]:
+def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the reported runs that their readers take for this case, with what they did otherwise."""
     rows = [(runs, row) for runs in reported_sets(registry) for row in runs.rows if row.case == case]
     if not rows:
@@ -182,10 +184,10 @@ def reported(case: str, registry: Registry) -> list[FigureRow]:
     work, absent = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
     lines = []
     for runs, row in rows:
-        chip = _chip(row.chip, registry) if row.chip else NO_CHIP
+        chip = _chip_or_reason(row.chip, registry) if row.chip else NO_CHIP
         tokens, memory = row.figures.get(RATE, absent), row.figures.get("memory_bytes", absent)
         length = row.sequence_length or work.training.sequence_length
-        low, high, mfu_from = _utilisation(tokens.value, row.precision, length, work, chip)
+        low, high, mfu_from = _converted_mfu(tokens.value, row.precision, length, work, chip)
         line = FigureRow(
             origin="reported",
             name=f"{runs.name}: {row.name}",
@@ -195,7 +197,7 @@ def reported(case: str, registry: Registry) -> list[FigureRow]:
             layout=row.layout or words.NONE,
             micro_batch=row.micro_batch,
             precision=row.precision or words.NONE,
-            status="; ".join(["reported", *differences(row, work)]),
+            status="; ".join(["reported", *differences_from_case(row, work)]),
             source=runs.source,
             tokens_per_second_per_device=tokens.value,
             tokens_from=tokens.how,
@@ -209,7 +211,7 @@ def reported(case: str, registry: Registry) -> list[FigureRow]:
     return lines
 
 
-def _chip(name: str | None, registry: Registry) -> Chip | str:
+def _chip_or_reason(name: str | None, registry: Registry) -> Chip | str:
     """Return Levelfield's own data of the chip, or the reason why there is none."""
     if name is None:
         return "the chip is withheld"
@@ -219,7 +221,7 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return str(problem)
 
 
-def _utilisation(
+def _converted_mfu(
     tokens: float | None, precision: Precision | None, length: int, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
     """Return (low, high, origin): MFU by the headline formula from others' tokens/s, or None with the reason."""
@@ -228,7 +230,7 @@ def _utilisation(
     if isinstance(chip, str):
         return None, None, chip
     if precision is None:
-        fault = above_peak(tokens * flops_per_token(HEADLINE_FORMULA, work.model, length), chip, None)
+        fault = peak_excess(tokens * flops_per_token(HEADLINE_FORMULA, work.model, length), chip, None)
         return None, None, fault or "the log does not print the precision"
     use = mfu(HEADLINE_FORMULA, work.model, length, tokens, peak_range(precision, chip.peaks))
     if use.high is None:
@@ -236,29 +238,29 @@ def _utilisation(
     return use.low, use.high, f"converted: {use.formula} of {use.peak_tflops:g} TFLOP/s, {use.peak_source}"
 
 
-def differences(row: ReportedRow, work: Work) -> list[str]:
+def differences_from_case(row: ReportedRow, work: Work) -> list[str]:
     """Return what the log states otherwise than the case: the same model then trains other work."""
     training = work.training
     pairs = {
         "global batch": (row.global_batch, training.global_batch),
         "sequence length": (row.sequence_length, training.sequence_length),
     }
-    other = [
+    texts = [
         f"{name} {value}, the case has {expected}"
         for name, (value, expected) in pairs.items()
         if value not in (None, expected)
     ]
     absent = " and ".join(name for name, (value, _) in pairs.items() if value is None)
-    return [*other, f"{absent} not printed"] if absent else other
+    return [*texts, f"{absent} not printed"] if absent else texts
 
 
-def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | None:
-    """Return why a chip cannot compute so many FLOP/s; None where it can, or no peak is public.
+def peak_excess(flops: float, chip: Chip, precision: Precision | None) -> str | None:
+    """Return how far these FLOP/s exceed the chip's peak, in words; None where they do not, or no peak is public.
 
     The peak is that of the precision, else the highest of all.
     """
-    public = peak_range(precision, chip.peaks) if precision else None
-    declared = public and (public.fp8 or public.peak)
+    range_of_precision = peak_range(precision, chip.peaks) if precision else None
+    declared = range_of_precision and (range_of_precision.fp8 or range_of_precision.peak)
     highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
     peak, kind = (declared.tflops, precision) if declared else (highest, "highest")
     tflops = flops / 1e12
@@ -267,29 +269,32 @@ def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | N
     return f"{tflops:,.4g} TFLOP/s of a device, {tflops / peak:.4g} times {chip.name}'s {kind} peak of {peak:,.4g}"
 
 
-def rate(row: PublishedRow) -> tuple[float | None, str]:
+def rate_and_origin(row: PublishedRow) -> tuple[float | None, str]:
     """Return tokens/s per device and its origin: printed, else from the step time, else from samples/s.
 
     The origin is `printed`, `converted` with the arithmetic, or the reason for None.
     """
-    s = row.setting
+    setting = row.setting
     printed = row.figure("tokens_per_second_per_device")
     if printed is not None:
         return printed, "printed"
     for seconds in filter(None, map(row.figure, _STEP_TIMES)):
-        value = s.global_batch * s.sequence_length / seconds / s.devices
-        return value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}"
+        value = setting.global_batch * setting.sequence_length / seconds / setting.devices
+        return (
+            value,
+            f"converted: {setting.global_batch} x {setting.sequence_length} / {seconds:.10g} s / {setting.devices}",
+        )
     samples = row.figure("samples_per_second")
     if samples is not None:
-        value = samples * s.sequence_length / s.devices
-        return value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}"
+        value = samples * setting.sequence_length / setting.devices
+        return value, f"converted: {samples:g} samples/s x {setting.sequence_length} / {setting.devices}"
     return None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}"
 
 
-def beside_published(form: str, results: Sequence[Result], registry: Registry) -> str:
+def format_figure_rows(form: str, results: Sequence[Result], registry: Registry) -> str:
     """Return the table in one of the platform's formats: table, markdown, csv or json."""
-    lines = beside(results, registry)
-    notes = list(remarks(results, lines))
+    lines = figure_rows(results, registry)
+    notes = list(missing_row_remarks(results, lines))
     rows = [asdict(line) for line in lines]
     writers = {
         "table": lambda: as_text(lines, notes),
@@ -309,25 +314,25 @@ def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
         parts = [f"{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"]
         if line.origin == "reported":
             parts.append(f"source: {line.source}")
-        if len(line.absent) < FIGURES:
-            parts.append(f"{_tokens(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
-            parts.append(f"{MFU_TITLE} {line.mfu}{_converted(line, line.mfu_from)}")
+        if len(line.absent) < FIGURES_PER_ROW:
+            parts.append(f"{_tokens_text(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
+            parts.append(f"{MFU_TITLE} {line.mfu}{_origin_suffix(line, line.mfu_from)}")
         text.append(wrapped(padded((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
-        text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absent(line))]
+        text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absence_lines(line))]
     return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
 
 
-def _tokens(line: FigureRow, unit: str = "") -> str:
-    return f"{number(line.tokens_per_second_per_device)}{unit}{_converted(line, line.tokens_from)}"
+def _tokens_text(line: FigureRow, unit: str = "") -> str:
+    return f"{number(line.tokens_per_second_per_device)}{unit}{_origin_suffix(line, line.tokens_from)}"
 
 
-def _absent(line: FigureRow) -> list[str]:
-    return line.absent if len(line.absent) < FIGURES else [f"no figures: {line.status}"]
+def _absence_lines(line: FigureRow) -> list[str]:
+    return line.absent if len(line.absent) < FIGURES_PER_ROW else [f"no figures: {line.status}"]
 
 
-def _converted(line: FigureRow, origin: str) -> str:
-    is_named = line.origin != "measured" and origin.startswith(("converted", "computed", "printed"))
-    return f" ({origin.partition(':')[0]})" if is_named else ""
+def _origin_suffix(line: FigureRow, origin: str) -> str:
+    is_shown = line.origin != "measured" and origin.startswith(("converted", "computed", "printed"))
+    return f" ({origin.partition(':')[0]})" if is_shown else ""
 
 
 def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
@@ -338,13 +343,13 @@ def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     rows = [
         (
             *(str(getattr(line, field) or words.NONE) for field in fields),
-            _tokens(line),
-            f"{line.mfu}{_converted(line, line.mfu_from)}",
+            _tokens_text(line),
+            f"{line.mfu}{_origin_suffix(line, line.mfu_from)}",
             gib(line.memory_bytes),
         )
         for line in lines
     ]
-    absent = [f"{line.name}: {reason}" for line in lines for reason in _absent(line)]
+    absent = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
     absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
     below = ["", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *notes))]
     return "\n".join([*table((*names, *figures), rows), *below]) + "\n"

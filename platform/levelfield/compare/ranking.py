@@ -10,22 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
+from levelfield.compare.comparability import (
+    CAUTION_REASONS,
+    HARMLESS_VALUES,
+    NO_VALUE,
+    cautions,
+    chip_of,
+    cost_cautions,
+)
 from levelfield.compare.comparison import Duels, Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import (
     ColumnRatio,
     MatrixCell,
     TrainingPair,
     column_ratio,
-    difference,
     most_results_first,
+    unequal_fields_text,
 )
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
-from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
+from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, geometric_mean, geometric_mean_interval
+from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, cost_quantity, excess_use, tuning_of
 from levelfield.specs.prices import Prices
 
 PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
-PARTS: tuple[PartName, ...] = get_args(PartName)
+TRUST_PARTS: tuple[PartName, ...] = get_args(PartName)
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,11 @@ class Metric:
 
     name: str  # of its texts
     quantity: Quantity
-    is_less_better: bool = False
+    is_lower_better: bool = False
 
     def order(self, value: float | None) -> float:
         """Return what sorts the better value first."""
-        return (value or 0.0) if self.is_less_better else -(value or 0.0)
+        return (value or 0.0) if self.is_lower_better else -(value or 0.0)
 
 
 TOKENS = Metric("tokens", RATE)
@@ -94,54 +101,54 @@ def contender(cell: MatrixCell) -> Contender:
     if cell.side is None or cell.values is None:
         raise ValueError(f"found a cell that is {cell.state}, expected a measured one")
     first = cell.side.first
-    parts = trust(cell.side, cell.values)
+    parts = trust_parts(cell.side, cell.values)
     return Contender(chip_of(first.series), first.series.framework_label, tuning_of(first) or "", cell.side, parts)
 
 
 def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories, duels: Duels = ()) -> Ranking:
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
-    alike, unranked = _most_alike(contenders)
+    comparable, unranked = _largest_comparable_group(contenders)
     bars = []
-    for contender in alike:  # every run of its side must have the figure
+    for contender in comparable:  # every run of its side must have the figure
         values = side_values(metric.quantity, contender.side, histories, duels)
-        value = own_mean(values)
+        value = geometric_mean(values)
         if value is None or len(values.values) < len(contender.side.counted):
             reason = side_figure(metric.quantity, contender.side.counted).reason
             reason = reason or f"found {list(values.values)}, expected positive numbers"
             unranked.append(Unranked(contender, reason))
         else:  # the interval is of logarithms, as the ratio's: it never ends below zero
-            bars.append(RankedBar(contender, values, value, *(own_interval(values) or (None, None))))
+            bars.append(RankedBar(contender, values, value, *(geometric_mean_interval(values) or (None, None))))
     bars.sort(key=lambda bar: (metric.order(bar.value), bar.contender.chip, bar.contender.framework))
-    against = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
-    return Ranking((*bars[:1], *against), tuple(unranked))
+    with_ratios = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
+    return Ranking((*bars[:1], *with_ratios), tuple(unranked))
 
 
-def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[Unranked]]:
+def _largest_comparable_group(contenders: Sequence[Contender]) -> tuple[list[Contender], list[Unranked]]:
     """Return the largest group of contenders that may be compared, and the others with what they differ in."""
     groups: list[list[Contender]] = []
     for contender in contenders:
         for group in groups:
-            if not difference(group[0].side, contender.side):
+            if not unequal_fields_text(group[0].side, contender.side):
                 group.append(contender)
                 break
         else:
             groups.append([contender])
-    alike = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
-    others = [contender for group in groups if group is not alike for contender in group]
-    return alike, [Unranked(contender, difference(alike[0].side, contender.side)) for contender in others]
+    largest = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
+    others = [contender for group in groups if group is not largest for contender in group]
+    return largest, [Unranked(contender, unequal_fields_text(largest[0].side, contender.side)) for contender in others]
 
 
 def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what calls for caution in `other` beside the best, with its values, and other fields that differ."""
     sides = [other.side] if other is best else [best.side, other.side]
-    fields = [*cautions(sides), *covering(metric.quantity, sides)]
-    explained = [(field.name, field.cells[-1]) for field in fields if field.name in WHY]
-    grave = [(name, value) for name, value in explained if value not in (NOTHING, HARMLESS.get(name))]
-    return grave, [field.name for field in fields if field.name not in WHY]
+    fields = [*cautions(sides), *cost_cautions(metric.quantity, sides)]
+    explained = [(field.name, field.cells[-1]) for field in fields if field.name in CAUTION_REASONS]
+    grave = [(name, value) for name, value in explained if value not in (NO_VALUE, HARMLESS_VALUES.get(name))]
+    return grave, [field.name for field in fields if field.name not in CAUTION_REASONS]
 
 
 @dataclass(frozen=True)
-class Overall:
+class OverallRanking:
     """Columns over all trainings, the best first."""
 
     rows: tuple[ColumnRatio, ...]  # the first is against itself
@@ -154,7 +161,7 @@ class Overall:
 _Table = dict[str, dict[str, RankedBar]]  # the best bar of each column by what must be equal beside the training
 
 
-def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
+def overall_ranking(rankings: Sequence[Ranking], metric: Metric) -> OverallRanking:
     """Return the comparison of chips, each by the frameworks that both have; of the frameworks where all ran on one
     chip."""
     is_by_chip = len({bar.contender.chip for ranking in rankings for bar in ranking.bars}) > 1
@@ -168,19 +175,19 @@ def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
         tables.append(table)
     columns = most_results_first(Counter(column for table in tables for column in table))
     if not columns:
-        return Overall((), is_by_chip, 0)
-    means = [_mean(tables, column, columns[0]) for column in columns]
+        return OverallRanking((), is_by_chip, 0)
+    means = [_column_mean(tables, column, columns[0]) for column in columns]
     shared = [mean for mean in means if mean.ratio.value is not None]
     shared.sort(key=lambda mean: metric.order(mean.ratio.value))
-    rows = [_mean(tables, mean.column, shared[0].column) for mean in shared]
+    rows = [_column_mean(tables, mean.column, shared[0].column) for mean in shared]
     left_out = dict.fromkeys(mean.column for mean in [*means, *rows] if mean.ratio.value is None)
     compared = tuple(row for row in rows if row.ratio.value is not None)
     scale = compared[min(1, len(compared) - 1)].scale
     scales: list[str] = [bar.contender.side.first.series.scale for r in rankings for bar in r.bars[:1]]
-    return Overall(compared, is_by_chip, scales.count(scale), tuple(left_out), scale)
+    return OverallRanking(compared, is_by_chip, scales.count(scale), tuple(left_out), scale)
 
 
-def _mean(tables: Sequence[_Table], column: str, base: str) -> ColumnRatio:
+def _column_mean(tables: Sequence[_Table], column: str, base: str) -> ColumnRatio:
     pairs = []
     for number, table in enumerate(tables):
         bars, others = table.get(column, {}), table.get(base, {})
@@ -201,7 +208,7 @@ class TrustPart:
     detail: str  # what was found, such as the verdict, or the number of runs
 
 
-def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
+def trust_parts(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
     """Return how far a side's figures can be trusted: each part is known to hold, or says why not.
 
     values: the speeds of the side, with the noise of its history.
@@ -221,7 +228,7 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
         uncertified = uncertified or reason
     uses = [run.result.other_use for run in runs]
     is_unrecorded = any(use is None or use.host_in_window.value is None for use in uses)
-    disturbed = "not recorded" if is_unrecorded else max(map(busy, runs), default=(0.0, ""))[1]
+    disturbed = "not recorded" if is_unrecorded else max(map(excess_use, runs), default=(0.0, ""))[1]
     return (
         TrustPart("aligned", verdicts == "aligned", verdicts),
         TrustPart("certified", bool(runs) and not uncertified, uncertified),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from levelfield.compare.comparability import NOTHING
+from levelfield.compare.comparability import NO_VALUE
 from levelfield.compare.comparison import ComparedFigure, Comparison
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import QUANTITIES
@@ -24,7 +24,7 @@ from levelfield.report.sheets import Sheet
 RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
 ALIGNED = "aligned"
 LARGEST_LIMIT = 10.0  # a larger one is a percentage, which every ratio of `<=` would meet
-_FORM = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
+_PATTERN = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
     if text.strip() == ALIGNED:
         return RatioRequirement(text, ALIGNED)
     names = [quantity.column.name for quantity in QUANTITIES if quantity.is_noisy] + [COST] * has_prices
-    match = _FORM.fullmatch(text)
+    match = _PATTERN.fullmatch(text)
     beginning, operator, number = match.groups() if match else ("", "", "")
     figures = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
     limit = math.nan
@@ -120,7 +120,7 @@ def _judge_requirement(
 def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
     rows = []
     for f in findings:
-        text = NOTHING if f.ratio is None or f.ratio.value is None else f"{f.ratio.value:.4f}"
+        text = NO_VALUE if f.ratio is None or f.ratio.value is None else f"{f.ratio.value:.4f}"
         if f.ratio and f.ratio.value is not None and f.ratio.low is not None:
             text += f" [{f.ratio.low:.4f}, {f.ratio.high:.4f}]"
         rows.append((f.requirement, f"{f.side}/{f.against}", f.word, text))

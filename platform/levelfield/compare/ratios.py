@@ -22,10 +22,10 @@ LEAST_RUNS = FEWEST_FOR_INTERVAL  # of a side that has to show its own noise
 LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
-_SAME_RUNS = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
-_NAMED = 2  # origins of noise that a sentence names
+_SAME_RATIO_TOLERANCE = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
+_MOST_ORIGINS = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
-QUANTILES = {
+T_QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
     12: 2.1788, 15: 2.1314, 20: 2.0860, 30: 2.0423, 60: 2.0003, 120: 1.9799,
 }  # fmt: skip
@@ -49,8 +49,8 @@ class DuelArm:
     duel: DuelConclusion
     is_b: bool
     log_speed: float  # the mean of the logarithms of their speeds
-    log_mean: float  # the same of the figure, which is a constant of the side times their speeds, or over them
-    power: Literal[1, -1] = 1  # of the speed in the figure
+    log_mean: float  # the mean of the logarithms of the figure: a constant of the side, times speed to `power`
+    power: Literal[1, -1] = 1  # of the speed in the figure: 1 for tokens/s, -1 for a cost
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Ratio:
     @property
     def inverse(self) -> Ratio:
         """Return the same comparison seen from the other side."""
-        turned: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
+        opposites: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
         value, low, high = (None if number is None else 1 / number for number in (self.value, self.high, self.low))
-        return Ratio(value, low, high, turned.get(self.standing, self.standing), self.reason, self.pairs)
+        return Ratio(value, low, high, opposites.get(self.standing, self.standing), self.reason, self.pairs)
 
 
 @dataclass(frozen=True)
@@ -116,22 +116,22 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     both sides stands for their runs: its pairs share what differs between other runs.
     """
     for values in (of.values for pair in pairs for of in pair):
-        if own_mean(SideValues(values)) is None:
+        if geometric_mean(SideValues(values)) is None:
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
-    by_pairs = [_paired_ratio(side, base) for side, base in pairs]
-    if len(pairs) == 1 and by_pairs[0]:
-        return by_pairs[0]
+    duel_ratios = [_paired_ratio(side, base) for side, base in pairs]
+    if len(pairs) == 1 and duel_ratios[0]:
+        return duel_ratios[0]
     difference = statistics.fmean(
-        math.log(duel.value) if duel and duel.value else _log_mean(side) - _log_mean(base)
-        for duel, (side, base) in zip(by_pairs, pairs, strict=True)
+        math.log(duel_ratio.value) if duel_ratio and duel_ratio.value else _log_mean(side) - _log_mean(base)
+        for duel_ratio, (side, base) in zip(duel_ratios, pairs, strict=True)
     )
     variances = []
-    for duel, (side, base) in zip(by_pairs, pairs, strict=True):
-        if duel and duel.low and duel.high and duel.pairs:
-            half = math.log(duel.high / duel.low) / 2
-            variances.append(_Variance((half / _quantile(duel.pairs - 1)) ** 2, duel.pairs - 1))
+    for duel_ratio, (side, base) in zip(duel_ratios, pairs, strict=True):
+        if duel_ratio and duel_ratio.low and duel_ratio.high and duel_ratio.pairs:
+            half_width = math.log(duel_ratio.high / duel_ratio.low) / 2
+            variances.append(_Variance((half_width / _quantile(duel_ratio.pairs - 1)) ** 2, duel_ratio.pairs - 1))
             continue
         ours, theirs = _variance(side), _variance(base)
         if ours is None or theirs is None:
@@ -141,18 +141,20 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
                 "differ"
             )
             return Ratio(_exp(difference), None, None, "inconclusive", reason)
-        shared = _freedom((ours, theirs))
+        pair_freedom = _combined_freedom((ours, theirs))
         if ours.freedom != theirs.freedom:
-            shared = min(shared, min(ours.freedom, theirs.freedom) + 1)
-        variances.append(_Variance(ours.value + theirs.value, shared))
-    whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
-    half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
-    low, high = _exp(difference - half), _exp(difference + half)
+            pair_freedom = min(pair_freedom, min(ours.freedom, theirs.freedom) + 1)
+        variances.append(_Variance(ours.value + theirs.value, pair_freedom))
+    total, freedom = sum(v.value for v in variances), int(_combined_freedom(variances) + 1e-9)  # less a rounding error
+    half_width = _quantile(freedom) * math.sqrt(total) / len(pairs)
+    low, high = _exp(difference - half_width), _exp(difference + half_width)
     entries = (entry for side, base in pairs for entry in (base, side))
     origins = dict.fromkeys(
         entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
     )
-    origin = " and ".join(origins) if len(origins) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
+    origin = (
+        " and ".join(origins) if len(origins) <= _MOST_ORIGINS else f"the runs and nights of {2 * len(pairs)} sides"
+    )
     method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
     return Ratio(_exp(difference), low, high, standing_of(low, high), method)
 
@@ -162,27 +164,27 @@ def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
     for arm in reversed(side.duels):
         duel, sign = arm.duel, 1 if arm.is_b else -1
         for other in (other for other in base.duels if other.duel == duel and other.is_b != arm.is_b):
-            speeds = arm.log_speed - other.log_speed
-            if abs(sign * math.log(duel.ratio) - speeds) <= _SAME_RUNS and arm.power == other.power:
-                factor, power = math.exp(arm.log_mean - other.log_mean - arm.power * speeds), arm.power * sign
+            log_speed_ratio = arm.log_speed - other.log_speed
+            if abs(sign * math.log(duel.ratio) - log_speed_ratio) <= _SAME_RATIO_TOLERANCE and arm.power == other.power:
+                factor, power = math.exp(arm.log_mean - other.log_mean - arm.power * log_speed_ratio), arm.power * sign
                 value, *ends = (factor * end**power for end in (duel.ratio, duel.low, duel.high))
                 low, high = sorted(ends)
                 return Ratio(value, low, high, standing_of(low, high), duel.reason, len(duel.pairs))
     return None
 
 
-def own_mean(of: SideValues) -> float | None:
+def geometric_mean(side: SideValues) -> float | None:
     """Return a side's geometric mean: the means of two sides have their ratio. None: not all are positive numbers."""
-    return _exp(_log_mean(of)) if of.values and all(0 < value < math.inf for value in of.values) else None
+    return _exp(_log_mean(side)) if side.values and all(0 < value < math.inf for value in side.values) else None
 
 
-def own_interval(of: SideValues) -> tuple[float, float] | None:
+def geometric_mean_interval(side: SideValues) -> tuple[float, float] | None:
     """Return the 95 % interval of a side's geometric mean; None where nothing shows its noise."""
-    variance = _variance(of)
+    variance = _variance(side)
     if not variance:
         return None
-    middle, half = _log_mean(of), _quantile(int(variance.freedom)) * math.sqrt(variance.value)
-    return _exp(middle - half), _exp(middle + half)
+    log_mean, half_width = _log_mean(side), _quantile(int(variance.freedom)) * math.sqrt(variance.value)
+    return _exp(log_mean - half_width), _exp(log_mean + half_width)
 
 
 def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
@@ -198,27 +200,27 @@ def _exp(logarithm: float) -> float:
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
-def _log_mean(of: SideValues) -> float:
-    return statistics.fmean(map(math.log, of.values))
+def _log_mean(side: SideValues) -> float:
+    return statistics.fmean(map(math.log, side.values))
 
 
-def _variance(of: SideValues) -> _Variance | None:
+def _variance(side: SideValues) -> _Variance | None:
     """Return the variance of the mean of the logarithms; None where nothing shows it."""
-    runs = len(of.values)
+    runs = len(side.values)
     if runs >= LEAST_RUNS:
-        deviation, counted = statistics.stdev(map(math.log, of.values)), runs
-    elif of.history:
-        deviation, counted = of.history.deviation, of.history.runs
+        deviation, noise_runs = statistics.stdev(map(math.log, side.values)), runs
+    elif side.history:
+        deviation, noise_runs = side.history.deviation, side.history.runs
     else:
         return None
-    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, counted - 1)
+    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, noise_runs - 1)
 
 
 def _quantile(freedom: int) -> float:
-    return QUANTILES[max(freedoms for freedoms in QUANTILES if freedoms <= freedom)]
+    return T_QUANTILES[max(freedoms for freedoms in T_QUANTILES if freedoms <= freedom)]
 
 
-def _freedom(variances: Sequence[_Variance]) -> float:
+def _combined_freedom(variances: Sequence[_Variance]) -> float:
     """Return Satterthwaite's degrees of freedom of a sum. Equal variances give a whole number."""
     return sum(v.value for v in variances) ** 2 / sum(v.value**2 / v.freedom for v in variances)
 

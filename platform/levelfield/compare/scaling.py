@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from levelfield.compare.comparability import (
-    FIXED,
-    NOTHING,
+    FIXED_READERS,
+    NO_VALUE,
     ComparedField,
     Reader,
-    checked,
     chip_of,
+    equal_and_unequal,
     window_tokens,
 )
 from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
@@ -70,46 +70,50 @@ def scaling(records: Sequence[RunRecord]) -> Scaling:
         raise UsageError(f"--scaling: found runs of {numbers} only, expected at least two numbers of devices")
     sides = [side_of(f"{n} devices", [record for record in records if record.series.devices == n]) for n in counts]
     kind: Kind = "strong" if len({record.series.work for record in records}) == 1 else "weak"
-    good = [side for side in sides if side.counted]
-    unequal = checked(good, _EQUAL | (_STRONG if kind == "strong" else _WEAK))[1] if good else ()
-    base = None if unequal or not good else side_figure(RATE, good[0].counted)
+    counted_sides = [side for side in sides if side.counted]
+    unequal = (
+        equal_and_unequal(counted_sides, _EQUAL_READERS | (_STRONG_READERS if kind == "strong" else _WEAK_READERS))[1]
+        if counted_sides
+        else ()
+    )
+    base = None if unequal or not counted_sides else side_figure(RATE, counted_sides[0].counted)
     rows = []
-    for side in sides if good else ():
+    for side in sides if counted_sides else ():
         devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
         if not side.counted:
             left_out = "; ".join(reason for _, reason in side.excluded)
             rows.append(ScaledRuns(side, devices, rate, None, None, left_out))
             continue
-        predicted, first = _predicted(side), _predicted(good[0])
-        efficiency, speed_up, expected = None, None, None
-        if base and side is not good[0]:
+        predicted, first_predicted = _predicted_rate(side), _predicted_rate(counted_sides[0])
+        efficiency, speed_up, predicted_efficiency = None, None, None
+        if base and side is not counted_sides[0]:
             efficiency = side_ratio(RATE, SideValues(rate.values), SideValues(base.values))
-            times = devices / good[0].first.series.devices
-            speed_up = None if efficiency.value is None else efficiency.value * times
-            expected = predicted / first if predicted and first else None
-        rows.append(ScaledRuns(side, devices, rate, speed_up, efficiency, None, predicted, expected))
+            device_ratio = devices / counted_sides[0].first.series.devices
+            speed_up = None if efficiency.value is None else efficiency.value * device_ratio
+            predicted_efficiency = predicted / first_predicted if predicted and first_predicted else None
+        rows.append(ScaledRuns(side, devices, rate, speed_up, efficiency, None, predicted, predicted_efficiency))
     return Scaling(kind, tuple(rows), unequal)
 
 
-def _predicted(side: ComparedSide) -> float | None:
+def _predicted_rate(side: ComparedSide) -> float | None:
     """Return the planner's tokens/s per device of a side; None where its runs have none, or differ."""
     rates = {record.result.predicted_rate for record in side.counted}
-    only = rates.pop() if len(rates) == 1 else None
-    return only if only is not None and only > 0 else None
+    rate = rates.pop() if len(rates) == 1 else None
+    return rate if rate is not None and rate > 0 else None
 
 
-_EQUAL: dict[str, Reader] = {
-    **{name: FIXED[name] for name in ("scale", "window", "device")},
+_EQUAL_READERS: dict[str, Reader] = {
+    **{name: FIXED_READERS[name] for name in ("scale", "window", "device")},
     "precision": lambda r: r.series.precision,
     "framework": lambda r: r.series.framework_label,
     "framework version": lambda r: r.subject.framework_version,
     "chip": lambda r: chip_of(r.series),
-    "corpus": FIXED["corpus"],
+    "corpus": FIXED_READERS["corpus"],
 }
-_STRONG: dict[str, Reader] = {
-    name: FIXED[name] for name in ("work", "tokens of the window", "tokens read", "initial weights")
+_STRONG_READERS: dict[str, Reader] = {
+    name: FIXED_READERS[name] for name in ("work", "tokens of the window", "tokens read", "initial weights")
 }
-_WEAK: dict[str, Reader] = {
+_WEAK_READERS: dict[str, Reader] = {
     "case": lambda r: without_batch(r.series.case),
     "parameters": lambda r: r.result.parameters,
     "tokens of the window per device": lambda r: (
@@ -142,11 +146,11 @@ def sheets(result: Scaling) -> Iterator[Sheet]:
         if row.side.counted
         for record, reason in row.side.excluded
     ]
-    dash = "" if all(row.predicted for row in result.rows) else f"; {NOTHING} where it did not choose the layout"
+    dash_note = "" if all(row.predicted for row in result.rows) else f"; {NO_VALUE} where it did not choose the layout"
     notes = (
         "efficiency: tokens/s per device over that of the smallest runs",
         *dict.fromkeys((*reasons, *missing)),
-        f"predicted: by the planner before the runs, tokens/s/device and efficiency{dash}",
+        f"predicted: by the planner before the runs, tokens/s/device and efficiency{dash_note}",
     )
     yield Sheet(_KINDS[result.kind], _HEADER, tuple(map(_cells, result.rows)), notes)
 
@@ -179,7 +183,7 @@ def as_values(result: Scaling) -> dict[str, Any]:
 
 def _cells(row: ScaledRuns) -> tuple[str, ...]:
     median, ratio = row.rate.interval.median if row.rate.interval else None, row.efficiency
-    efficiency = NOTHING if ratio is None or ratio.value is None else f"{ratio.value:.3f}"
+    efficiency = NO_VALUE if ratio is None or ratio.value is None else f"{ratio.value:.3f}"
     if ratio and ratio.value is not None and ratio.low is not None and ratio.high is not None:
         efficiency += f" [{ratio.low:.3f}, {ratio.high:.3f}]"
     expected = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
@@ -190,5 +194,5 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
         RATE.column.text(median),
         number(row.speed_up, 2),
         efficiency,
-        NOTHING if row.predicted is None else f"{number(row.predicted)}{expected}",
+        NO_VALUE if row.predicted is None else f"{number(row.predicted)}{expected}",
     )

@@ -13,19 +13,19 @@ from operator import attrgetter
 
 from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.compare.sides import (
-    DIFFERS,
-    began,
+    DIFFERING_VERDICTS,
     disturbance,
     exclusion,
     quiet_runs,
     series_exclusion,
+    start_time,
     tuned_fields,
     tuning_of,
 )
 from levelfield.specs.record import RunRecord
 
-MOST = 30  # runs among which a quiet one is looked for, and among which one with the defaults alone is
-_TUNINGS = ("base", None, "peak")  # which of them a label means; None is of an earlier version
+MOST_RUNS = 30  # that are read to find a quiet run, or one with the defaults alone
+_TUNINGS_BY_PREFERENCE = ("base", None, "peak")  # which of them a label means; None is of an earlier version
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
     disturbed runs end the search for a quiet one.
     """
     counted: dict[str | None, list[RunRecord]] = {}  # of each tuning, the newest first
-    first: dict[str | None, RunRecord] = {}  # of each tuning, repeat 1 of the newest command
+    first_repeats: dict[str | None, RunRecord] = {}  # of each tuning, repeat 1 of the newest command
     complete: dict[str | None, bool] = {}  # whether that command has enough repeats
     disturbed = 0
     for number, record in enumerate(newest):
-        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MOST)
+        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MOST_RUNS)
         for tuning, runs in counted.items():
-            begin = first.get(tuning)
-            if begin and record.began != begin.began:
+            first_repeat = first_repeats.get(tuning)
+            if first_repeat and record.began != first_repeat.began:
                 complete.setdefault(tuning, len(runs) >= LEAST_RUNS)
             is_done &= tuning in complete and (complete[tuning] or not is_within_a_day(record.began, runs[0].began))
         if is_done:
@@ -60,12 +60,12 @@ def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
             continue
         if disturbance(record):
             disturbed += 1
-            if not counted and disturbed == MOST:
+            if not counted and disturbed == MOST_RUNS:
                 return
             continue
         counted.setdefault(tuning_of(record), []).append(record)
         if record.result.repeat == 1:
-            first.setdefault(tuning_of(record), record)
+            first_repeats.setdefault(tuning_of(record), record)
 
 
 def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
@@ -74,27 +74,35 @@ def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
     A newer command with too few repeats, under other conditions, hides no complete one of its build, node and day.
     Disturbed runs that are newer are among those that are returned, so that a side names them.
     """
-    ordered = sorted(records, key=_order)
-    good = [run for run in ordered if series_exclusion(run) is None]
-    if not good:
+    ordered = sorted(records, key=_time_order)
+    eligible = [run for run in ordered if series_exclusion(run) is None]
+    if not eligible:
         return None
-    quiet = quiet_runs(good)
-    ids = {run.run_id for run in quiet}
+    quiet = quiet_runs(eligible)
+    quiet_ids = {run.run_id for run in quiet}
     newest = quiet[-1]
     group = newest_group(newest, ordered)
-    if sum(run.run_id in ids for run in group) < LEAST_RUNS:
+    if sum(run.run_id in quiet_ids for run in group) < LEAST_RUNS:
         same_day = [run for run in quiet if is_within_a_day(run.began, newest.began)]
         same_build = [run for run in same_day if (run.subject, run.node) == (newest.subject, newest.node)]
         by_conditions = {run.conditions.fingerprint(): run for run in same_build}  # the newest of each
-        groups = (newest_group(run, ordered) for run in sorted(by_conditions.values(), key=_order, reverse=True))
-        group = next((runs for runs in groups if sum(run.run_id in ids for run in runs) >= LEAST_RUNS), group)
-    stands = next(run for run in reversed(group) if run.run_id in ids)
-    chosen = {run.run_id for run in group if run.verdict not in DIFFERS}
-    newer = ordered[ordered.index(stands) + 1 :]
-    chosen |= {run.run_id for run in newer if exclusion(run) or (run.run_id not in ids and run.verdict not in DIFFERS)}
+        groups = (newest_group(run, ordered) for run in sorted(by_conditions.values(), key=_time_order, reverse=True))
+        group = next((runs for runs in groups if sum(run.run_id in quiet_ids for run in runs) >= LEAST_RUNS), group)
+    representative = next(run for run in reversed(group) if run.run_id in quiet_ids)
+    chosen = {run.run_id for run in group if run.verdict not in DIFFERING_VERDICTS}
+    newer = ordered[ordered.index(representative) + 1 :]
+    chosen |= {
+        run.run_id
+        for run in newer
+        if exclusion(run) or (run.run_id not in quiet_ids and run.verdict not in DIFFERING_VERDICTS)
+    }
     left_out = []
     for run in (run for run in ordered if run.run_id not in chosen):
-        reason = "an earlier command" if _order(run) < _order(stands) else "a newer command with too few repeats"
+        reason = (
+            "an earlier command"
+            if _time_order(run) < _time_order(representative)
+            else "a newer command with too few repeats"
+        )
         left_out.append((run, series_exclusion(run) or reason))
     return ChosenRuns(tuple(run for run in ordered if run.run_id in chosen), tuple(left_out))
 
@@ -104,12 +112,12 @@ def labelled_runs(records: Sequence[RunRecord]) -> ChosenRuns:
 
     Where no run of the series counts, they are the newest MOST of all.
     """
-    for tuning in _TUNINGS:
+    for tuning in _TUNINGS_BY_PREFERENCE:
         if chosen := choose_runs([run for run in records if tuning_of(run) == tuning]):
             others = [run for run in records if tuning_of(run) != tuning]
             left_out = [(run, series_exclusion(run) or f"{tuning_of(run)}: {tuned_fields(run)}") for run in others]
             return ChosenRuns(chosen.runs, (*chosen.left_out, *left_out))
-    return ChosenRuns(tuple(sorted(records, key=_order)[-MOST:]))
+    return ChosenRuns(tuple(sorted(records, key=_time_order)[-MOST_RUNS:]))
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -118,8 +126,11 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
     The repeats of a plan are numbered from 1 and follow each other, with the same series, tuning, build, node and
     conditions, such as variables. One that does not count may not know its build.
     """
-    kind = _kind(record)
-    ordered = sorted((r for r in records if _kind(r) == kind or (exclusion(r) and _kind(r)[0] == kind[0])), key=_order)
+    command = _command_key(record)
+    ordered = sorted(
+        (r for r in records if _command_key(r) == command or (exclusion(r) and _command_key(r)[0] == command[0])),
+        key=_time_order,
+    )
     groups: list[list[RunRecord]] = []
     for run in ordered:
         if groups and run.result.repeat == groups[-1][-1].result.repeat + 1:
@@ -138,7 +149,7 @@ def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRec
     group = repeats_around(record, records)
     if sum(series_exclusion(run) is None for run in group) >= LEAST_RUNS:
         return group
-    same = [
+    same_day = [
         run
         for run in records
         if run.series.fingerprint() == record.series.fingerprint()
@@ -146,7 +157,7 @@ def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRec
         # one that does not count may not know its build
         and (is_same_build(run, record) or (exclusion(run) is not None and tuning_of(run) == tuning_of(record)))
     ]
-    return sorted({run.run_id: run for run in (*group, *same)}.values(), key=_order)
+    return sorted({run.run_id: run for run in (*group, *same_day)}.values(), key=_time_order)
 
 
 def is_same_build(first: RunRecord, second: RunRecord) -> bool:
@@ -164,7 +175,7 @@ def is_within_a_day(first: str, second: str) -> bool:
         return False
 
 
-def _kind(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str, str | None]:
+def _command_key(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str, str | None]:
     return (
         (record.series.fingerprint(), tuning_of(record)),
         record.subject.fingerprint(),
@@ -174,6 +185,6 @@ def _kind(record: RunRecord) -> tuple[tuple[str, str | None], str, str, str, str
     )
 
 
-def _order(record: RunRecord) -> tuple[str, int, str]:
+def _time_order(record: RunRecord) -> tuple[str, int, str]:
     """Return what sorts runs by time; repeats that began in one second by their numbers."""
-    return str(began(record) or ""), record.result.repeat, record.run_id
+    return str(start_time(record) or ""), record.result.repeat, record.run_id

@@ -23,7 +23,7 @@ from levelfield.specs.result import Utilisation
 from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_NAME, RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.vendor import HOST_SHARE
 
-DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
+DIFFERING_VERDICTS = ("different", "diverged")  # verdicts of a training that did not do the work
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def side_of(
     if not records:
         raise UsageError(f"side {name}: found no run, expected at least one")
     ids = [record.run_id for record in records]
-    if twice := next((i for i in ids if ids.count(i) > 1), None):
-        raise UsageError(f"side {name}: found run {twice} twice; expected every run once")
+    if repeated := next((i for i in ids if ids.count(i) > 1), None):
+        raise UsageError(f"side {name}: found run {repeated} twice; expected every run once")
     first, *others = records
     for other in others:
         for field in type(first.series).model_fields:
@@ -90,8 +90,10 @@ def side_of(
     if not is_paired:
         good = [record for record, reason in reasons if reason is None]
         quiet = {record.run_id for record in quiet_runs(good)}
-        beside = [None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons]
-        reasons = [(r, reason or left) for (r, reason), left in zip(reasons, beside, strict=True)]
+        disturbances = [
+            None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons
+        ]
+        reasons = [(r, reason or disturbed) for (r, reason), disturbed in zip(reasons, disturbances, strict=True)]
     counted = tuple(record for record, reason in reasons if reason is None)
     excluded = tuple((record, reason) for record, reason in reasons if reason)
     return ComparedSide(name, counted, excluded, tuple(left_out))
@@ -109,13 +111,13 @@ def exclusion(record: RunRecord) -> str | None:
 
 def series_exclusion(record: RunRecord) -> str | None:
     """Return why the run does not stand for its series: as in any comparison, or its training differs."""
-    return exclusion(record) or (f"the training is {record.verdict}" if record.verdict in DIFFERS else None)
+    return exclusion(record) or (f"the training is {record.verdict}" if record.verdict in DIFFERING_VERDICTS else None)
 
 
 def disturbance(record: RunRecord) -> str | None:
     """Return what others used of the machine while the run was measured; None for no more than the limits."""
-    used = busy(record)[1]
-    return f"disturbed: others used {used}" if used else None
+    others_use = excess_use(record)[1]
+    return f"disturbed: others used {others_use}" if others_use else None
 
 
 def quiet_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -123,12 +125,12 @@ def quiet_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if disturbance(record) is None] or list(records)
 
 
-def busy(record: RunRecord) -> tuple[float, str]:
+def excess_use(record: RunRecord) -> tuple[float, str]:
     """Return what others used of the machine beyond the limits of a warning, in cores and in words."""
     return use_beyond_limits(record.result.other_use)
 
 
-def began(record: RunRecord) -> datetime | None:
+def start_time(record: RunRecord) -> datetime | None:
     """Return the begin of a run in UTC; None where the record has no date."""
     try:
         moment = datetime.fromisoformat(record.began.replace("Z", "+00:00"))
@@ -212,22 +214,22 @@ def _quantity(figure: RunFigure) -> Quantity:
 QUANTITY = {figure.name: _quantity(figure) for figure in RUN_FIGURES if figure.is_compared}
 QUANTITIES = tuple(QUANTITY.values())
 RATE, ENERGY, MFU = (QUANTITY[name] for name in ("tokens_per_second_per_device", "joules_per_token", MFU_NAME))
-NODES = QUANTITY["node_joules_per_token"]
+NODE_ENERGY = QUANTITY["node_joules_per_token"]
 
 
 def cost_quantity(prices: Prices) -> Quantity:
     """Return the cost of a million tokens at these prices, as a figure of a side."""
 
-    def of(record: RunRecord) -> Cost:
+    def cost_of(record: RunRecord) -> Cost:
         rate, series = record.tokens_per_second_per_device, record.series
-        whole = None if rate is None else rate * series.devices
-        joules, reason, of_nodes = ENERGY.read(record), ENERGY.reason(record), NODES.read(record)
+        total_rate = None if rate is None else rate * series.devices
+        joules, reason, node_joules = ENERGY.read(record), ENERGY.reason(record), NODE_ENERGY.read(record)
         is_share = series.device_is == HOST_SHARE
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, joules, reason, of_nodes)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, total_rate, joules, reason, node_joules)
         return cost(use, prices)
 
     def covers(record: RunRecord) -> str | None:
-        price, paid = prices.chips.get(record.series.chip), of(record)
+        price, paid = prices.chips.get(record.series.chip), cost_of(record)
         if price is None or paid.value is None:
             return None
         if price.own is None:
@@ -235,16 +237,16 @@ def cost_quantity(prices: Prices) -> Quantity:
         return f"owned, per {price.per}, with the power of its {paid.power_of} alone"
 
     def read_night(record: RunRecord, point: Point) -> float | None:
-        if NODES.read(record) is not None:
+        if NODE_ENERGY.read(record) is not None:
             return None  # a stored night has the chips' energy alone
         names = ("tokens_per_second_per_device", "joules_per_token")
-        return of(record.model_copy(update={name: getattr(point, name) for name in names})).value
+        return cost_of(record.model_copy(update={name: getattr(point, name) for name in names})).value
 
     return Quantity(
         RunCosts(prices).column,
-        lambda record: of(record).value,
-        lambda record: of(record).reason,
-        basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
+        lambda record: cost_of(record).value,
+        lambda record: cost_of(record).reason,
+        basis=lambda record: (covered := cost_of(record).power_of) and f"with the power of {covered}",
         covers=covers,
         read_night=read_night,
         power=-1,

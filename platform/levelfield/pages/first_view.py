@@ -15,15 +15,15 @@ from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Duels, Histories, side_ratio
 from levelfield.compare.matrix import ColumnRatio, column_cell, training_of
 from levelfield.compare.ranking import (
-    PARTS,
+    TRUST_PARTS,
     Contender,
     Metric,
-    Overall,
+    OverallRanking,
     RankedBar,
     Ranking,
     caution_fields,
     contender,
-    overall,
+    overall_ranking,
     ranking,
 )
 from levelfield.compare.ratios import Ratio
@@ -129,7 +129,7 @@ class FirstView:
     """The first page by one metric."""
 
     metric: Metric
-    overall: Overall
+    overall: OverallRanking
     lead: Ratio | None  # the best over the second; None with fewer than two
     is_told: bool  # whether the lead is more than noise, and in favour of the best
     means: tuple[DrawnMean, ...]
@@ -250,7 +250,7 @@ def first_view(
     """Return the page by one metric. The answer is over trainings of one scale."""
     rankings = [(training, ranking(training.contenders, metric, histories, duels)) for training in trainings]
     bars = [bar for _, ranked in rankings for bar in ranked.bars]
-    answer = overall([ranked for _, ranked in rankings], metric)
+    answer = overall_ranking([ranked for _, ranked in rankings], metric)
     chips = {bar.contender.chip for bar in bars}
     drawn, left_out = _first_page([_drawn(*pair, metric, len(chips) > 1) for pair in rankings])
     answers = [training for training in drawn if training.training.first.series.scale == answer.scale]
@@ -265,12 +265,12 @@ def first_view(
         metric=metric,
         overall=answer,
         lead=lead,
-        is_told=lead is not None and lead.standing == ("lower" if metric.is_less_better else "higher"),
+        is_told=lead is not None and lead.standing == ("lower" if metric.is_lower_better else "higher"),
         means=means,
         has_means=len(means) > 1 and answer.trainings > 1,
         scale=answer.scale,
         sides=len(sides),
-        trust={name: holding[name] for name in PARTS},
+        trust={name: holding[name] for name in TRUST_PARTS},
         clear={name: (checked[name] - count, checked[name]) for name, count in warned.items()},
         steady=(sum(bar.steady[0] for bar in sides), sum(bar.steady[1] for bar in sides)),
         tunings=sorted({bar.contender.tuning for bar in bars} - {""}),
@@ -284,7 +284,9 @@ def first_view(
     )
 
 
-def _others(rankings: Sequence[tuple[RankedTraining, Ranking]], answer: Overall, has_chips: bool) -> dict[str, bool]:
+def _others(
+    rankings: Sequence[tuple[RankedTraining, Ranking]], answer: OverallRanking, has_chips: bool
+) -> dict[str, bool]:
     """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
     bars = []  # column, name, and the training but for its number of devices
     for training, ranked in rankings:

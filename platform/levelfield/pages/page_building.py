@@ -13,8 +13,8 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.compare.comparison import stated_duels
-from levelfield.compare.published_rows import FigureRow, published, reported, reported_sets
+from levelfield.compare.comparison import duel_conclusions
+from levelfield.compare.published_rows import FigureRow, published_rows, reported_rows, reported_sets
 from levelfield.compare.ranking import metrics
 from levelfield.pages.case_view import case_view, training_figures
 from levelfield.pages.content import PagesContent, read_content
@@ -178,7 +178,7 @@ def write_pages(
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content, tickets)
     histories = {digest: runs.points for digest, runs in content.series.items()}
-    duels = stated_duels(content.events)
+    duels = duel_conclusions(content.events)
     views = [first_view(trainings, metric, histories, duels) for metric in metrics(prices)]  # by throughput first
     case_trainings = grouped(trainings, lambda training: training.first.case_slug)
     figures = {
@@ -198,7 +198,7 @@ def write_pages(
         covers = {side.series.chip: views[-1].metric.quantity.covers(side) for side in sides}
         paid = [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
     switch = {"metrics": files, "lacking": lacking, "paid": paid}
-    nodes, published_rows = nodes_view(content, documents), list(_beside_rows(content, summaries, registry))
+    nodes, beside_rows = nodes_view(content, documents), list(_beside_rows(content, summaries, registry))
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
             (file, "index", {"v": view, "o": night, "planned": _planned(view, registry), **switch})
@@ -208,13 +208,13 @@ def write_pages(
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
         ("nodes.html", "nodes", {"n": nodes}),
-        ("published.html", "published", {"rows": published_rows}),
+        ("published.html", "published", {"rows": beside_rows}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
     # the menu names no page without content
-    filled = {"nights": night.night, "nodes": nodes.nodes, "published": published_rows}
+    filled = {"nights": night.night, "nodes": nodes.nodes, "published": beside_rows}
     shared |= {"menu": [name for name in MENU if filled.get(name, True)]}
     shared |= {"currency": prices.currency if prices else "", "left_out": _left_out(results)}
     for language in LANGUAGES:
@@ -246,7 +246,7 @@ def _beside_rows(
             latest = summaries[runs.digest].latest
             if latest and (runs.series.case, runs.series.scale) == (case, "full"):
                 yield _ours(runs, latest), runs.slug
-        yield from ((row, None) for row in (*published(case, registry), *reported(case, registry)))
+        yield from ((row, None) for row in (*published_rows(case, registry), *reported_rows(case, registry)))
 
 
 def _ours(runs: SeriesRuns, latest: Point) -> FigureRow:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
-from levelfield.compare.sides import busy
+from levelfield.compare.sides import excess_use
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject, branch_of
 from levelfield.specs.run_figures import STORED
@@ -36,7 +36,7 @@ class GivenRuns:
         for record in self._records.values():
             digest, conditions, subject = map(digests.of, (record.series, record.conditions, record.subject))
             values = {name: getattr(record, name) for name in names}
-            values["disturbance"] = busy(record)[1] or None
+            values["disturbance"] = excess_use(record)[1] or None
             self._series[digest].append(record)
             self._surroundings |= {conditions: record.conditions, subject: record.subject}
             self._points[digest].append(Point(**values, conditions=conditions, subject=subject))

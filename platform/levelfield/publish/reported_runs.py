@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from levelfield.compare.published_rows import RATE, above_peak
+from levelfield.compare.published_rows import RATE, peak_excess
 from levelfield.measure.flops import flops_per_token
 from levelfield.publish.foreign_logs import ForeignLog, LoggedStep
 from levelfield.publish.log_files import LogFile
@@ -98,7 +98,7 @@ def _figures(
     for name in ("samples_per_second", "step_seconds"):
         yield name, _printed(_median(window, name))
     flops = _printed(_median(window, "flops_per_second"))
-    fault = above_peak(flops.value, chip, facts.get("precision")) if flops.value and chip else None
+    fault = peak_excess(flops.value, chip, facts.get("precision")) if flops.value and chip else None
     yield "flops_per_second", _absent(fault) if fault else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
     is_sound = all(0 < value < float("inf") for value in memory)
@@ -198,7 +198,7 @@ def _faults(
         flops = rate * flops_per_token(
             "palm", work.model, facts.get("sequence_length") or work.training.sequence_length
         )
-        if fault := above_peak(flops, chip, facts.get("precision")):
+        if fault := peak_excess(flops, chip, facts.get("precision")):
             yield f"found {rate:,.6g} tokens/s per device, {fault}: the time, the device count or the chip is wrong"
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
-from levelfield.compare.comparison import Duels, Histories, stated_duels
+from levelfield.compare.comparison import Duels, Histories, duel_conclusions
 from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_runs, repeats_around
-from levelfield.compare.sides import began
+from levelfield.compare.sides import start_time
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.evidence.bundle_reader import read_bundle, unpacked
 from levelfield.evidence.verification import recomputed_record, verify_run
@@ -254,12 +254,12 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
 
     Also those that began in the same second: their order is not known.
     """
-    begin, ended = began(record), None
+    begin, ended = start_time(record), None
     for run in source.newest(record.series):
         if ended is not None and run.began != ended:
             return
         yield run
-        other = began(run)
+        other = start_time(run)
         if run.result.repeat == 1 and (begin is None or other is None or other <= begin):
             ended = run.began
 
@@ -366,7 +366,7 @@ class RunPlaces(ExitStack):
 
     def duels(self) -> Duels:
         """Return what duels showed, as the store has it."""
-        return stated_duels(self.duel_events())
+        return duel_conclusions(self.duel_events())
 
     def duel_events(self) -> list[StoreEvent]:
         events = self._store.store.events() if self._store else []

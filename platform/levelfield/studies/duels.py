@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, busy, disturbance, exclusion, side_of, steady_runs
+from levelfield.compare.sides import RATE, disturbance, excess_use, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
@@ -81,7 +81,7 @@ class DuelOutcome:
     @property
     def disturbance(self) -> str:
         """Return the most that others used of the machine in a run, beyond the limits; empty where it was quiet."""
-        used = max(busy(run) for pair in self.pairs for run in pair)[1]
+        used = max(excess_use(run) for pair in self.pairs for run in pair)[1]
         return f"other programs used {used}" if used else ""
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from compared_records import CORPUS, WORK, other_use, record, repeats, with_result
-from levelfield.compare.comparability import FIXED, NOTHING, Comparability, ComparedField, comparability
+from levelfield.compare.comparability import FIXED_READERS, NO_VALUE, Comparability, ComparedField, comparability
 from levelfield.compare.sides import contradictions, exclusion, side_of
 from levelfield.errors import UsageError
 from levelfield.specs.layout import Layout
@@ -37,7 +37,7 @@ def test_equal_sides_are_comparable_and_differ_in_nothing() -> None:
     outcome = other()
     assert outcome.holds and not outcome.on_purpose
     assert [field.values for field in outcome.equal[:2]] == [(("yes",), ("yes",))] * 2  # counted, and one training
-    recorded = [name for name in FIXED if name not in ("tokens read", "initial weights")]
+    recorded = [name for name in FIXED_READERS if name not in ("tokens read", "initial weights")]
     assert names(outcome.equal)[1:] == ["training", *recorded, "precision", "formulas"]
     assert names(outcome.with_caution) == ["run order"]
 
@@ -327,7 +327,7 @@ def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
         return [field.cells for field in outcome if field.name == "repeats"]
 
     ((cell, other_cell),) = repeats_cells(runs[1])
-    assert (numbers(cell), other_cell) == (["1", "3"], NOTHING)
+    assert (numbers(cell), other_cell) == (["1", "3"], NO_VALUE)
     assert [numbers(cell) for cell, _ in repeats_cells(*runs[:2])] == [["2", "3"]] and repeats_cells(*runs) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from compared_records import point, record, repeats, time_to_loss, with_result
-from levelfield.compare.comparability import WHY
+from levelfield.compare.comparability import CAUTION_REASONS
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
@@ -256,5 +256,5 @@ def test_costs_of_a_rent_and_of_an_owned_node_ask_for_caution() -> None:
     assert ["per device" in cost.cells[0], "per node" in cost.cells[1]] == [
         True,
         True,
-    ] and f"cost: {WHY['cost']}" in text
+    ] and f"cost: {CAUTION_REASONS['cost']}" in text
     assert "cost" not in [field.name for field in of(rented, other, prices=prices).comparability.with_caution]

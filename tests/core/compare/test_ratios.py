@@ -10,13 +10,13 @@ import pytest
 from levelfield.compare.ratios import (
     LEAST_DEVIATION,
     LEAST_HISTORY,
-    QUANTILES,
+    T_QUANTILES,
     HistoricNoise,
     Ratio,
     SideValues,
+    geometric_mean_interval,
     historic_noise,
     mean_ratio,
-    own_interval,
     ratio,
 )
 
@@ -116,7 +116,7 @@ def test_equal_readings_are_not_taken_for_no_noise() -> None:
     near = ratio(of(*[100.1] * 3), of(*[100.0] * 3))
     assert near.standing == "within noise"
     assert ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
-    half = QUANTILES[4] * LEAST_DEVIATION * math.sqrt(2 / 3)
+    half = T_QUANTILES[4] * LEAST_DEVIATION * math.sqrt(2 / 3)
     assert near.high == pytest.approx(1.001 * math.exp(half))
 
 
@@ -204,8 +204,8 @@ def test_a_ratio_is_shown_as_a_number_only_where_the_noise_is_known() -> None:
 
 def test_the_interval_of_a_side_is_students_on_logarithms() -> None:
     half = 4.3027 * 0.02 / math.sqrt(3)
-    low, high = own_interval(spread(0.02)) or (0.0, 0.0)
+    low, high = geometric_mean_interval(spread(0.02)) or (0.0, 0.0)
     assert low == pytest.approx(math.exp(-half)) and high == pytest.approx(math.exp(half))
-    assert own_interval(of(100.0)) is None and own_interval(of(100.0, 101.0)) is None
-    low, high = own_interval(of(100.0, history=HistoricNoise(0.01, 8))) or (0.0, 0.0)
+    assert geometric_mean_interval(of(100.0)) is None and geometric_mean_interval(of(100.0, 101.0)) is None
+    low, high = geometric_mean_interval(of(100.0, history=HistoricNoise(0.01, 8))) or (0.0, 0.0)
     assert low == pytest.approx(100 * math.exp(-0.023646)) and high == pytest.approx(100 * math.exp(0.023646))

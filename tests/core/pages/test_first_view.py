@@ -11,7 +11,7 @@ import pytest
 from compared_records import figure, mfu_row, other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare
-from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust
+from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust_parts
 from levelfield.compare.ratios import SideValues
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import read_content
@@ -155,7 +155,7 @@ def test_a_side_that_compare_would_refuse_has_no_bar_and_the_field_is_named(chan
 def test_the_largest_use_by_other_programs_is_named() -> None:
     def quiet(*used: float | None) -> TrustPart:
         runs = [with_result(run, other_use=other_use(cores, 2)) for run, cores in zip(FAST, used, strict=True)]
-        return next(part for part in trust(side_of("A", runs), SideValues((1.0,))) if part.name == "quiet")
+        return next(part for part in trust_parts(side_of("A", runs), SideValues((1.0,))) if part.name == "quiet")
 
     assert "1.1 of 2" in quiet(0.585, 0.239, 1.084).detail
     assert not quiet(0.585, 0.239, 1.084).holds

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from levelfield.compare.comparability import WHY
-from levelfield.compare.ranking import PARTS, metrics
+from levelfield.compare.comparability import CAUTION_REASONS
+from levelfield.compare.ranking import TRUST_PARTS, metrics
 from levelfield.compare.ratios import Standing
 from levelfield.pages import case_view
 from levelfield.pages.first_view import OF_TRUST
@@ -32,15 +32,15 @@ FAMILIES = {
     "js.event.": get_args(EventKind),
     "js.gated.": GATED,
     "js.purpose.": get_args(Purpose),
-    "trust.": PARTS,
+    "trust.": TRUST_PARTS,
     "part.": case_view.MEMORY_PARTS,
-    "lacks.": PARTS,
-    "caution.": sorted(set(WHY) - set(OF_TRUST)),
+    "lacks.": TRUST_PARTS,
+    "caution.": sorted(set(CAUTION_REASONS) - set(OF_TRUST)),
     "answer.": (*RANKED, "noise", "inconclusive"),
     "by.": RANKED,
     "is.": [f"{name}.{word}" for name in RANKED for word in ("higher", "lower")],
     "standing.": get_args(Standing),
-    "clear.": sorted(set(WHY) - set(OF_TRUST)),
+    "clear.": sorted(set(CAUTION_REASONS) - set(OF_TRUST)),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),

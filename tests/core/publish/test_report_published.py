@@ -16,7 +16,7 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.compare.published_rows import beside, beside_published, rate, remarks
+from levelfield.compare.published_rows import figure_rows, format_figure_rows, missing_row_remarks, rate_and_origin
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
@@ -48,7 +48,7 @@ def measured_as(valid: Pair, row: PublishedRow, **changes: Any) -> Pair:
     """The recorded run, as if it had been this row's and had measured what the row prints."""
     result, plan = valid
     s, work = row.setting, work_of(row.setting.case)
-    tokens, _ = rate(row)
+    tokens, _ = rate_and_origin(row)
     speed = None
     if result.throughput and tokens:
         seconds = s.global_batch * s.sequence_length / tokens / s.devices
@@ -356,7 +356,7 @@ def test_a_case_that_nobody_published_takes_its_own_numbers() -> None:
 
 def test_published_rows_of_the_case_stand_beside_the_run(valid: Pair) -> None:
     result, _ = measured_as(valid, PADDLE.rows[0])
-    first, *others = beside([result], REGISTRY)
+    first, *others = figure_rows([result], REGISTRY)
     assert (first.origin, len(others)) == ("measured", 8) and {line.case for line in others} == {"gpt3_6.7B"}
     theirs = others[0]
     assert theirs.tokens_per_second_per_device == first.tokens_per_second_per_device == 4410
@@ -370,16 +370,16 @@ def test_published_rows_of_the_case_stand_beside_the_run(valid: Pair) -> None:
 
 
 def test_throughput_is_converted_from_the_finest_figure_and_says_so() -> None:
-    value, arithmetic = rate(ONEFLOW_SET.row("DP_8x1x1_16_1536x16"))
+    value, arithmetic = rate_and_origin(ONEFLOW_SET.row("DP_8x1x1_16_1536x16"))
     assert value == pytest.approx(16 * 2048 / 0.417952 / 8)
     rows = (OSDI_SET.rows[0], PADDLE.rows[0])
     expected = ["converted: 16 x 2048 / 0.417952 s / 8", "converted: 104 samples/s x 1024 / 8", "printed"]
-    assert [arithmetic, *(rate(row)[1] for row in rows)] == expected
+    assert [arithmetic, *(rate_and_origin(row)[1] for row in rows)] == expected
 
 
 def test_what_cannot_be_converted_is_absent_with_the_reason(valid: Pair) -> None:
     result, _ = measured_as(valid, LLAMA.rows[0])
-    lines = {line.name: line for line in beside([result], REGISTRY)}
+    lines = {line.name: line for line in figure_rows([result], REGISTRY)}
     withheld = lines["flagperf_llama3: * 1x8 bf16 PP2DP4TP1"]
     assert withheld.tokens_per_second_per_device == 2260 and withheld.mfu == "-"
     assert [reason.partition(":")[0] for reason in withheld.absent] == ["no MFU", "no memory"]
@@ -390,7 +390,7 @@ def test_what_cannot_be_converted_is_absent_with_the_reason(valid: Pair) -> None
 
 def test_mixed_fp8_keeps_its_range(valid: Pair) -> None:
     result, _ = measured_as(valid, LLAMA.row("H100 1x8 bf16+fp8 PP1DP4TP2"))
-    ours, theirs, _ = beside([result], REGISTRY)
+    ours, theirs, _ = figure_rows([result], REGISTRY)
     assert ours.mfu == theirs.mfu == "27.3-54.6 %"
 
 
@@ -400,24 +400,24 @@ def test_a_chip_that_no_vendor_has_is_said(tmp_path: Path, valid: Pair) -> None:
     text = (Path(REGISTRY.published["osdi_gpt2"])).read_text(encoding="utf-8")
     (folder / "mine.yaml").write_text(text.replace("osdi_gpt2", "mine").replace("V100-SXM2-16GB", "Z9"), "utf-8")
     result, _ = measured_as(valid, OSDI_SET.rows[0])
-    mine = [line for line in beside([result], Registry([tmp_path])) if line.name.startswith("mine")]
+    mine = [line for line in figure_rows([result], Registry([tmp_path])) if line.name.startswith("mine")]
     assert len(mine) == 2 and all("unknown" in line.mfu_from and "'Z9'" in line.mfu_from for line in mine)
 
 
 def test_smoke_runs_are_not_put_beside_published_ones(valid: Pair) -> None:
     result, _ = measured_as(valid, PADDLE.rows[0], scale="smoke")
-    lines = beside([result], REGISTRY)
+    lines = figure_rows([result], REGISTRY)
     assert [line.origin for line in lines] == ["measured"]
-    [smoke] = remarks([result], lines)
+    [smoke] = missing_row_remarks([result], lines)
     assert smoke.startswith("gpt3_6.7B: ") and "smoke scale" in smoke
     unpublished, _ = measured_as(valid, PADDLE.rows[0], case="tiny")
-    [absent] = remarks([unpublished], beside([unpublished], REGISTRY))
+    [absent] = missing_row_remarks([unpublished], figure_rows([unpublished], REGISTRY))
     assert absent.startswith("tiny: ") and "no published" in absent
 
 
 def test_every_format_holds_measured_and_published(valid: Pair) -> None:
     result, _ = measured_as(valid, LLAMA.rows[0])
-    texts = {form: beside_published(form, [result], REGISTRY) for form in ("table", "markdown", "csv", "json")}
+    texts = {form: format_figure_rows(form, [result], REGISTRY) for form in ("table", "markdown", "csv", "json")}
     assert [line for line in texts["table"].splitlines() if len(line) > 80] == []
     for part in ("3,698.7 tokens/s/device", "76.00 GiB", "61.0 %", "figures: oom"):
         assert part in texts["table"]

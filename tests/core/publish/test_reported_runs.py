@@ -21,8 +21,7 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.compare.published_rows import RATE, beside_published
-from levelfield.compare.published_rows import reported as reported_rows
+from levelfield.compare.published_rows import RATE, format_figure_rows, reported_rows
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
@@ -433,7 +432,7 @@ def test_the_page_has_reported_runs_in_a_table_of_their_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded: Path, tmp_path: Path) -> None:
     ours = collect(RunPaths(recorded)).model_copy(update={"case": "llama3_8b", "scale": "full"})
-    text = beside_published(form, [ours], with_mlperf_log(tmp_path))
+    text = format_figure_rows(form, [ours], with_mlperf_log(tmp_path))
     assert text.index("measured") < text.index("reported") and "amd: mlperf.txt" in text
     assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
 

@@ -12,7 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.compare import published_rows, sides
 from levelfield.compare.comparison import compare
-from levelfield.compare.published_rows import measured
+from levelfield.compare.published_rows import measured_row
 from levelfield.compare.ranking import metrics
 from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
@@ -58,7 +58,7 @@ def doors(result: Result, stored: RunRecord) -> Iterator[tuple[str, float | None
     yield "tables", percent(COLUMNS[MFU_TITLE](result))
     value = plain(result)[MFU_NAME]
     yield "CSV and JSON", value if isinstance(value, float) else None
-    yield "beside published rows", measured(result).mfu_high
+    yield "beside published rows", measured_row(result).mfu_high
     yield "store", stored.mfu_megatron
     again = stored.model_copy(update={"run_id": "again", "content": "again"})
     comparison = compare([side_of("A", [stored]), side_of("B", [again])])

@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare
 from levelfield.compare.comparison import sheets as compared_sheets
-from levelfield.compare.published_rows import beside_published
+from levelfield.compare.published_rows import format_figure_rows
 from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
@@ -47,7 +47,7 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     yield "repeats", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2))
     yield "repeats in Markdown", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2, is_markdown=True))
     for form in ("table", "markdown"):
-        yield f"published, {form}", beside_published(form, [result], Registry())
+        yield f"published, {form}", format_figure_rows(form, [result], Registry())
     comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
     yield "compare", as_text(compared_sheets(comparison))
 

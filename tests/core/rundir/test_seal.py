@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.compare.published_rows import measured
+from levelfield.compare.published_rows import measured_row
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.collector import collect
@@ -249,7 +249,7 @@ def test_it_is_in_no_median_and_beside_no_published_row(doubtful: RunPaths, reco
     good, bad = collect(RunPaths(recorded)), collect(doubtful)
     (group,) = repeats.repeats_of([good, bad.model_copy(update={"repeat": 2})], ["one plan"] * 2)
     assert group.valid == 1 and group.figures == ()
-    line = measured(bad)
+    line = measured_row(bad)
     assert line.tokens_per_second_per_device is line.mfu_high is line.memory_bytes is None
 
 

@@ -175,8 +175,8 @@ def test_a_trial_is_in_no_headline_and_no_mean_and_is_listed_apart(kind: str) ->
     assert ratio.ratio.standing in ("higher", "lower") and ratio.trainings == 1
     value = ratio.ratio.value
     assert any(value == pytest.approx(lead.value) for lead in (before.lead, before.lead.inverse))
-    assert len(ratio.apart) == len(after.overall.rows[1].apart) == 1
-    assert ratio.apart[0][0] in as_text(matrix_sheets(matrix(whole, "framework")))
+    assert len(ratio.outside_mean) == len(after.overall.rows[1].outside_mean) == 1
+    assert ratio.outside_mean[0][0] in as_text(matrix_sheets(matrix(whole, "framework")))
 
 
 def test_a_trial_is_the_answer_where_there_is_nothing_else() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compared_records import mfu_row, other_use, record, with_result
 from levelfield.cli.main import main
-from levelfield.compare.comparison import compare, stated_duels
+from levelfield.compare.comparison import compare, duel_conclusions
 from levelfield.compare.matrix import matrix
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.ratios import Ratio
@@ -65,7 +65,7 @@ Door = Callable[[list[RunRecord], list[RunRecord], list[StoreEvent]], Ratio | No
 
 
 def by_compare(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
-    return compare([side_of("A", a), side_of("B", b)], duels=stated_duels(events)).figures[0].ratios[0]
+    return compare([side_of("A", a), side_of("B", b)], duels=duel_conclusions(events)).figures[0].ratios[0]
 
 
 def by_turned_compare(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
@@ -73,7 +73,7 @@ def by_turned_compare(a: list[RunRecord], b: list[RunRecord], events: list[Store
 
 
 def by_matrix(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
-    found = matrix([*a, *b], "framework", duels=stated_duels(events))
+    found = matrix([*a, *b], "framework", duels=duel_conclusions(events))
     (cell,) = [cell.ratio for cell in found.cells.values() if cell.ratio]
     assert found.ratios[0].ratio == cell, "the mean over one row is that row"
     return cell.inverse if found.columns[0].startswith("jax") else cell
@@ -82,7 +82,7 @@ def by_matrix(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) 
 def by_page(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
     results = GivenRuns([*a, *b], events)
     content = read_content(results)
-    page = first_view(ranked_trainings(content, results), TOKENS, {}, stated_duels(content.events))
+    page = first_view(ranked_trainings(content, results), TOKENS, {}, duel_conclusions(content.events))
     return page.lead.inverse if page.lead and page.overall.rows[0].column == "torch" else page.lead
 
 
@@ -131,7 +131,7 @@ def with_mfu(side: list[RunRecord], per_speed: float) -> list[RunRecord]:
 
 
 def ratios_of(a: list[RunRecord], b: list[RunRecord], event: StoreEvent, prices: Prices) -> dict[str, Ratio]:
-    outcome = compare([side_of("A", a), side_of("B", b)], prices=prices, duels=stated_duels([event]))
+    outcome = compare([side_of("A", a), side_of("B", b)], prices=prices, duels=duel_conclusions([event]))
     return {figure.quantity.column.name: figure.ratios[0] for figure in outcome.figures}
 
 
@@ -172,7 +172,7 @@ def test_a_mean_over_trainings_counts_a_duel_by_its_pairs() -> None:
     event = stated(outcome)
     data = {**event.data, "pairs": [[x.run_id, y.run_id] for x, y in zip(*other, strict=True)]}
     data |= {"low": outcome.ratio.value, "high": outcome.ratio.value}
-    duels = stated_duels([event, event.model_copy(update={"id": "other", "data": data})])
+    duels = duel_conclusions([event, event.model_copy(update={"id": "other", "data": data})])
     mean = matrix([*a, *b, *other[0], *other[1]], "framework", duels=duels).ratios[0].ratio
     assert mean.low and mean.high and outcome.ratio.low and outcome.ratio.high
     assert math.log(mean.high / mean.low) == pytest.approx(math.log(outcome.ratio.high / outcome.ratio.low) / 2)
