@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
-from levelfield.catalog.code_basis import tested_path, training_code_digest
+from levelfield.catalog.code_basis import recorded_runs_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, run_faults
 from levelfield.plan.environment import plan_environment
@@ -197,7 +197,7 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
     precision: only these runs. again: also what the file has of the same code on a processor of the same name.
     """
     implementation, folder = registry.implementation_of_label(label)
-    framework, path = implementation.framework, tested_path(implementation, folder)
+    framework, path = implementation.framework, recorded_runs_path(implementation, folder)
     planned_runs = list(matrix(framework, implementation.precisions["cpu"]))
     record = RunRecord(path, implementation, folder)
     for family in dict.fromkeys(planned.family for planned in planned_runs):

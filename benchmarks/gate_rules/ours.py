@@ -20,7 +20,7 @@ from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Purpose,
 FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
 FLEET_NODES = 10
 Arms = tuple[Purpose, ...]
-CONFIRMING, NULLS = ("confirm-a", "confirm-b"), OF_NULLS
+CONFIRMING: Arms = ("confirm-a", "confirm-b")
 _FIRST = date(2026, 1, 1)
 _FORMAT = {"os": "Debian", "processor": "P", "cores": 8, "memory_gib": 64, "engine": None, "variables": {}}
 
@@ -85,15 +85,15 @@ def _reports(
             ) -> Iterator[tuple[Point, Point]]:
                 """Yield pairs of runs of a suspect. Those that are taken are stored, as nights store their runs."""
                 first = builds[series]
-                sides = (first, first if arms == NULLS else night)
+                sides = (first, first if arms == OF_NULLS else night)
                 costs = nights.pairs(names[series], night, sides, MOST_NULLS_OF_A_NIGHT, random)
                 trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
                 for number, (cost_a, cost_b) in enumerate(costs):
-                    a, b = (_run_of_arm(trend, *of, number) for of in zip(arms, (cost_a, cost_b), strict=True))
-                    points[series] += (a, b)
-                    yield a, b  # type: ignore[misc]
+                    pair = _run_of_arm(trend, arms[0], cost_a, number), _run_of_arm(trend, arms[1], cost_b, number)
+                    points[series] += pair
+                    yield pair
 
-            nulls = PairRuns(partial(start_pairs, arms=NULLS), lambda series: True, print, "null pairs")
+            nulls = PairRuns(partial(start_pairs, arms=OF_NULLS), lambda series: True, print, "null pairs")
             confirm = Confirmation(by_name, PairRuns(start_pairs, lambda series: True, print))
             report = compared(gate_input, confirm, partial(_null_values, nulls), most_pairs)
         yield report

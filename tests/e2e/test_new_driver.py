@@ -72,7 +72,7 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     tonight = [run for run in runs if run.night == TONIGHT.isoformat()]
     purposes = Counter(run.purpose for run in tonight)
     assert purposes["nightly"] == 1 and purposes["confirm-a"] == purposes["confirm-b"] >= 3
-    assert purposes["null-a"] == purposes["null-b"] == 4, "those of the week suffice for the regression"
+    assert purposes["null-a"] == purposes["null-b"] == 7, "four of the week, and three for the regression"
     of_nulls = {run.subject.commit for run in tonight if run.purpose in OF_NULLS}
     assert of_nulls == {project.git("rev-parse", "HEAD")}
     again, *_ = project.night(TONIGHT.isoformat(), **faster)

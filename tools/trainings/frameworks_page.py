@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from layouts import ROOT
-from levelfield.catalog.code_basis import tested_path
+from levelfield.catalog.code_basis import recorded_runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import (
     CELL_WORDS,
@@ -89,7 +89,7 @@ def _cells(run: MatrixRun) -> Iterator[str]:
 def _recorded(registry: Registry, label: str) -> RecordedRuns | None:
     """The runs of a version; None for a further version of which none is recorded."""
     implementation, folder = registry.implementation_of_label(label)
-    path = tested_path(implementation, folder)
+    path = recorded_runs_path(implementation, folder)
     if implementation.is_further and not path.exists():
         return None
     tested = load(LayoutRuns, path)

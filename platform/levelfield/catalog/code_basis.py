@@ -92,6 +92,6 @@ def _is_for_checkers(statement: object, is_local: bool) -> bool:
     return is_local and isinstance(statement, ast.AnnAssign) and statement.value is None
 
 
-def tested_path(manifest: ImplementationFile, folder: Path) -> Path:
+def recorded_runs_path(manifest: ImplementationFile, folder: Path) -> Path:
     """Return the file of the recorded runs of this version: tested.json, or tested-VERSION.json of a further one."""
     return folder / (f"tested-{manifest.version}.json" if manifest.is_further else "tested.json")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.code_basis import tested_path, training_code_digest
+from levelfield.catalog.code_basis import recorded_runs_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
@@ -66,7 +66,7 @@ def support_rows(registry: Registry) -> Iterator[SupportRow]:
     references = ReferenceState(registry)
     for label in registry.labels():
         implementation, folder = registry.implementation_of_label(label)
-        path = tested_path(implementation, folder)
+        path = recorded_runs_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
         runs: list[MatrixRun] = []  # that count for the code at hand
         note = None

@@ -48,7 +48,7 @@ from levelfield.series.pairs import (
 )
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_DISCOVERY_RATE, MANY_SERIES, within_false_discovery_rate
-from levelfield.specs.record import Gated, RunRecord
+from levelfield.specs.record import Gated, StoredFigures
 from levelfield.specs.short_names import short_digest
 
 ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
@@ -58,7 +58,7 @@ MOST_PAIRS_OF_A_NIGHT = 100
 LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
 MOST_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
-RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
+RecordPair = tuple[StoredFigures, StoredFigures]  # of the accepted build and of tonight's
 
 
 @dataclass(frozen=True)

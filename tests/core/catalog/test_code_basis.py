@@ -102,7 +102,7 @@ def test_other_pythons_get_the_same_text(tmp_path: Path) -> None:
         pytest.skip("no Python 3.10, 3.12 or 3.13 lies in ~/.pyenv/versions")
     code = (ROOT / "platform" / "levelfield" / "catalog" / "code_basis.py").read_text()
     start, end = code.index("# Decorators that"), code.index("def training_code_digest(")
-    parts = code[start:end] + code[code.index("@lru_cache") : code.index("def tested_path(")]
+    parts = code[start:end] + code[code.index("@lru_cache") : code.index("def recorded_runs_path(")]
     program = tmp_path / "digests.py"
     program.write_text(
         "from __future__ import annotations\nimport ast, hashlib, pathlib, sys\nfrom functools import lru_cache\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.code_basis import tested_path, training_code_digest
+from levelfield.catalog.code_basis import recorded_runs_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, support_rows
 from levelfield.cli.show_frameworks_command import layout_lines
@@ -271,7 +271,7 @@ def test_other_pins_of_the_version_make_its_runs_old_and_not_the_default_s(folde
 
 def test_each_version_has_a_file_of_its_own() -> None:
     registry = Registry()
-    places = [tested_path(*registry.implementation_of_label(label)) for label in registry.labels()]
+    places = [recorded_runs_path(*registry.implementation_of_label(label)) for label in registry.labels()]
     assert len(set(places)) == len(places) and ROOT / "models/jax/tested-0.10.1.json" in places
 
 

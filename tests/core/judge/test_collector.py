@@ -102,7 +102,7 @@ def test_a_run_is_base_until_somebody_chose_a_field(run: RunPaths) -> None:
     tuned = base.model_copy(update={"tuning": TuningFound(word="peak", chosen={"layout": "command line"})})
     columns = [re.split("  +", line)[-1] for line in as_text([base, tuned]).splitlines()]
     assert "base" in columns
-    assert any(column.startswith("peak: layout") for column in columns)
+    assert any(column.startswith("tuned: layout") for column in columns)
 
 
 def test_the_loss_has_its_floor_beside_it(run: RunPaths) -> None:

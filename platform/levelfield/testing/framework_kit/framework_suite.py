@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from levelfield.catalog import lookup
-from levelfield.catalog.code_basis import tested_path
+from levelfield.catalog.code_basis import recorded_runs_path
 from levelfield.errors import UsageError
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump
@@ -149,6 +149,6 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         machine=f"{platform.system()} {platform.machine()}, {devices[0].description if devices else 'unknown'}",
         runs=runs,
     )
-    path = tested_path(subject.manifest, subject.folder)
+    path = recorded_runs_path(subject.manifest, subject.folder)
     write_atomically(path, dump(tested))
     return path
